@@ -80,6 +80,12 @@ def train(client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[
     return taken
 
 
+def test_every_tenth_step_is_saved(client: RecoveringTrainingClient) -> None:
+    """Without ``save_every`` the loop saves after ten steps, and after the last one."""
+    train(client, 12, {})
+    assert [save.step for save in client.saves] == [10, 12]
+
+
 def test_exactly_the_lost_steps_are_repeated(
     client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
 ) -> None:

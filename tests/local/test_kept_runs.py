@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,28 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
         kept.state.notify()
     assert "error" not in done(kept, late)
     assert "cannot write the journal" in caplog.text
+
+
+def test_a_run_whose_weights_are_gone_refuses_at_once(kept: Api, make_api: MakeApi) -> None:
+    """After a restart without its folder a run says so to new requests and to those that waited; none waits for its creation."""
+    model = kept.model()
+    train(kept, model, 1, 1)
+    waiting = kept.loss(model, 4)  # for number 3
+    shutil.rmtree(kept.state.settings.data_dir / ".journal" / "runs")
+    again = restart(kept, make_api)
+    assert again.refused("get_info", {"model_id": model})[0] == 400
+    for future in (again.loss(model, 3), waiting):
+        category, text = done(again, future)["category"], again.failure(future)[1]
+        assert category == "user"
+        assert "was not created: its weights are lost" in text
+
+
+def test_an_unloaded_run_stays_closed(kept: Api, make_api: MakeApi) -> None:
+    """Requests of a run that was unloaded before the server was killed are refused as before."""
+    model = kept.model()
+    train(kept, model, 1, 1)
+    kept.wait(kept.ok("unload_model", {"model_id": model}))
+    body = {"model_id": model, "seq_id": 4, "adam_params": {}}
+    before = kept.refused("optim_step", body)
+    again = restart(kept, make_api)
+    assert again.refused("optim_step", body) == before

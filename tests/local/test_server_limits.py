@@ -75,10 +75,12 @@ def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
 
 
 def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
-    """One too many is 403 and names the setting; a finished session makes room."""
+    """One too many is 403, of sessions 429 so that clients wait, and names the setting; a finished session makes room."""
     api = make_api(max_sessions=2, max_models=1, max_samplers=1)
     first, second = api.session(), api.session()
-    assert "max_sessions" in api.refused("create_session", SESSION)[1]
+    refused = api.call("create_session", SESSION)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+    assert "max_sessions" in refused.json()["detail"]
     api.model(first)
     other = {"session_id": second, "model_seq_id": 0, "base_model": "tinker/toy"}
     status, detail = api.refused("create_model", other)
@@ -101,7 +103,7 @@ def test_silent_sessions_make_room(make_api: MakeApi) -> None:
     api.ok("session_heartbeat", {"session_id": beating})
     assert api.session()
     assert api.refused("session_heartbeat", {"session_id": silent})[0] == 410
-    assert api.refused("create_session", SESSION)[0] == 403
+    assert api.refused("create_session", SESSION)[0] == 429
 
 
 def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) -> None:

@@ -31,6 +31,7 @@ from tinker.local import Settings, State, close_in_process, in_process_app, runn
 from tinker.local.engines import choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.profiles import PROFILES
+from tinker.local.storage import FOLDER
 
 SESSION = {"tags": [], "sdk_version": "1"}
 
@@ -386,3 +387,23 @@ def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
         rest = process.communicate(timeout=30)
     assert process.returncode == 0, rest
     assert rest == ("", "Stopped.\n")
+
+
+def test_a_data_folder_that_became_unwritable_is_named_at_the_end(tmp_path: Path) -> None:
+    """A server that cannot clean up in its folder ends with one sentence and an exit code that says so."""
+    command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--data", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
+        assert found is not None
+        with tinker.ServiceClient(base_url=found[1]) as service:
+            service.create_lora_training_client("tinker/toy", rank=1).save_state("a").result(timeout=30)
+        (claim,) = (tmp_path / FOLDER).iterdir()
+        claim.unlink()
+        claim.mkdir()  # which cannot be removed like a file, nor by root
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 1, rest
+    assert re.fullmatch(r"Error: the server has ended, and nothing can be written to .+ now: .+\n", rest), rest

@@ -136,6 +136,25 @@ def test_protobuf_requests_are_compared_by_what_they_say(api: Api) -> None:
     assert api.refused("forward_backward", content=changed, headers=PROTO_BODY)[0] == 409
 
 
+OTHERS = {
+    "token": Datum(ModelInput.from_ints([104, 102]), {"target_tokens": [101, 108]}),
+    "length": Datum(ModelInput.from_ints([104, 101, 108]), {"target_tokens": [101, 108]}),
+    "name": Datum(ModelInput.from_ints([104, 101]), {"weights": [101, 108]}),
+    "type": Datum(ModelInput.from_ints([104, 101]), {"target_tokens": np.array([101, 108]).view(np.float64)}),
+    "shape": Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [[101, 108]]}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+def test_a_number_belongs_to_one_message(api: Api, other: Datum) -> None:
+    """A protobuf request whose tokens, or the name, type or shape of a tensor, differ is not the one that had its number."""
+    model = api.model()
+    data = [Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [101, 108]})]
+    api.ok("forward_backward", content=proto_body(model, 1, data=data), headers=PROTO_BODY)
+    changed = proto_body(model, 1, data=[other])
+    assert api.refused("forward_backward", content=changed, headers=PROTO_BODY)[0] == 409
+
+
 def test_models_are_created_once_for_each_number(api: Api) -> None:
     """The id of a model follows from session and number; the same body again is the same future, another one 409."""
     session = api.session()

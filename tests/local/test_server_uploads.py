@@ -164,14 +164,15 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_files_are_checked_before_they_are_a_checkpoint(api: Api, content: bytes) -> None:
-    """Files that hold no adapter make a refusal with a reason, no checkpoint, and can be replaced by good ones."""
+    """Files that hold no adapter make a refusal with a reason and no checkpoint; good ones are sent to another upload."""
     upload = start(api)
     send(api, upload["urls"][ADAPTER], content)
     status, detail = api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})
     assert (status, len(detail) > 10) == (400, True)
     assert api.ok("list_user_checkpoints")["checkpoints"] == []
-    send(api, upload["urls"][ADAPTER], exported(api, api.session())[1])
-    assert finish(api, upload)
+    another = start(api)
+    send(api, another["urls"][ADAPTER], exported(api, api.session())[1])
+    assert finish(api, another)
 
 
 def test_an_adapter_of_another_rank_is_refused(api: Api) -> None:
@@ -212,3 +213,31 @@ def test_uploads_go_with_the_server(tmp_path: Path, make_api: MakeApi) -> None:
     assert [file.read_bytes() for file in stray_files(root)] == [b"bytes"]
     api.state.close()
     assert stray_files(root) == []
+
+
+def test_a_refused_upload_frees_its_place(make_api: MakeApi) -> None:
+    """Files that the engine refuses are removed with their upload, so that others can begin at once."""
+    api = make_api(max_uploads=1)
+    for _ in range(3):
+        upload = start(api)
+        assert send(api, upload["urls"][ADAPTER], b"not a file of arrays").status_code == 200
+        body = {"upload_id": upload["upload_id"]}
+        assert api.refused("external_weights_upload_finish", body)[0] == 400
+        assert stray_files(api.state.settings.data_dir) == []
+        assert api.refused("external_weights_upload_finish", body)[0] == 404
+        assert send(api, upload["urls"][ADAPTER], b"more").status_code == 404
+
+
+def test_silent_uploads_make_room(make_api: MakeApi) -> None:
+    """An upload of which nothing arrives for a minute goes when another one needs its place; one that arrives stays."""
+    clock = Clock()
+    api = make_api(max_uploads=2, clock=clock)
+    silent, busy = start(api), start(api)
+    clock.seconds += 59
+    body = {"base_model": "tinker/toy", "lora_config": LORA}
+    assert api.refused("external_weights_upload_start", body)[0] == 429
+    with api.state.uploads.receiving(api.state.uploads._uploads[busy["upload_id"]]):
+        clock.seconds += 1
+        start(api)
+        assert api.refused("external_weights_upload_finish", {"upload_id": silent["upload_id"]})[0] == 404
+        assert api.refused("external_weights_upload_finish", {"upload_id": busy["upload_id"]})[0] == 400

@@ -229,3 +229,13 @@ def test_error_bodies_are_shortened(server: RawServer, connect: Callable[..., An
     assert isinstance(error, tinker.UnprocessableEntityError)
     assert "characters in total" in str(error)
     assert error.body == {"detail": ["x" * 100_000]}
+
+
+def test_failure_texts_are_shortened(server: RawServer, connect: Callable[..., Any]) -> None:
+    """Of a failure that is told in megabytes the message shows the beginning and the length; ``reason`` has all of it."""
+    server.script("retrieve_future", raw(200, b'{"category": "server", "error": "' + b"x" * 60_000 + b'"}', JSON))
+    error = outcome(training(connect(patience_seconds=2.0)))
+    assert isinstance(error, tinker.RequestFailedError)
+    assert "(60000 characters in total)" in str(error)
+    assert len(str(error)) < 5000
+    assert error.reason == "x" * 60_000

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 import tinker
+from tinker._http.circuits import Circuit, CircuitGuard, CircuitRules
 from tinker.circuit_breaker import CircuitStatus
 from tinker.errors import status_error_type
 from tinker.observing import CircuitChange
@@ -268,6 +269,38 @@ def test_reset(breaker: tinker.CircuitBreaker) -> None:
     assert (breaker.state("a"), breaker.state("b")) == ("closed", "open")
     breaker.reset()
     assert [one.failures for one in breaker.circuits()] == [0, 0]
+
+
+def test_a_reset_is_a_change(time: Time) -> None:
+    """``on_change`` hears that an open circuit was closed by hand, and nothing of one that was closed already."""
+    changes: list[CircuitChange] = []
+    breaker = tinker.CircuitBreaker(failures=1, clock=time, on_change=changes.append)
+    with pytest.raises(ConnectionError), breaker.guard("a"):
+        fail()
+    breaker.reset()
+    breaker.reset()
+    assert [change.state for change in changes] == ["open", "closed"]
+
+
+def test_a_cancelled_request_does_not_try_again() -> None:
+    """A request that is cancelled while it waits for its next attempt ends, whatever its circuit says."""
+    rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    guard = CircuitGuard(Circuit("a", rules), rules, lambda change: None, None)
+
+    async def cancel() -> None:
+        sleeping = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            sleeping.set()
+            await asyncio.get_running_loop().create_future()
+
+        waiting = asyncio.create_task(guard.sleep(sleep, 5))
+        await sleeping.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(cancel())
 
 
 def test_it_guards_coroutines(breaker: tinker.CircuitBreaker) -> None:

@@ -20,7 +20,15 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawR
 from tinker._http.observers import Observers
 from tinker._http.redaction import HIDDEN_TEXT
 from tinker._http.refused_fields import RefusedFields
-from tinker._http.responses import NO_API, UNREACHABLE_HINT, connection_error, decode_json, invalid_response, status_error
+from tinker._http.responses import (
+    NO_API,
+    UNREACHABLE_HINT,
+    connection_error,
+    decode_json,
+    invalid_response,
+    shorten,
+    status_error,
+)
 from tinker._http.retry import (
     ARCHIVE,
     DOWNLOAD,
@@ -141,6 +149,7 @@ __all__ = [
     "remove_default",
     "sampling_policy",
     "cool_down_for",
+    "shorten",
     "status_error",
     "store_default",
     "wrap_client",

@@ -97,9 +97,9 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
     operation = response.request.operation
     text = f"Error code: {response.status}"
     if misdirection := _describe_misdirection(response):
-        text += f" - {_shorten(misdirection)}"
+        text += f" - {shorten(misdirection)}"
     else:
-        said = f" - {_shorten(find_explanation(body) or str(body))}" if body else ""
+        said = f" - {shorten(find_explanation(body) or str(body))}" if body else ""
         hint = _KEY_HINT if response.status == UNAUTHENTICATED_STATUS else ""
         text += said + hint + (f" ({operation})" if operation else "")
     kind = errors.status_error_type(response.status)
@@ -113,13 +113,14 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
     said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = msgspec.structs.replace(response, content=b"")
-    message = f"The server's response does not match the contract: {_shorten(said)}"
+    message = f"The server's response does not match the contract: {shorten(said)}"
     error = errors.APIResponseValidationError(_redact_response(response), parse_body(response), message=message)
     error.operation = response.request.operation
     return error
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """Return what a server said as an error shows it: the beginning of it, in characters that can be written."""
     if len(text) <= _SHOWN_CHARACTERS:
         return readable(text)
     return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in total)"

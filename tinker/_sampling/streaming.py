@@ -12,7 +12,15 @@ from tinker_wire import models
 
 from tinker._clock import Clock
 from tinker._futures import TokenMailbox
-from tinker._http import ExchangeFailed, PreparedRequest, RawResponse, SampleAdmission, connection_error, invalid_response
+from tinker._http import (
+    ExchangeFailed,
+    PreparedRequest,
+    RawResponse,
+    SampleAdmission,
+    connection_error,
+    invalid_response,
+    shorten,
+)
 from tinker._wire import EVENT_STREAM, EventDecoder, json
 from tinker.errors import RequestFailedError, TinkerError
 
@@ -96,4 +104,4 @@ class EventReceiver:
 def _to_failure(event: models.SampleStreamEvent) -> TinkerError:
     category = (event.category or "").lower()
     known = category if category in ("user", "server") else "unknown"
-    return RequestFailedError(f"sample_stream failed: {event.error or 'the server gave no reason'}", "", known)
+    return RequestFailedError(f"sample_stream failed: {shorten(event.error or 'the server gave no reason')}", "", known)

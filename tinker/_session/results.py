@@ -27,6 +27,7 @@ from tinker._http import (
     is_failed_result,
     is_lost,
     is_pending,
+    shorten,
 )
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RefusedResultError, RequestFailedError
@@ -269,7 +270,7 @@ class _Poll(Generic[T]):
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
         error = kind(
-            f"{self.future.operation} failed on the server: {text} (request {self.request_id}, category {known})",
+            f"{self.future.operation} failed on the server: {shorten(text)} (request {self.request_id}, category {known})",
             self.request_id,
             known,
             reason=text,

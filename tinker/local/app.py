@@ -24,7 +24,7 @@ from tinker.local import handlers
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.downloads import download_route
 from tinker.local.errors import APIProblem
-from tinker.local.recovery import OPERATIONS_KEPT, recover, write_down
+from tinker.local.recovery import recover
 from tinker.local.state import State
 from tinker.local.storage import in_trace
 from tinker.local.unread import UnreadFields
@@ -68,7 +68,10 @@ def create_app(state: State) -> Starlette:
         await recover(state, HANDLERS)
         state.notify()  # what is done from time to time needs no request
         yield
-        await state.aclose()
+        try:
+            await state.aclose()
+        except OSError as error:
+            state.close_error = error
 
     unread = UnreadFields(strict=state.settings.strict)
     routes = [_route(state, unread, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
@@ -117,9 +120,6 @@ def _endpoint(
         with in_trace(call.name, call.headers.get("traceparent")):
             answer = await handler(state, call)
         state.flush_journal()
-        if state.journal is not None and call.name in OPERATIONS_KEPT:
-            journal = state.journal
-            await state.offload(len(call.content), lambda: write_down(state, journal, call, answer))
         response = _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
         response.headers.update(notes)
         return response

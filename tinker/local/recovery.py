@@ -7,19 +7,19 @@ because gradients are nowhere else, and those that have no result. Everything el
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from tinker_wire import models
-from tinker_wire.api import sampling, service, training, weights
+from tinker_wire.api import service, training, weights
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.call import KNOWN_FAILURE, APICall
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.state import State
 from tinker.local.storage import (
     MAX_CLIENTS,
     Completion,
@@ -33,29 +33,11 @@ from tinker.local.storage import (
     split_request_key,
 )
 
-Handlers: TypeAlias = Mapping[str, Callable[[State, APICall], Awaitable[object]]]
+if TYPE_CHECKING:
+    from tinker.local.state import State
+
+Handlers: TypeAlias = Mapping[str, Callable[["State", APICall], Awaitable[object]]]
 log: logging.Logger = logging.getLogger("tinker.local")
-#: What changes what a server knows, and may be repeated.
-OPERATIONS_KEPT = frozenset(
-    one.__name__
-    for one in (
-        service.create_session,
-        service.set_session_project,
-        training.create_model,
-        training.forward,
-        training.forward_backward,
-        training.optim_step,
-        training.create_custom_loss,
-        training.unload_model,
-        weights.load_weights,
-        weights.save_weights,
-        weights.save_weights_for_sampler,
-        weights.save_weights_external,
-        sampling.create_sampling_session,
-        sampling.join_sampling_session,
-        sampling.asample,
-    )
-)
 _GRADIENT = training.forward_backward.__name__
 _CREATIONS = {training.create_model.__name__, weights.load_weights.__name__}
 _SAMPLER_SAVE = weights.save_weights_for_sampler.__name__
@@ -63,39 +45,43 @@ _SESSION = service.create_session.__name__
 _ALWAYS = {training.create_custom_loss.__name__, training.unload_model.__name__}
 
 
-class _Named(msgspec.Struct):
-    """The fields that tell what an answer, or a request, is about."""
-
-    request_id: str | None = None
-    sampling_session_id: str | None = None
-    session_id: str | None = None
+def _do_nothing() -> None:
+    return None
 
 
-def write_down(state: State, journal: Journal, call: APICall, answer: object) -> None:
-    """Write down a request that was accepted, before its client hears of it."""
-    about = msgspec.convert(answer, _Named, from_attributes=True) if answer is not None else _Named()
-    owner, number = split_request_key(about.request_id or "")
-    if call.name == sampling.asample.__name__ and number is None:
-        return  # of no session: its client cannot ask for it again
-    journal.add_request(
-        JournalRequest(
-            subject=_find_subject(about, call) if number is None else owner,
-            operation=call.name,
-            path=msgspec.json.encode(call.path),
-            content_type=call.headers.get("content-type", ""),
-            content=call.content,
-            created_at=state.now(),
-            request_id=about.request_id,
-            number=number,
-            known_failure=call.known_failure,
-        )
+def write_down(
+    state: State,
+    call: APICall,
+    subject: str,
+    undo: Callable[[], object] = _do_nothing,
+    *,
+    request_id: str | None = None,
+    number: int | None = None,
+) -> None:
+    """Write down a request about ``subject``, where there is a journal, before anything is done that ``undo`` cannot take back.
+
+    Raises APIProblem 500 when it cannot be written down, after ``undo``. Call with the state's lock held.
+    """
+    if state.journal is None or state.is_recovering:
+        return
+    request = JournalRequest(
+        subject=subject,
+        operation=call.name,
+        path=msgspec.json.encode(call.path),
+        content_type=call.headers.get("content-type", ""),
+        content=call.content,
+        created_at=state.now(),
+        request_id=request_id,
+        number=number,
+        known_failure=call.known_failure,
     )
-
-
-def _find_subject(about: _Named, call: APICall) -> str:
-    """Return what a request without a number is about: what it made, or else what it names."""
-    made = about.request_id or about.sampling_session_id or about.session_id or call.path.get("session_id")
-    return made or msgspec.json.decode(call.content, type=_Named).sampling_session_id or ""
+    try:
+        state.journal.add_request(request)
+    except sqlite3.Error as error:
+        undo()
+        log.error("cannot write the journal: %s; %s is refused", error, call.name)
+        detail = f"the server cannot write this request down ({error}), so it was not carried out; send it again"
+        raise APIProblem(500, detail) from error
 
 
 async def recover(state: State, handlers: Handlers) -> None:
@@ -186,18 +172,26 @@ class _Restart:
             self._state.store.restore_session(request.subject, body, request.created_at)
 
     async def _restore_run(self, model: ModelRecord, created: JournalResult) -> None:
-        """Give a run the weights that are kept, or the error of its creation."""
-        run, runs = self._runs.get(model.model_id), self._state.runs
-        if isinstance(created.outcome, RequestFailure) or run is None or runs is None:
-            model.creation_error = (
-                created.outcome.error if isinstance(created.outcome, RequestFailure) else "its weights are lost"
-            )
-            run = JournalRun(model_id=model.model_id, number=0, optimizer=model.optimizer)
+        """Give a run the weights that are kept, or the error of its creation, with which its requests fail."""
+        run = self._runs.get(model.model_id)
+        if isinstance(created.outcome, RequestFailure):
+            model.creation_error = created.outcome.error
         else:
-            kept, place = run, runs
-            await self._state.run_in_engine(model.engine_model, lambda engine: place.load(engine, model, kept))
+            model.creation_error = await self._load(model, run)
         with self._state.lock:
-            model.queue.start_at(run.number + 1)
+            model.queue.start_at(1 if run is None else run.number + 1)
+
+    async def _load(self, model: ModelRecord, run: JournalRun | None) -> str | None:
+        """Load the weights of a run; return why that is impossible."""
+        runs = self._state.runs
+        if run is None or runs is None:
+            return "its weights are lost"
+        try:
+            await self._state.run_in_engine(model.engine_model, lambda engine: runs.load(engine, model, run))
+        except APIProblem as problem:
+            log.warning("the weights of %s could not be restored: %s", model.model_id, problem.detail)
+            return f"its weights are lost: {problem.detail}"
+        return None
 
     async def _pass_over(self, request: JournalRequest, result: JournalResult, model: ModelRecord) -> None:
         """Leave out a request that is done; the sampling session that it made is opened again."""

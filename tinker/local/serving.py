@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from tinker.local.app import create_app
+from tinker.local.connections import limit_connections, raise_descriptor_limit
 from tinker.local.engines import (
     DEFAULT_PLACEMENT,
     PACKAGED_MODEL,
@@ -49,8 +51,12 @@ class _Server(uvicorn.Server):
 
     def __init__(self, state: State, host: str = "127.0.0.1") -> None:
         self._state = state
+        settings = state.settings
+        self._limits = limit_connections(settings.head_seconds, settings.body_seconds, settings.max_connections)
         config = uvicorn.Config(
-            guard_app(create_app(state), state.settings, host),
+            guard_app(create_app(state), settings, host),
+            http=self._limits.protocol(),
+            backlog=self._limits.backlog,
             log_level="warning",
             access_log=False,
             ws="none",
@@ -61,6 +67,7 @@ class _Server(uvicorn.Server):
         self.came_up = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._limits.report)
         await super().startup(sockets)
         self.came_up.set()
 
@@ -125,9 +132,10 @@ def serve(
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
     engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
     reach and that has no key says so in the log.
-    Raises OSError when the port is taken or the data folder cannot be written, ImportError when the engine is not installed,
-    ValueError for models of one name and for a device that this machine does not have.
+    Raises OSError when the port is taken or the data folder cannot be written, also at the end; ImportError when the engine is
+    not installed; ValueError for models of one name and for a device that this machine does not have.
     """
+    raise_descriptor_limit()
     listener = _listen(host, port)
     try:
         settings = settings or Settings()
@@ -141,6 +149,9 @@ def serve(
         report(_url(listener), loaded)
         with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down
             _Server(state, host).run(sockets=[listener])
+        if (error := state.close_error) is not None:
+            reason = error.strerror or type(error).__name__
+            raise OSError(f"the server has ended, and nothing can be written to {settings.data_dir} now: {reason}") from error
     finally:
         listener.close()
 
@@ -244,7 +255,7 @@ def _return_engine(engine: Engine) -> Engine:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener = socket.create_server((host, port), family=family)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited; else each answer waits 40 ms for an ACK
     return listener
 

@@ -60,7 +60,8 @@ class Settings:
     were fetched go first. A result that is gone answers 410.
 
     ``max_request_bytes``: largest body, before and after decompression (413).
-    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403). Clients send a
+    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403; 429 for sessions,
+    for which clients wait). Clients send a
     heartbeat every ten seconds: sessions silent for ``silent_session_seconds`` are ended when room is needed, those silent
     for ``idle_session_seconds`` in any case. ``max_rank``: of a new adapter (400).
     ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
@@ -70,6 +71,10 @@ class Settings:
     has been running for longer fails.
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
     taking it) is given up after this long, and the requests behind it go on.
+
+    ``max_connections``: open at once; None is as many as there are file descriptors for. Beyond them the one that has had no
+    request for the longest is closed. ``head_seconds``: how long the head of a request may take to arrive, ``body_seconds``:
+    its body, and one second more for every 500 bytes of it that have come. A connection that takes longer is closed.
 
     ``max_uploads``: adapters that clients are sending at once (429). ``max_upload_bytes``: largest file of one (413).
 
@@ -110,6 +115,9 @@ class Settings:
     sample_batch_tokens: int = 1 << 16
     sample_seconds: float = 3600.0
     gap_seconds: float = 120.0
+    max_connections: int | None = None
+    head_seconds: float = 30.0
+    body_seconds: float = 60.0
     max_uploads: int = 16
     max_upload_bytes: int = 4 << 30
     max_telemetry_events: int = 1000

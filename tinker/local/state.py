@@ -124,6 +124,7 @@ class State:
         self.checkpoints.on_expired = self._note_expired
         self._codecs: ThreadPoolExecutor | None = None
         self._closed = False
+        self.close_error: OSError | None = None  # of an application that served it
 
     # Work
 
@@ -228,6 +229,11 @@ class State:
         model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
 
+    def discard_model(self, model: ModelRecord) -> None:
+        """Forget a model whose creation was refused."""
+        self._worker.remove(model.queue)
+        self.store.discard_model(model)
+
     def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
         self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
@@ -260,9 +266,9 @@ class State:
         self.uploads.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
-        self._owner.release()
         if self.journal is not None:
             self.journal.close()
+        self._owner.release()
 
     async def wait_for_step(self, seconds: float) -> bool:
         """Wait after :meth:`begin_close` for the end of the step that runs; whether it has ended."""

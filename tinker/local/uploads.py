@@ -64,8 +64,7 @@ async def _receive_file(state: State, request: Request, upload: AdapterUpload, n
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _size_problem(name, limit)
-    part = upload.new_part()
-    try:
+    with state.uploads.receiving(upload) as part:
         digest = await _write(state, request, part, name, limit)
         wanted = _DIGEST.search(request.headers.get("content-digest", ""))
         if wanted is not None and wanted[1] != digest:
@@ -74,8 +73,6 @@ async def _receive_file(state: State, request: Request, upload: AdapterUpload, n
             if upload.tinker_path is None:
                 upload.put(part, name)
         return digest
-    finally:
-        part.unlink(missing_ok=True)
 
 
 async def _write(state: State, request: Request, part: Path, name: str, limit: int) -> str:

@@ -24,6 +24,7 @@ from tinker.local.operations import (
     to_job,
     to_response,
 )
+from tinker.local.recovery import write_down
 from tinker.local.scheduling import SampleTask, fingerprint
 from tinker.local.state import State
 from tinker.local.storage import (
@@ -65,6 +66,7 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
             sampler = state.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
             sampler.requested_name = request.base_model
             state.store.add_sampler(number, sampler)
+            write_down(state, call, sampler.sampler_id, lambda: state.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
 
 
@@ -81,7 +83,10 @@ async def join_sampling_session(state: State, call: APICall) -> models.JoinSampl
     """Return the number of one more client: 1, 2, 3, ..."""
     request = call.read(models.JoinSamplingSessionRequest)
     with state.lock:
-        return models.JoinSamplingSessionResponse(client_counter=state.store.sampler(request.sampling_session_id).add_client())
+        sampler = state.store.sampler(request.sampling_session_id)
+        number = sampler.add_client()
+        write_down(state, call, sampler.sampler_id, sampler.drop_client)
+        return models.JoinSamplingSessionResponse(client_counter=number)
 
 
 def _find_source(state: State, engines: Sequence[Engine], base_model: str | None, path: str | None) -> SampleSource:
@@ -139,14 +144,19 @@ async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
         state.require_open()
         if request.sampling_session_id is None:
             source = _find_source(state, engines, request.base_model, request.model_path)
-            return _enqueue(state, request, source, (None, None, source.base_model), None)
+            return _enqueue(state, call, request, source, (None, None, source.base_model), None)
         sampler = state.store.sampler(request.sampling_session_id)
         key = sampler.session.usage_key(sampler.base_model)
-        return _enqueue(state, request, _sampler_source(state, sampler), key, sampler)
+        return _enqueue(state, call, request, _sampler_source(state, sampler), key, sampler)
 
 
 def _enqueue(
-    state: State, request: models.SampleRequest, source: SampleSource, usage_key: UsageKey, sampler: SamplerRecord | None
+    state: State,
+    call: APICall,
+    request: models.SampleRequest,
+    source: SampleSource,
+    usage_key: UsageKey,
+    sampler: SamplerRecord | None,
 ) -> models.UntypedAPIFuture:
     owner = "sample" if sampler is None else sampler.sampler_id
     numbered = sampler is not None and request.seq_id is not None
@@ -159,6 +169,8 @@ def _enqueue(
         future = state.futures.open(
             key, request_fingerprint, None if sampler is None else sampler.session.new_span("asample", owner)
         )
+        if numbered:  # without a number its client cannot ask for it again
+            write_down(state, call, owner, lambda: state.futures.forget(future), request_id=key, number=request.seq_id)
         future.is_sample = True
         if sampler is not None and log is not None:
             future.on_done = _completion_logger(state, log, f"{owner}:{(request.seq_id or 0) // CLIENT_NUMBERS}")

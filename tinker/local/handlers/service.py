@@ -8,6 +8,7 @@ from tinker.local.call import APICall
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.naming import other_names_warning
 from tinker.local.operations import summarize_session, to_string_map
+from tinker.local.recovery import write_down
 from tinker.local.state import State
 from tinker.local.storage import OWNER, SessionEnd, SessionRecord, to_utc
 
@@ -35,6 +36,7 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
     warning = other_names_warning(await state.engines()) if state.settings.any_base_model else None
     with state.lock:
         session = state.store.create_session(request)
+        write_down(state, call, session.session_id, lambda: state.store.discard(session))
     return models.CreateSessionResponse(session_id=session.session_id, warning_message=warning)
 
 
@@ -101,6 +103,7 @@ async def set_session_project(state: State, call: APICall) -> None:
         raise APIProblem(400, "project_id is empty")
     with state.lock:
         session = state.store.session(call.path["session_id"])
+        write_down(state, call, session.session_id)
         session.project_id = project_id
         for model in session.models.values():
             for record in state.checkpoints.list(model.model_id):

@@ -30,6 +30,7 @@ from tinker.local.operations import (
     optimizer_family,
     step_params,
 )
+from tinker.local.recovery import write_down
 from tinker.local.scheduling import enqueue_idempotent, fingerprint, fingerprint_protobuf
 from tinker.local.state import State
 from tinker.local.storage import ModelRecord
@@ -52,10 +53,9 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         optimizer=optimizer,
         user_metadata=request.user_metadata,
     )
-    with state.lock:
-        model = new.add(state, request.session_id, request.model_seq_id)
+    with state.lock, new.add(state, request.session_id, request.model_seq_id) as model:
         work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
-        return enqueue_idempotent(state, call.name, model, 0, fingerprint(request), lambda engine: _create(model, work, engine))
+        return enqueue_idempotent(state, call, model, 0, fingerprint(request), lambda engine: _create(model, work, engine))
 
 
 def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) -> models.CreateModelResponse:
@@ -161,8 +161,8 @@ def _enqueue_loss(
     with state.lock:
         model = state.store.model(model_id)
         operation = call.name if loss.backward else "forward"
-        number, known = model.queue.assign_number(seq_id), call.known_failure
-        return enqueue_idempotent(state, operation, model, number, request_fingerprint, run, known_failure=known)
+        number = model.queue.assign_number(seq_id)
+        return enqueue_idempotent(state, call, model, number, request_fingerprint, run, operation=operation)
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -178,8 +178,10 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})")
-            session.losses[key] = check_custom_loss(request)
+            loss = check_custom_loss(request)
             future = state.futures.open(key, request_fingerprint, session.new_span(call.name, session.session_id))
+            write_down(state, call, key, lambda: state.futures.forget(future), request_id=key)
+            session.losses[key] = loss
             state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
             request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id)
@@ -198,8 +200,7 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock:
         model = state.store.model(request.model_id)
-        number, known = model.queue.assign_number(request.seq_id), call.known_failure
-        return enqueue_idempotent(state, call.name, model, number, fingerprint(request), run, known_failure=known)
+        return enqueue_idempotent(state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -212,7 +213,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock:
         model = state.store.model(request.model_id)
-        answer = enqueue_idempotent(state, call.name, model, model.queue.assign_number(None), fingerprint(request), run)
+        answer = enqueue_idempotent(state, call, model, model.queue.assign_number(None), fingerprint(request), run)
         state.store.close_model(model, "was unloaded")
         return answer
 

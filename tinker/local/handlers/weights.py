@@ -103,9 +103,8 @@ def _save_as_session(
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
     prepare: Callable[[], None] = lambda: state.store.add_sampler(sampler_number, sampler)  # noqa: E731
-    return enqueue_idempotent(
-        state, call.name, model, number, fingerprint(request), run, known_failure=call.known_failure, prepare=prepare
-    )
+    undo: Callable[[], None] = lambda: state.store.drop_sampler(sampler)  # noqa: E731
+    return enqueue_idempotent(state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 
 import attrs
 from tinker_wire import models
@@ -24,11 +25,22 @@ class NewModel:
     optimizer: str
     user_metadata: models.Metadata | None
 
-    def add(self, state: State, session_id: str, number: int) -> ModelRecord:
-        """Return the model of that number, a new or the existing one. Call with the state's lock held."""
+    @contextlib.contextmanager
+    def add(self, state: State, session_id: str, number: int) -> Generator[ModelRecord]:
+        """Yield the model of that number, the existing one or a new one, which goes again when the block fails.
+
+        Call with the state's lock held.
+        """
         state.require_open()
         session = state.store.live_session(session_id)
-        return state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+        before = len(session.models)
+        model = state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+        try:
+            yield model
+        except Exception:
+            if len(session.models) > before:
+                state.discard_model(model)
+            raise
 
     def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
         ledger = state.ledger

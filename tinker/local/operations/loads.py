@@ -80,10 +80,7 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
     with state.lock:
         model = state.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
-        request_fingerprint = _fingerprint_load(request)
-        return enqueue_idempotent(
-            state, call.name, model, number, request_fingerprint, run, known_failure=call.known_failure, prepare=check_first
-        )
+        return enqueue_idempotent(state, call, model, number, _fingerprint_load(request), run, prepare=check_first)
 
 
 async def load_into_new_model(
@@ -97,11 +94,9 @@ async def load_into_new_model(
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
     new = _describe_saved_model(state, engines, request)
-    with state.lock:
-        model = new.add(state, session_id, number)
+    with state.lock, new.add(state, session_id, number) as model:
         work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
-        request_fingerprint = _fingerprint_load(request)
-        return enqueue_idempotent(state, call.name, model, 0, request_fingerprint, run)
+        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), run)
 
 
 def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:

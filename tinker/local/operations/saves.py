@@ -66,14 +66,7 @@ class Save:
     def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
         same = fingerprint(cast("msgspec.Struct", self.request))
         return enqueue_idempotent(
-            self.state,
-            self.call.name,
-            self.model,
-            self.number,
-            same,
-            run,
-            known_failure=self.call.known_failure,
-            prepare=prepare,
+            self.state, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
         )
 
     def check(self) -> None:
@@ -102,9 +95,12 @@ class Save:
             )
         finally:
             with self.state.lock:
-                self.model.reserved_paths.discard(self.path)
+                self._release()
         self._note(record)
         return record
+
+    def _release(self) -> None:
+        self.model.reserved_paths.discard(self.path)
 
     def _note(self, record: CheckpointRecord) -> None:
         session = self.model.session

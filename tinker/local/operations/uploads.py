@@ -6,7 +6,7 @@ import uuid
 
 from tinker_wire import models
 
-from tinker.local.engines import Engine
+from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.operations.creation import adapter_spec, check_rank, lora_config
 from tinker.local.state import State
@@ -25,7 +25,7 @@ def open_upload(
         raise APIProblem(400, "lora_config trains nothing: one of train_attn, train_mlp and train_unembed must be true")
     with state.lock:
         state.require_open()
-        if state.uploads.open_count >= state.settings.max_uploads:
+        if not state.uploads.has_room(state.settings.max_uploads):
             limit = f"max_uploads={state.settings.max_uploads}"
             raise APIProblem(429, f"too many uploads are under way ({limit})", {"retry-after": "10"})
         seconds = state.settings.link_seconds
@@ -54,14 +54,22 @@ def _find_open(state: State, upload_id: str) -> AdapterUpload:
 
 
 def _import(state: State, upload: AdapterUpload, engine: Engine) -> None:
-    """Write the checkpoint, unless another request did so meanwhile. In the engine's thread."""
+    """Write the checkpoint, unless another request did so meanwhile. In the engine's thread.
+
+    Files that the engine refuses are of no use: the upload is forgotten.
+    """
     if upload.tinker_path is not None:
         return
-    record = state.checkpoints.write(
-        _record(state, upload, engine),
-        lambda folder: engine.import_adapter(upload.folder, upload.spec, folder),
-        overwrite=False,
-    )
+    try:
+        record = state.checkpoints.write(
+            _record(state, upload, engine),
+            lambda folder: engine.import_adapter(upload.folder, upload.spec, folder),
+            overwrite=False,
+        )
+    except EngineError:
+        with state.lock:
+            state.uploads.drop(upload)
+        raise
     with state.lock:
         state.uploads.finish(upload, record.path)
         state.audit.record_checkpoint("checkpoint_created", record, "upload")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,11 +15,14 @@ from tinker_wire.api import training, weights
 from tinker._wire import proto
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
+from tinker.local.recovery import write_down
 from tinker.local.scheduling.models import ModelQueue, ModelTask
+from tinker.local.scheduling.steps import log
 from tinker.local.storage import KeptRuns, ModelRecord, RequestResult, ServerFuture, request_key
 from tinker.types.model_input import EncodedTextChunk
 
 if TYPE_CHECKING:
+    from tinker.local.call import APICall
     from tinker.local.state import State
 
 #: Operations after which the weights of a run are others than before.
@@ -46,23 +50,30 @@ def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     return digest.digest()
 
 
+def _do_nothing() -> None:
+    return None
+
+
 def enqueue_idempotent(
     state: State,
-    operation: str,
+    call: APICall,
     model: ModelRecord,
     number: int,
     request_fingerprint: bytes,
     run: Callable[[Engine], RequestResult],
     *,
-    known_failure: int | None = None,
-    prepare: Callable[[], None] | None = None,
+    operation: str | None = None,
+    prepare: Callable[[], None] = _do_nothing,
+    undo: Callable[[], None] = _do_nothing,
 ) -> models.UntypedAPIFuture:
-    """Queue request ``number`` of a model and return its future.
+    """Queue request ``number`` of a model and return its future. ``operation`` is the call's where it is not another one.
 
     The same request again answers the same future; another one under its number is APIProblem 409. ``prepare`` is called for
-    a new request only; when it raises APIProblem, the number counts as used up. Call with the state's lock held.
+    a new request only; when it raises APIProblem, the number counts as used up. A request that cannot be written down is
+    refused, its number stays free, and ``undo`` takes back what ``prepare`` did. Call with the state's lock held.
     """
     state.require_open()
+    operation = operation or call.name
     model.last_request_at = state.now()
     key = request_key(model.model_id, number)
     request_id = state.futures.find_request_id(key, request_fingerprint)
@@ -75,8 +86,11 @@ def enqueue_idempotent(
         position = number if number == 0 or state.settings.profile.ordered else model.queue.assign_number(None)
         if state.runs is not None and operation in CHANGES:
             run = _keep_after(state, state.runs, model, number, future, run)
-        known = known_failure if state.settings.profile.ordered else None  # it is by number
-        _enqueue(state, model.queue, position, ModelTask(future, run, operation, number, known), prepare)
+        known = call.known_failure if state.settings.profile.ordered else None  # it is by number
+        with _forget_if_refused(state, future):
+            _prepare(state, model.queue, position, prepare)
+            write_down(state, call, model.model_id, undo, request_id=future.request_id, number=number)
+            model.queue.put(position, ModelTask(future, run, operation, number, known), state.clock())
         request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
@@ -94,16 +108,22 @@ def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[E
 def _keep_after(
     state: State, runs: KeptRuns, model: ModelRecord, number: int, future: ServerFuture, run: Callable[[Engine], RequestResult]
 ) -> Callable[[Engine], RequestResult]:
-    """Return a run of a request that changes weights, after which they are kept. A run that cannot be kept is closed."""
+    """Return a run of a request that changes weights, after which they are kept.
+
+    Where they cannot be kept, the run goes on: a server that is killed does the request again. The creation is not done
+    again, because its weights may be random, so it fails.
+    """
 
     def run_and_keep(engine: Engine) -> RequestResult:
         result = run(engine)
         try:
             runs.save(engine, model, number, future, result)
         except Exception as error:
-            with state.lock:
-                state.store.close_model(model, f"is closed: its weights could not be kept ({error})")
-            raise
+            if number == 0:
+                model.creation_error = str(error)
+                runs.forget(model.model_id)
+                raise
+            log.error("cannot keep the weights of %s after its request %d: %s", model.model_id, number, error)
         return result
 
     return run_and_keep
@@ -131,17 +151,23 @@ def skip_rejected(state: State, media_type: str, body: bytes) -> None:
             state.notify()
 
 
-def _enqueue(state: State, queue: ModelQueue, number: int, work: ModelTask, prepare: Callable[[], None] | None) -> None:
-    now = state.clock()
+@contextlib.contextmanager
+def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
+    """Forget the future of a request that is refused after all."""
     try:
-        queue.require_free(number)
-        if prepare is not None:
-            prepare()
+        yield
     except APIProblem:
-        state.futures.forget(work.future)
-        queue.skip(number, now)
+        state.futures.forget(future)
         raise
-    else:
-        queue.put(number, work, now)
     finally:
         state.notify()
+
+
+def _prepare(state: State, queue: ModelQueue, number: int, prepare: Callable[[], None]) -> None:
+    """Check a request before it is queued; the number of one that is refused is used up."""
+    try:
+        queue.require_free(number)
+        prepare()
+    except APIProblem:
+        queue.skip(number, state.clock())
+        raise

@@ -1,6 +1,6 @@
 """What a server must know again after it was killed, in one SQLite file: requests, results, and how far each run is kept.
 
-A request is written down before it is answered, a result before anybody can see it, and the number of the last step of a run
+A request is written down before it is queued, a result before anybody can see it, and the number of the last step of a run
 together with the result of that step. So whatever a client was told is here. Survives the death of the process, not that of
 the machine: nothing waits for the disk.
 """
@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import msgspec
@@ -28,6 +28,7 @@ FOLDER = ".journal"
 FILE = "journal.sqlite"
 log: logging.Logger = logging.getLogger("tinker.local")
 Row = TypeVar("Row", bound=msgspec.Struct)
+_Statement: TypeAlias = tuple[str, tuple[object, ...]]
 LOSS, SAMPLE, FAILURE = "loss", "sample", "failure"  # kinds of results; every other one is the name of a record
 _SCHEMA = """
 create table if not exists meta (name text primary key, value blob not null);
@@ -109,7 +110,7 @@ class _Notes(threading.local):
     """What a thread has noted, and not yet written down: statements and their values."""
 
     def __init__(self) -> None:
-        self.mine: list[tuple[str, tuple[object, ...]]] = []
+        self.mine: list[_Statement] = []
 
 
 class Journal:
@@ -120,6 +121,8 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = threading.RLock()
         self._notes = _Notes()
+        self._overdue: list[_Statement] = []  # what there was no room for, written before anything else
+        self._unkept: dict[str, dict[str, list[_Statement]]] = {}  # by run and request
         self._database = sqlite3.connect(folder / FILE, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
             self._database.execute("pragma locking_mode = exclusive")
@@ -154,28 +157,51 @@ class Journal:
             self._attempt()
 
     def add_request(self, request: JournalRequest) -> None:
-        """Write down a request, once, unless it is over already and nothing depends on it."""
+        """Write down a request, once. Raises sqlite3.Error when that fails; then nothing of it is written."""
         with self._transaction() as database:
-            if request.request_id is None or not self._is_over(request):
-                database.execute(_ADD_REQUEST, msgspec.structs.astuple(request))
+            database.execute(_ADD_REQUEST, msgspec.structs.astuple(request))
 
     def add_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Write down a result. A sample needs its request no longer."""
+        """Write down a result, unless it is written with the weights of its run. A sample needs its request no longer."""
+        if any(future.request_id in held for held in self._unkept.values()):
+            return
         forget = [("delete from requests where request_id = ?", (future.request_id,))] if future.is_sample else []
         self._attempt(_result_row(future, outcome), *forget)
 
-    def add_run(self, run: JournalRun, future: ServerFuture, outcome: RequestOutcome, droppable: Iterable[str]) -> None:
-        """Write down that a run is kept up to a request, with its result.
+    def hold_result(self, model_id: str, future: ServerFuture, outcome: RequestOutcome) -> None:
+        """Hold back a result that changes a run, with what this thread has noted, until :meth:`add_run`.
+
+        A server that is killed before does the request again.
+        """
+        with self._lock:
+            held = self._unkept.setdefault(model_id, {})
+            held[future.request_id] = [*self._notes.mine, _result_row(future, outcome)]
+            self._notes.mine.clear()
+
+    def add_run(self, run: JournalRun, droppable: Iterable[str]) -> None:
+        """Write down that a run is kept up to a request, with the results that were held back.
 
         Requests up to it are needed no longer if they are ``droppable``, the names of operations.
         """
-        with self._transaction() as database:
-            database.execute("insert or replace into runs values (?, ?, ?)", (run.model_id, run.number, run.optimizer))
-            database.execute(*_result_row(future, outcome))
-            database.executemany(
-                "delete from requests where subject = ? and number between 1 and ? and operation = ?",
-                [(run.model_id, run.number, name) for name in droppable],
-            )
+        with self._lock:
+            with self._transaction() as database:
+                database.execute("insert or replace into runs values (?, ?, ?)", (run.model_id, run.number, run.optimizer))
+                for statement in self._find_held(run.model_id):
+                    database.execute(*statement)
+                database.executemany(
+                    "delete from requests where subject = ? and number between 1 and ? and operation = ?",
+                    [(run.model_id, run.number, name) for name in droppable],
+                )
+            self._unkept.pop(run.model_id, None)
+
+    def release_results(self, model_id: str) -> None:
+        """Hold back nothing more of a run, which ends or was never made."""
+        with self._lock:
+            self._notes.mine += self._find_held(model_id)
+            self._unkept.pop(model_id, None)
+
+    def _find_held(self, model_id: str) -> list[_Statement]:
+        return [statement for statements in self._unkept.get(model_id, {}).values() for statement in statements]
 
     def note_completion(self, log: str, request_id: str, number: int) -> None:
         """Write down that a sample is the completion ``number`` of a log."""
@@ -226,41 +252,42 @@ class Journal:
 
     # SQLite
 
-    def _is_over(self, request: JournalRequest) -> bool:
-        """Return whether a sample has its result: then it came here before its request did."""
-        found = self._database.execute("select 1 from results where request_id = ? and kind = ?", (request.request_id, SAMPLE))
-        return found.fetchone() is not None
-
     def read(self, query: str, kind: type[Row], *values: object) -> list[Row]:
         """Return the rows that a query finds."""
         with self._lock:
             return [msgspec.convert(row, kind) for row in self._database.execute(query, values)]
 
-    def _attempt(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        """Write what must not stop the work that is written down: a failure, as on a full disk, is logged."""
-        try:
-            with self._transaction() as database:
-                for statement, values in statements:
-                    database.execute(statement, values)
-        except sqlite3.Error as error:
-            log.error("cannot write the journal: %s; changes from now on are lost if the server is killed", error)
+    def _attempt(self, *statements: _Statement) -> None:
+        """Write what must not stop the work that is written down. What there is no room for is written once there is."""
+        with self._lock:
+            try:
+                with self._transaction() as database:
+                    for statement in statements:
+                        database.execute(*statement)
+            except sqlite3.Error as error:
+                log.error("cannot write the journal: %s; until it can be written, a killed server loses results", error)
+                if isinstance(error, sqlite3.OperationalError):
+                    self._overdue += [*self._notes.mine, *statements]
+                    self._notes.mine.clear()
 
     @contextlib.contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:
         with self._lock:
             self._database.execute("begin")
             try:
-                for statement, values in self._notes.mine:
-                    self._database.execute(statement, values)
+                for statement in (*self._overdue, *self._notes.mine):
+                    self._database.execute(*statement)
                 yield self._database
+                self._database.execute("commit")
             except BaseException:
-                self._database.execute("rollback")
+                if self._database.in_transaction:  # SQLite may have ended it, as on a full disk
+                    self._database.execute("rollback")
                 raise
-            self._database.execute("commit")
+            self._overdue.clear()
             self._notes.mine.clear()
 
 
-def _result_row(future: ServerFuture, outcome: RequestOutcome) -> tuple[str, tuple[object, ...]]:
+def _result_row(future: ServerFuture, outcome: RequestOutcome) -> _Statement:
     values = (future.request_id, future.fingerprint, *_encode(outcome))
     return "insert or ignore into results (request_id, fingerprint, kind, content) values (?, ?, ?, ?)", values
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tinker.local.engines import Engine
 from tinker.local.storage.checkpoint_records import folder_name
+from tinker.local.storage.folders import new_folder
 from tinker.local.storage.journal import FOLDER, Journal, JournalRun
 from tinker.local.storage.results import RequestResult, ServerFuture
 from tinker.local.storage.sessions import ModelRecord
@@ -30,13 +31,16 @@ class KeptRuns:
         return self._root.with_name("snapshots")
 
     def save(self, engine: Engine, model: ModelRecord, number: int, future: ServerFuture, result: RequestResult) -> None:
-        """Keep the weights after a request, whose result is written down at the same moment."""
+        """Keep the weights after a request, whose result is written down at the same moment.
+
+        Where that fails, the run stays kept as it was, and the result is written when it is kept next.
+        """
+        self._journal.hold_result(model.model_id, future, result)
         folder = self._folder(model.model_id, number)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        engine.save(model.model_id, folder, optimizer=True)
         run = JournalRun(model_id=model.model_id, number=number, optimizer=model.optimizer)
-        self._journal.add_run(run, future, result, self._droppable)
+        with new_folder(folder):
+            engine.save(model.model_id, folder, optimizer=True)
+            self._journal.add_run(run, self._droppable)
         self._clean(folder)
 
     def load(self, engine: Engine, model: ModelRecord, run: JournalRun) -> None:
@@ -48,6 +52,7 @@ class KeptRuns:
 
     def forget(self, model_id: str) -> None:
         """Remove the weights of a run that is gone."""
+        self._journal.release_results(model_id)
         shutil.rmtree(self._root / folder_name(model_id), ignore_errors=True)
 
     def forget_others(self, model_ids: Iterable[str]) -> None:

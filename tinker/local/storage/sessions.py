@@ -133,6 +133,10 @@ class SamplerRecord:
         self.client_count += 1
         return self.client_count
 
+    def drop_client(self) -> None:
+        """Take the last number back: its request was refused after all."""
+        self.client_count -= 1
+
     def completion_log(self, client: int) -> CompletionLog:
         """Return the log of one of its clients. Raises APIProblem 403 when there are too many of them."""
         if client not in self.completions and len(self.completions) >= MAX_LOGS:

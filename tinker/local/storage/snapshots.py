@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.storage.checkpoint_records import folder_name
+from tinker.local.storage.folders import new_folder
 from tinker.local.storage.owners import Owner
 from tinker.local.storage.sessions import LoadWeights
 
@@ -47,9 +48,8 @@ class Snapshots:
     def save(self, engine: Engine, adapter_id: str, name: str = "") -> LoadWeights:
         """Keep the adapter's present weights; :meth:`restore` finds them by the name."""
         folder = self._folder(adapter_id) / (name or str(next(self._numbers)))
-        shutil.rmtree(folder, ignore_errors=True)  # of a save that a killed server began
-        folder.mkdir(parents=True)
-        engine.save(adapter_id, folder, optimizer=False)
+        with new_folder(folder):
+            engine.save(adapter_id, folder, optimizer=False)
         self._remember((folder, 0.0), engine.snapshot(adapter_id))
         return lambda engine: self.get(engine, folder)
 

@@ -40,8 +40,11 @@ class Store:
         return sorted(everyone, key=lambda session: (session.created_at, session.session_id), reverse=True)
 
     def create_session(self, request: models.CreateSessionRequest) -> SessionRecord:
-        """Open a session. Raises APIProblem 403 when too many are open."""
-        self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
+        """Open a session. Raises APIProblem 429, so that clients wait for room, when too many are open."""
+        try:
+            self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
+        except APIProblem as problem:
+            raise APIProblem(429, problem.detail, {"retry-after": "5"}) from problem
         return self.restore_session(self._ids.session(), request, self._now())
 
     def restore_session(self, session_id: str, request: models.CreateSessionRequest, created_at: float) -> SessionRecord:
@@ -57,6 +60,10 @@ class Store:
         )
         self._live[session.session_id] = session
         return session
+
+    def discard(self, session: SessionRecord) -> None:
+        """Forget a session that was opened just now and refused after all."""
+        del self._live[session.session_id]
 
     def touch(self, session: SessionRecord) -> None:
         """Note that its client lives."""
@@ -143,6 +150,11 @@ class Store:
             model = session.models[number] = make(self._ids.model(session.session_id, number))
             self._models[model.model_id] = model
         return session.models[number]
+
+    def discard_model(self, model: ModelRecord) -> None:
+        """Forget a model that was added just now and refused after all."""
+        del self._models[model.model_id]
+        model.session.models = {number: one for number, one in model.session.models.items() if one is not model}
 
     def close_model(self, model: ModelRecord, why: str) -> None:
         """Let submitted requests run, refuse later ones, and drop the weights."""

@@ -7,10 +7,11 @@ server left behind is removed by the next one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import attrs
@@ -21,11 +22,16 @@ from tinker.local.storage.owners import Owner
 FOLDER_NAME = ".uploads"
 #: Seconds after the end of its links in which an upload can still be finished, by a client whose request was lost.
 GRACE_SECONDS = 600.0
+#: Seconds without a byte after which an upload makes room for others that need it.
+SILENT_SECONDS = 60.0
 
 
 @attrs.define(eq=False, kw_only=True)
 class AdapterUpload:
-    """One adapter on its way: what it was announced as, and its files. ``tinker_path`` is set once it is a checkpoint."""
+    """One adapter on its way: what it was announced as, and its files. ``tinker_path`` is set once it is a checkpoint.
+
+    ``arriving`` counts the files that are arriving now, ``last_seen`` is when the last one ended.
+    """
 
     upload_id: str
     base_model: str
@@ -35,6 +41,8 @@ class AdapterUpload:
     names: frozenset[str]
     folder: Path
     expires_at: float
+    last_seen: float
+    arriving: int = 0
     tinker_path: str | None = None
 
     @property
@@ -61,10 +69,17 @@ class Uploads:
         self._mine: Path | None = None
         self._uploads: dict[str, AdapterUpload] = {}
 
-    @property
-    def open_count(self) -> int:
-        """Return how many are not finished."""
+    def has_room(self, limit: int) -> bool:
+        """Return whether fewer than ``limit`` are not finished; if need be those go on which nothing arrives."""
         self._forget_expired()
+        if self._count_open() >= limit:
+            silent = self._now() - SILENT_SECONDS
+            for upload in [one for one in self._uploads.values() if not one.arriving and one.last_seen <= silent]:
+                if upload.tinker_path is None:
+                    self.drop(upload)
+        return self._count_open() < limit
+
+    def _count_open(self) -> int:
         return sum(upload.tinker_path is None for upload in self._uploads.values())
 
     def open(
@@ -87,6 +102,7 @@ class Uploads:
             names=names,
             folder=self._folder() / upload_id,
             expires_at=self._now() + seconds + GRACE_SECONDS,
+            last_seen=self._now(),
         )
         return upload
 
@@ -94,6 +110,22 @@ class Uploads:
         """Return an upload; None when it is unknown or forgotten."""
         self._forget_expired()
         return self._uploads.get(upload_id)
+
+    @contextlib.contextmanager
+    def receiving(self, upload: AdapterUpload) -> Generator[Path]:
+        """Yield where a file is written while it arrives; it is removed unless it was put in its place."""
+        part = upload.new_part()
+        upload.arriving += 1
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+            upload.arriving, upload.last_seen = upload.arriving - 1, self._now()
+
+    def drop(self, upload: AdapterUpload) -> None:
+        """Forget an upload and its files."""
+        self._uploads.pop(upload.upload_id, None)
+        shutil.rmtree(upload.folder, ignore_errors=True)
 
     def finish(self, upload: AdapterUpload, tinker_path: str) -> None:
         """Note which checkpoint was made of it; its files are not needed any more."""
@@ -109,8 +141,7 @@ class Uploads:
 
     def _forget_expired(self) -> None:
         for upload in [upload for upload in self._uploads.values() if upload.expires_at <= self._now()]:
-            del self._uploads[upload.upload_id]
-            shutil.rmtree(upload.folder, ignore_errors=True)
+            self.drop(upload)
 
     def _folder(self) -> Path:
         if self._mine is None:

@@ -1,0 +1,155 @@
+"""A server that keeps every step, on a disk that is full for a while: what it refused is not done, what it did is not lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api import Api, MakeApi, datum, loss_body, sample_body
+from support.full_disk import FullDisk
+
+import tinker
+from tinker.local import Settings, running_server
+from tinker.local.app import HANDLERS
+from tinker.local.recovery import recover
+from tinker.recovery import RecoveringTrainingClient, Recovery
+
+RATE = 1e-2
+STEPS = 2
+LAST = 2 * STEPS + 2  # the number of the last request
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
+    """The disk of the servers."""
+    disk = FullDisk(tmp_path / "data", monkeypatch)
+    yield disk
+    disk.stop()
+
+
+class Client:
+    """Sends each request again under its number until it is accepted, and makes room once a request or its work has failed."""
+
+    def __init__(self, api: Api, disk: FullDisk) -> None:
+        self.api, self._disk = api, disk
+        self.refused = self.failed = 0
+
+    def call(self, operation: str, body: Any, **path: str) -> Any:
+        """Return the answer to a request, sent again once where it is refused."""
+        answer = self.api.call(operation, body, **path)
+        if answer.status_code != 200:
+            assert (answer.status_code, self._disk.was_full) == (500, True), answer.text
+            assert "was not carried out" in answer.json()["detail"]
+            self.refused += 1
+            self._disk.free()
+            answer = self.api.call(operation, body, **path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def run(self, operation: str, body: Any) -> Any:
+        """Return the result of a request, None where it failed for want of room."""
+        future = self.call(operation, body)
+        self.api.wait(future)
+        result = self.api.result(future)
+        if "error" not in result:
+            return result
+        assert self._disk.was_full, result
+        assert "full" in result["error"] or "No space left" in result["error"]
+        self.failed += 1
+        self._disk.free()
+        return None
+
+
+def work(client: Client) -> str:
+    """Train a run, with saves and samples in between; return its id."""
+    session = client.call("create_session", {"tags": [], "sdk_version": "0"})["session_id"]
+    base = {"session_id": session, "base_model": "tinker/toy", "lora_config": {"rank": 4, "seed": 1}}
+    created = client.run("create_model", {**base, "model_seq_id": 0}) or client.run("create_model", {**base, "model_seq_id": 1})
+    model: str = created["model_id"]
+    for step in range(STEPS):
+        first = 1 + 2 * step
+        data = [datum([104 + step, 101], [101, 108 + step])]
+        assert client.run("forward_backward", loss_body(model, first, data=data))
+        assert client.run("optim_step", {"model_id": model, "seq_id": first + 1, "adam_params": {"learning_rate": RATE}})
+    client.run("save_weights", {"model_id": model, "seq_id": LAST - 1, "path": "a"})
+    client.run("save_weights_for_sampler", {"model_id": model, "seq_id": LAST, "sampling_session_seq_id": 0})
+    body = {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tinker/toy"}
+    sampler = client.call("create_sampling_session", body)["sampling_session_id"]
+    assert client.run("asample", sample_body(sampler, 0))
+    return model
+
+
+def logprobs(api: Api, model: str, seq_id: int) -> Any:
+    """What the weights of a run say."""
+    future = api.ok("forward", forward_body(model, seq_id))
+    api.wait(future)
+    return api.result(future)["loss_fn_outputs"]
+
+
+def forward_body(model: str, seq_id: int) -> dict[str, Any]:
+    body = loss_body(model, seq_id, data=[datum([104 + step, 101], [101, 108 + step]) for step in range(STEPS)])
+    return {"forward_input": body.pop("forward_backward_input"), **body}
+
+
+@pytest.fixture
+def kept(make_api: MakeApi, disk: FullDisk) -> Callable[[], Client]:
+    """Makes one more server that keeps every step, with a folder of its own, and its client."""
+    numbers = iter(range(1000))
+
+    def make() -> Client:
+        data_dir = Path(disk.root) / str(next(numbers))
+        return Client(make_api(durability="step", data_dir=data_dir), disk)
+
+    return make
+
+
+def test_whichever_write_fails(
+    kept: Callable[[], Client], make_api: MakeApi, disk: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once there is room again, the weights are those of a run without trouble, also after the server is killed."""
+    caplog.set_level(logging.CRITICAL, "tinker.local")
+    quiet = kept()
+    before = disk.writes
+    expected = logprobs(quiet.api, work(quiet), LAST + 1)
+    count = disk.writes - before
+    assert count > 40
+    refused = failed = 0
+    for index in range(count):
+        client = kept()
+        disk.first, disk.rolls_back = disk.writes + index, index % 2 == 0
+        model = work(client)
+        disk.free()
+        assert logprobs(client.api, model, LAST + 1) == expected, index
+        assert client.api.state.journal is not None
+        client.api.state.journal.close()
+        again = make_api(durability="step", data_dir=client.api.state.settings.data_dir)
+        again.runner.run(recover(again.state, HANDLERS))
+        assert logprobs(again, model, LAST + 2) == expected, index
+        refused, failed = refused + client.refused, failed + client.failed
+    assert refused > 20
+    assert failed > 3
+
+
+def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFixture) -> None:
+    """A step that the server cannot keep is done all the same, the run is not lost, and its weights can be saved afterwards."""
+    settings = Settings(data_dir=Path(disk.root), durability="step")
+    recoveries: list[Recovery] = []
+    with running_server(settings) as url:
+        service = tinker.ServiceClient(base_url=url)
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        client = RecoveringTrainingClient(training, on_recovery=recoveries.append)
+        for step in client.steps(3, save_every=100):
+            with step:
+                data = [tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})]
+                client.forward_backward(data, "cross_entropy").result(timeout=30)
+                disk.first = disk.writes + 2  # the request is written down, its weights are not
+                client.optim_step(tinker.AdamParams(learning_rate=RATE)).result(timeout=30)
+                assert disk.was_full
+                disk.free()
+        assert client.save_state("after").result(timeout=30).path
+        service.close().result(timeout=30)
+    assert not recoveries
+    assert "cannot keep the weights of" in caplog.text

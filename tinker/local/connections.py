@@ -1,0 +1,167 @@
+"""The connections of a server: how many there may be, and how long a client may take to send a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Literal, TypeAlias
+
+import attrs
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log: logging.Logger = logging.getLogger("tinker.local")
+BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given up
+MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
+FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
+ENOUGH_DESCRIPTORS = 1 << 16
+REPORT_SECONDS = 60.0  # between two lines in the log about descriptors
+_Stage: TypeAlias = Literal["head", "body"] | None
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many file descriptors as the system allows it, up to ENOUGH_DESCRIPTORS."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; a system with a limit of another kind
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_DESCRIPTORS)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def count_descriptors() -> int:
+    """Return how many file descriptors this process may have."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return ENOUGH_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return ENOUGH_DESCRIPTORS
+
+
+@attrs.define(eq=False)
+class Connections:
+    """The limits of one server's connections, and those of them that have no request in work, the idlest first."""
+
+    head_seconds: float
+    body_seconds: float
+    max_connections: int
+    waiting: dict[LimitedProtocol, None] = attrs.field(factory=lambda: dict[LimitedProtocol, None]())
+    count: int = 0
+    _reported_at: float | None = None
+
+    @property
+    def backlog(self) -> int:
+        """Return how many connections the system may hold for this process, for each of which it needs a descriptor at once."""
+        return min(MAX_BACKLOG, count_descriptors() // 8)
+
+    def protocol(self) -> type[LimitedProtocol]:
+        """Return the class of these connections."""
+        return type("LimitedProtocol", (LimitedProtocol,), {"limits": self})
+
+    def make_room(self) -> None:
+        """Close connections without a request, the idlest first, until there are as many as there may be."""
+        while self.count > self.max_connections and self.waiting:
+            next(iter(self.waiting)).drop()
+
+    def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Handle what the loop reports: a lack of descriptors, of which it makes many reports, is one line a minute."""
+        if not str(context.get("message")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:
+            self._reported_at = loop.time()
+            log.error("no file descriptor is left for another connection (%d of them)", count_descriptors())
+
+
+def limit_connections(head_seconds: float, body_seconds: float, max_connections: int | None) -> Connections:
+    """Return the limits of a server; without a number of connections as many as there are descriptors for."""
+    limits = Connections(head_seconds, body_seconds, max_connections or 0)
+    if max_connections is None:
+        limits.max_connections = max(16, count_descriptors() - limits.backlog - FILES)
+    return limits
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection that is closed when its client takes too long to send a request, or when others need its place."""
+
+    limits: Connections
+    _stage: _Stage = None
+    _of: object = None  # the request whose body is received
+    _timer: asyncio.TimerHandle | None = None
+    _ends = 0.0
+    _nbytes = 0
+    _is_counted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.limits.count += 1
+        self._is_counted = True
+        self.limits.make_room()
+        if self.limits.count > self.limits.max_connections:
+            self.drop()
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+        self._nbytes += len(data)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget()
+
+    def drop(self) -> None:
+        """Close the connection and free its place."""
+        self._forget()
+        self.transport.close()
+
+    def _forget(self) -> None:
+        self.limits.waiting.pop(self, None)
+        self.limits.count -= self._is_counted
+        self._is_counted = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        """Start the time of what is received now, and note whether there is a request in work."""
+        if not self._is_counted:
+            return
+        self.limits.waiting.pop(self, None)
+        if self.cycle is None or self.cycle.response_complete:
+            self.limits.waiting[self] = None
+        stage, request = self._find_stage(), self.cycle
+        if (stage, request) == (self._stage, self._of):
+            return
+        self._stage, self._of, self._nbytes = stage, request, 0
+        if self._timer is not None:
+            self._timer.cancel()
+        if stage is not None:
+            self._start()
+
+    def _find_stage(self) -> _Stage:
+        if self.conn.their_state is h11.SEND_BODY:
+            return "body"
+        has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        return "head" if self.conn.their_state is h11.IDLE and has_begun else None
+
+    def _start(self) -> None:
+        seconds = self.limits.head_seconds if self._stage == "head" else self.limits.body_seconds
+        self._ends = self.loop.time() + seconds
+        self._timer = self.loop.call_later(seconds, self._check)
+
+    def _check(self) -> None:
+        """Close the connection, unless it is this server that is slow, or the body is long and comes fast enough."""
+        earned = self._nbytes / BODY_NBYTES_PER_SECOND if self._stage == "body" else 0.0
+        if self._stage == "body" and self.flow.read_paused:
+            self._start()
+        elif self._ends + earned > self.loop.time():
+            self._timer = self.loop.call_at(self._ends + earned, self._check)
+        else:
+            self.drop()
