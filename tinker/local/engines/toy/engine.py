@@ -37,6 +37,7 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
+    add_sequence_ratios,
     check_data,
     check_job,
     check_step,
@@ -201,6 +202,7 @@ class ToyEngine:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
         pairs = TokenPairs.collect(checked, self._vocabulary)
         logprobs = self._net.logprobs(adapter.tensors, pairs.last, pairs.following)[pairs.places]
+        checked = add_sequence_ratios(checked, form, list(_split(logprobs, checked)))
         weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
         counted = weights != 0
         inputs = {key: _concatenate(checked, key)[counted] for key in checked[0].inputs}
