@@ -15,6 +15,7 @@ from tinker._sampling import Sampler
 from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
+    check_loss,
     check_data,
     check_loss_config,
     check_model_path,
@@ -530,5 +531,6 @@ class TrainingClient(Signposted, ReadyClient):
         check_data(batch, loss_fn)
         check_context_lengths(batch, longest)
         check_loss_config(config)
+        check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)

@@ -14,6 +14,7 @@ from tinker.local.operations.descriptions import (
 from tinker.local.operations.loads import load_into_model, load_into_new_model
 from tinker.local.operations.lookup import check_ttl, find_addressed, find_checkpoint, require_checkpoint
 from tinker.local.operations.loss_requests import (
+    LOSS_SETTINGS,
     LossRequest,
     check_custom_loss,
     compute_loss,
@@ -30,6 +31,7 @@ from tinker.local.operations.uploads import finish_upload, open_upload
 
 __all__ = [
     "EVENT_STREAM",
+    "LOSS_SETTINGS",
     "LossRequest",
     "NewModel",
     "STREAM_HEADERS",

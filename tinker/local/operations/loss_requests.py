@@ -9,7 +9,7 @@ import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import Engine, EngineError, LossResult, TrainingExample, resolve_loss
+from tinker.local.engines import LOSS_FORMS, Engine, EngineError, LossResult, TrainingExample, resolve_loss
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.losses import LossGraph, check_graph
 from tinker.local.operations.model_inputs import read_input
@@ -23,6 +23,8 @@ from tinker.types.tensor_data import TensorData
 OUTPUT_TYPE = "ArrayRecord"
 CUSTOM = "custom"
 RECORDED_LOSS = "stable_reinforce"
+#: Every loss with its settings.
+LOSS_SETTINGS = {**{name: [*form.config] for name, form in LOSS_FORMS.items()}, CUSTOM: ["loss_id"]}
 Data: TypeAlias = Callable[[], list[Datum]]
 
 
