@@ -330,7 +330,7 @@ POLICY_INPUTS = {"logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
 @pytest.fixture
 def silent(wire: Any, connect: Any) -> tinker.TrainingClient:
     """A run on a server that does not say which losses it computes."""
-    wire.answer("client_config", lambda *_: httpx.Response(200, json={}))
+    wire.answer("client/config", lambda *_: httpx.Response(200, json={}))
     return cast("tinker.TrainingClient", connect().create_lora_training_client("tinker/toy", rank=4).result(10))
 
 
