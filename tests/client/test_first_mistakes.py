@@ -8,10 +8,9 @@ import pickle
 import re
 import traceback
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import attrs
-import httpx
 import numpy as np
 import pytest
 
@@ -325,13 +324,6 @@ def test_misspelled_losses_that_the_server_refuses(
 
 
 POLICY_INPUTS = {"logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
-
-
-@pytest.fixture
-def silent(wire: Any, connect: Any) -> tinker.TrainingClient:
-    """A run on a server that does not say which losses it computes."""
-    wire.answer("client/config", lambda *_: httpx.Response(200, json={}))
-    return cast("tinker.TrainingClient", connect().create_lora_training_client("tinker/toy", rank=4).result(10))
 
 
 def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire: Any) -> None:
