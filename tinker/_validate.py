@@ -156,7 +156,7 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
 
 
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:
-    """Raise ValueError for a loss, or one of its settings, that the server does not have; None is a server that says nothing."""
+    """Raise ValueError for a loss, or a setting of it, that the server does not have. ``known`` None: it has not said."""
     if known is None:
         return
     if loss_fn not in known:

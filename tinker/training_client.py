@@ -15,8 +15,8 @@ from tinker._sampling import Sampler
 from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
-    check_loss,
     check_data,
+    check_loss,
     check_loss_config,
     check_model_path,
     check_name,

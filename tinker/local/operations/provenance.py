@@ -75,8 +75,7 @@ def _read_tokens(where: str, value: ModelInput) -> NDArray[np.int32]:
     parts = [np.empty(0, np.int32)]
     try:
         for chunk in value.chunks:
-            text = isinstance(chunk, EncodedTextChunk)
-            parts.append(chunk.array if text else np.full(chunk.length, NO_TOKEN, np.int32))
+            parts.append(chunk.array if isinstance(chunk, EncodedTextChunk) else np.full(chunk.length, NO_TOKEN, np.int32))
     except ValueError as error:
         raise EngineError(f"{where}.model_input: {error}") from error
     return np.concatenate(parts)
