@@ -24,9 +24,9 @@ def main() -> None:
             model = service.get_server_capabilities().supported_models[0].model_name
             assert model is not None
             training = service.create_lora_training_client(base_model=model, rank=8)
-            tokens = tinker.ModelInput.from_ints([1, 2])
+            tokens = tinker.ModelInput.from_ints([1, 10**6])  # the second one is in no vocabulary
             datum = tinker.Datum(tokens, {"target_tokens": [2, 3], "weights": [1.0, 1.0]})
-            error = training.forward_backward([datum], "no_such_loss").exception()
+            error = training.forward_backward([datum], "cross_entropy").exception()
             print(f"what failed: {type(error).__name__}: {error}")
         text = file.read_text()
 

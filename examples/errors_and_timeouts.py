@@ -54,7 +54,8 @@ def main() -> None:
 
     # What the server accepts and then cannot do.
     try:
-        training.forward_backward([good], "no_such_loss").result(timeout=60)  # a name the client does not know goes through
+        far = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})  # a token of no vocabulary
+        training.forward_backward([far], "cross_entropy").result(timeout=60)
     except (tinker.RequestFailedError, tinker.APIStatusError) as error:
         print("server: ", type(error).__name__, error)
 

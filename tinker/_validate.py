@@ -19,7 +19,7 @@ from tinker.types.model_input import ModelInput, suggest_model_input
 from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams, SamplingParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
-from tinker_records import find_closest
+from tinker_records import find_closest, suggest
 
 if TYPE_CHECKING:
     from tinker._sampling import SampleOptions
@@ -150,6 +150,17 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
     for name, value in (config or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
+
+
+def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:
+    """Raise ValueError for a loss, or a setting of it, that the server does not have. ``known`` None: it has not said."""
+    if known is None:
+        return
+    if loss_fn not in known:
+        raise ValueError(f"unknown loss_fn {loss_fn!r}; {suggest('the server has', loss_fn, known)}")
+    for key in config:
+        if key not in known[loss_fn]:
+            raise ValueError(f"unknown loss_fn_config key {key!r}; {suggest(f'{loss_fn} takes', key, known[loss_fn])}")
 
 
 def check_optim_params(params: AdamParams | DimuonParams | None) -> AdamParams | DimuonParams:

@@ -278,7 +278,7 @@ class ServiceClient(Signposted):
                 it, ignored, as saved weights have their base model.
             retry_config: Retry settings. Only two have an effect: ``enable_retry_logic=False`` sends each request once;
                 ``progress_timeout`` limits the seconds spent on retries. None uses the defaults.
-            record_stability_info: Passed to the server with each sample.
+            record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
 
         Returns:
             The sampling client, usable at once.

@@ -17,6 +17,7 @@ from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
     check_data,
+    check_loss,
     check_loss_config,
     check_model_path,
     check_name,
@@ -131,6 +132,7 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             ValueError: At once, before anything is sent, if the data is empty, or a loss input is missing, unknown to the loss,
                 NaN, or differs in length from the model input. The message names the index of the datum and the field.
+                Also if the server has reported its losses, and the loss or a setting is not among them.
             TypeError: At once, if an item is not a Datum, or a setting is neither a number nor a string.
         """
         return self._loss("forward_backward", data, loss_fn, loss_fn_config)
@@ -350,7 +352,7 @@ class TrainingClient(Signposted, ReadyClient):
         Args:
             name: Has no effect. A value other than None causes a warning.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
-            record_stability_info: Passed to the server with each sample.
+            record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
             kind: "snapshot" keeps the current weights. "inflight" switches to the weights of later inflight saves of this run.
 
         Returns:
@@ -377,7 +379,7 @@ class TrainingClient(Signposted, ReadyClient):
         Args:
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
-            record_stability_info: Passed to the server with each sample.
+            record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
 
         Returns:
             The sampling client, usable at once.
@@ -531,5 +533,6 @@ class TrainingClient(Signposted, ReadyClient):
         check_data(batch, loss_fn)
         check_context_lengths(batch, longest)
         check_loss_config(config)
+        check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)

@@ -110,6 +110,10 @@ LOSS_FN_TYPE_INPUTS: Final = {
         "required": ["target_tokens", "logprobs", "advantages"],
         "optional": ["weights", "mask", "clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"],
     },
+    "gspo": {
+        "required": ["target_tokens", "logprobs", "advantages"],
+        "optional": ["weights", "mask", "clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"],
+    },
     "dro": {
         "required": ["target_tokens", "logprobs", "advantages"],
         "optional": ["weights", "mask", "clip_low_threshold", "clip_high_threshold", "sequence_ratio_mask"],

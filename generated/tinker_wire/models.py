@@ -318,6 +318,10 @@ class ClientConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=Tru
     """Upload custom losses with `create_custom_loss` instead of computing them on the client."""
     sample_join_sampling_session: bool = _sent(default=False)
     """Copies of a sampling client get their number from `join_sampling_session`."""
+    loss_fns: dict[str, list[str]] | None = None
+    """Every loss that the server computes, each with the names of its settings, so that a client can refuse other
+    names; null when the server does not say.
+    """
 
 
 class ClientDynamicConfigResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1978,7 +1982,9 @@ class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs_last_n: int | None = None
     """Only that many positions at the end of the prompt are scored; needs `prompt_logprobs`."""
     record_stability_info: bool = _sent(default=False)
-    """Sent as the user of an official client says; its meaning is not known."""
+    """Keep what `stable_reinforce` needs of each sequence, for training requests of the same session that name its
+    `sequence_id`.
+    """
     type: Literal["sample"] = _sent(default="sample")
     """Always `sample`."""
 

@@ -277,3 +277,10 @@ def restart(wire: Wire, clock: SteppedClock, tmp_path: Path) -> Iterator[Callabl
     yield restarted
     for state in states:
         state.close()
+
+
+@pytest.fixture
+def silent(wire: Wire, connect: Callable[..., tinker.ServiceClient]) -> tinker.TrainingClient:
+    """A run on a server that does not say which losses it computes."""
+    wire.answer("client/config", lambda *_: httpx.Response(200, json={}))
+    return connect().create_lora_training_client("tinker/toy", rank=4).result(10)

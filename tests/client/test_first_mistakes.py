@@ -289,18 +289,44 @@ def test_misspelled_loss_inputs(training: tinker.TrainingClient, wire: Any, inpu
     assert wire.requests("forward_backward") == []
 
 
-def test_misspelled_losses(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Our server says in one line which loss, and which of its options, was meant."""
-    error = training.forward_backward([datum()], "cross_entrophy").exception(10)
-    assert "unknown loss_fn 'cross_entrophy'" in str(error)
-    assert "did you mean 'cross_entropy'?" in str(error)
+MISSPELLED_LOSSES: list[tuple[str, dict[str, float], str]] = [
+    ("cross_entrophy", {}, "unknown loss_fn 'cross_entrophy'; {0} has .*; did you mean 'cross_entropy'"),
+    (
+        "ppo",
+        {"clip_low_treshold": 0.8},
+        "unknown loss_fn_config key 'clip_low_treshold'; .*; did you mean 'clip_low_threshold'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "said"), MISSPELLED_LOSSES)
+def test_misspelled_losses(training: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str) -> None:
+    """Where the server has said what it computes, another loss or setting is refused at the call and has no number."""
+    ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], **({} if name != "ppo" else POLICY_INPUTS)})
+    for call in (training.forward_backward, training.forward):
+        with pytest.raises(ValueError, match=said.format("the server")):
+            call([ready], name, config)
+    assert wire.requests("forward_backward") == []
+    training.optim_step(tinker.AdamParams(learning_rate=0.0)).result(10)
+    assert wire.requests("optim_step")[0].seq_id == 1
+
+
+@pytest.mark.parametrize(("name", "config", "said"), MISSPELLED_LOSSES)
+def test_misspelled_losses_that_the_server_refuses(
+    silent: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str
+) -> None:
+    """A server that has not said what it computes is asked; ours says in one line which loss, or setting, was meant."""
+    ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], **({} if name != "ppo" else POLICY_INPUTS)})
+    error = silent.forward_backward([ready], name, config).exception(10)
+    assert isinstance(error, tinker.UnprocessableEntityError)
+    assert re.search(said.format("this server"), str(error))
     assert getattr(error, "__notes__", []) == []
-    ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], "logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]})
-    error = training.forward_backward([ready], "ppo", {"clip_low_treshold": 0.8}).exception(10)
-    assert "did you mean 'clip_low_threshold'?" in str(error)
 
 
-def test_losses_that_another_server_refuses(training: tinker.TrainingClient, datum: MakeDatum, wire: Any) -> None:
+POLICY_INPUTS = {"logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
+
+
+def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire: Any) -> None:
     """Where the server does not say which loss was meant, the error does; of a name that resembles none it says nothing."""
     for name, notes in (
         ("importance_samplng", ["loss function 'importance_samplng': did you mean 'importance_sampling'?"]),
@@ -308,8 +334,7 @@ def test_losses_that_another_server_refuses(training: tinker.TrainingClient, dat
         ("ppo", []),
     ):
         wire.fail("forward_backward", 422, body={"detail": f"{name} is not a loss"})
-        inputs = {"target_tokens": [1, 2], "logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
-        error = training.forward_backward([tinker.Datum(PROMPT, inputs)], name).exception(10)
+        error = silent.forward_backward([tinker.Datum(PROMPT, {"target_tokens": [1, 2], **POLICY_INPUTS})], name).exception(10)
         assert isinstance(error, tinker.UnprocessableEntityError)
         assert [note for note in getattr(error, "__notes__", []) if "did you mean" in note] == notes
 
@@ -417,9 +442,10 @@ def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceCl
 # Tracebacks
 
 
-def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient) -> None:
     """A failure on the server is raised without the frames of the thread that found it, however often it is raised."""
-    future = training.forward_backward([datum()], "nonsense")
+    bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
+    future = training.forward_backward([bad], "cross_entropy")
     for _ in range(2):
         with pytest.raises(tinker.RequestFailedError) as caught:
             future.result(10)

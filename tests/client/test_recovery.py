@@ -305,12 +305,13 @@ def test_errors_of_the_user_pass(client: RecoveringTrainingClient) -> None:
 
 def test_a_failure_that_nobody_looked_at(client: RecoveringTrainingClient) -> None:
     """The loop raises it at the next save; one that the body has looked at is the body's business."""
-    with pytest.raises(tinker.TinkerError, match="no_such_loss"):
-        loop(client, 1, lambda _: client.forward_backward([datum(0)], "no_such_loss"))
+    bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
+    with pytest.raises(tinker.TinkerError, match="1000000"):
+        loop(client, 1, lambda _: client.forward_backward([bad], "cross_entropy"))
     handled = 0
     for _ in client.steps(2):
         try:
-            client.forward_backward([datum(0)], "no_such_loss").result(10)
+            client.forward_backward([bad], "cross_entropy").result(10)
         except tinker.TinkerError:
             handled += 1
     assert handled == 2

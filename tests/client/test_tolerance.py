@@ -104,13 +104,13 @@ def test_paths_of_other_schemes_are_the_servers_business(service: tinker.Service
     assert wire.requests("create_sampling_session")[0].json["model_path"] == path
 
 
-def test_losses_of_other_servers_are_passed_on(training: tinker.TrainingClient, wire: Any) -> None:
-    """Names, inputs and settings that this client does not know go to the server, which knows."""
+def test_losses_of_other_servers_are_passed_on(silent: tinker.TrainingClient, wire: Any) -> None:
+    """Where a server has not said what it computes, unknown names, inputs and settings go to it."""
     inputs: Any = {"target_tokens": [2, 3, 4], "values": tinker.TensorData([0.1, 0.2, 0.3], "float32")}
     datum = tinker.Datum(PROMPT, inputs)
     wire.fail("forward_backward", 200, body={"request_id": "f"})
     wire.fail("retrieve_future", 200, body={"loss_fn_output_type": "t", "loss_fn_outputs": [], "metrics": {}})
-    training.forward_backward([datum], "ppo_critic", {"value_clip": 0.2, "mode": "fast"}).result(10)  # type: ignore[arg-type]
+    silent.forward_backward([datum], "ppo_critic", {"value_clip": 0.2, "mode": "fast"}).result(10)  # type: ignore[arg-type]
     call = proto.decode_forward_backward(wire.requests("forward_backward")[0].body)
     assert (call.loss_fn, call.loss_fn_config) == ("ppo_critic", {"value_clip": 0.2, "mode": "fast"})
     assert sorted(call.data[0].loss_fn_inputs) == ["target_tokens", "values"]

@@ -11,7 +11,15 @@ pytest.importorskip("torch")
 
 import torch
 
-from tinker.local.engines import LOSS_FORMS, Cells, EngineError, TrainingExample, check_datum, resolve_loss
+from tinker.local.engines import (
+    LOSS_FORMS,
+    Cells,
+    EngineError,
+    TrainingExample,
+    add_sequence_ratios,
+    check_datum,
+    resolve_loss,
+)
 from tinker.local.engines.torch.losses import TORCH_LOSSES
 
 
@@ -66,6 +74,30 @@ def test_cispo_weighs_the_logprob_with_a_constant_clipped_ratio(now: float, then
     assert terms("cispo", {}, now, then, advantage) == pytest.approx((-bound * now * advantage, -bound * advantage))
 
 
+@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
+def test_gspo_clips_the_ratio_of_the_sequence(now: float, then: float, advantage: float) -> None:
+    """GSPO is PPO with the mean log-ratio of the marked tokens; each token has the gradient of its own log-probability."""
+    cells = prepared(
+        example(
+            target_tokens=[2, 3, 4], logprobs=[9.0, then, then - 0.3], advantages=[0.0, advantage, -advantage],
+            sequence_ratio_mask=[0.0, 1.0, 1.0],
+        ),
+        "gspo",
+    )  # fmt: skip
+    form, options = resolve_loss("gspo", {})
+    logprobs = torch.tensor([-5.0, now, now - 0.1], dtype=torch.float64, requires_grad=True)
+    (cells,) = add_sequence_ratios([cells], form, [logprobs.detach().numpy()[:, None]])
+    inputs = {name: torch.from_numpy(values[:, 0]).double() for name, values in cells.inputs.items()}
+    found = TORCH_LOSSES["gspo"](logprobs, inputs, options)
+    found.sum().backward()
+    ratio = math.exp(((now - then) + (now - 0.1 - (then - 0.3))) / 2)
+    bound = min(max(ratio, 0.8), 1.2)
+    for index, one in enumerate((0.0, advantage, -advantage)):
+        assert found[index].item() == pytest.approx(-min(ratio * one, bound * one), rel=1e-6)
+        slope = -ratio * one if ratio * one <= bound * one else 0.0
+        assert logprobs.grad[index].item() == pytest.approx(slope, rel=1e-6)  # type: ignore[index]
+
+
 @pytest.mark.parametrize("beta", [None, 0.3])
 def test_dro_adds_a_quadratic_penalty(beta: float | None) -> None:
     """DRO is -(logprob * advantage - beta / 2 * (now - then)^2), with beta 0.05 by default."""
@@ -105,6 +137,17 @@ WRONG = {
     ),
     "weights has shape [3, 1]": ("cross_entropy", example(target_tokens=[1, 2, 3], weights=[[1], [1], [1]])),
     "logprobs has shape [2]": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0], advantages=[1, 1, 1])),
+    "sequence_ratio_mask marks no token": (
+        "gspo",
+        example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1], sequence_ratio_mask=[0, 0, 0]),
+    ),
+    "is missing sequence_ratio_mask": ("gspo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1])),
+    "target_tokens contains token id 99": (
+        "gspo",
+        example(
+            target_tokens=[1, 99, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1], sequence_ratio_mask=[0, 1, 0], weights=[1, 0, 1]
+        ),
+    ),
     "target_tokens contains token id -1": ("cross_entropy", example(target_tokens=[1, -1, 3])),
     "weights contains a value that is not finite": (
         "cross_entropy",

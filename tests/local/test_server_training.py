@@ -251,13 +251,11 @@ def test_training_lowers_the_loss(api: Api) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"loss_fn": "nonsense"}, "unknown loss_fn 'nonsense'"),
         ({"loss_fn": "ppo"}, "is missing advantages, logprobs"),
         ({"data": []}, "no data"),
         ({"data": [datum([104], [101, 108])]}, "datum 0: target_tokens has shape [2]"),
         ({"data": [datum([104], [101]), datum([900], [1])]}, "datum 1: model_input contains token id 900"),
         ({"data": [datum([2**40], [1])]}, "datum 0: tokens must fit in 32 bits"),
-        ({"loss_fn_config": {"beta": 1.0}}, "unknown loss_fn_config key 'beta'"),
         ({"data": [{**datum([1], [1]), "model_input": {"chunks": [{"type": "dmel", "dmel": ""}]}}]}, "'dmel'"),
     ],
 )
@@ -268,6 +266,32 @@ def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any]
     assert category == "user"
     assert said in error
     assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"loss_fn": "cross_entrophy"}, "unknown loss_fn 'cross_entrophy'; this server has cross_entropy, "),
+        ({"loss_fn": "cross_entrophy"}, "; did you mean 'cross_entropy'?"),
+        ({"loss_fn_config": {"beta": 1.0}}, "unknown loss_fn_config key 'beta'; cross_entropy takes none"),
+        (
+            {"loss_fn": "ppo", "loss_fn_config": {"clip_low_treshold": 1.0}},
+            "ppo takes clip_low_threshold, clip_high_threshold; did you mean 'clip_low_threshold'?",
+        ),
+    ],
+)
+def test_an_unknown_loss_is_refused_with_its_request(make_api: MakeApi, fields: dict[str, Any], said: str) -> None:
+    """A loss or a setting that the server does not have is a 422 with the name that was meant; nothing waits for its number."""
+    api = make_api(gap_seconds=10_000.0)
+    model = api.model()
+    for number, operation in ((1, "forward_backward"), (2, "forward")):
+        body = loss_body(model, number, **fields)
+        if operation == "forward":
+            body["forward_input"] = body.pop("forward_backward_input")
+        status, detail = api.refused(operation, body)
+        assert status == 422
+        assert said in detail[0]["msg"]
+    assert "loss:sum" in api.result(api.loss(model, 3))["metrics"]
 
 
 def test_an_optimizer_that_is_not_there_is_refused(api: Api) -> None:

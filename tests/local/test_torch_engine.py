@@ -175,7 +175,18 @@ def ppo(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor
     return -torch.stack([ratio * inputs["advantages"], bounded * inputs["advantages"]]).min(dim=0).values.sum()
 
 
-@pytest.mark.parametrize("expected", [cross_entropy, importance_sampling, ppo])
+def gspo(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    marked = inputs["sequence_ratio_mask"] != 0
+    sequence = (logprobs.detach() - inputs["logprobs"])[marked].mean()
+    return ppo(logprobs, {**inputs, "logprobs": logprobs.detach() - sequence})
+
+
+def stable_reinforce(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    weight = torch.min((logprobs.detach() - inputs["logprobs"]).exp(), torch.tensor(2.0))
+    return -(weight * logprobs * inputs["advantages"]).sum()
+
+
+@pytest.mark.parametrize("expected", [cross_entropy, importance_sampling, ppo, gspo, stable_reinforce])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_updates_equal_plain_autograd_and_adamw(
     engine: TorchEngine, model_directory: Path, name: str, expected: Expected
@@ -184,6 +195,8 @@ def test_updates_equal_plain_autograd_and_adamw(
     reference = Reference(model_directory, weights(engine, name), ADAM)
     for step in range(3):
         data = (supervised if expected is cross_entropy else rows)(5, 17, 1, 9, seed=step)
+        for datum in data if expected is gspo else []:
+            datum.loss_inputs["sequence_ratio_mask"] = (np.arange(len(datum.tokens)) % 2 == 0).astype(np.float32)
         result = engine.forward_backward(name, data, expected.__name__, {}, backward=True)
         engine.optim_step(name, ADAM)
         assert result.metrics["loss:sum"] == pytest.approx(reference.step(data, expected), rel=1e-4)
@@ -382,7 +395,7 @@ def test_an_impossible_adapter_is_refused(engine: TorchEngine, flags: dict[str, 
 @pytest.mark.parametrize(
     ("loss", "config", "change", "message"),
     [
-        ("gspo", {}, {}, "unknown loss_fn 'gspo'"),
+        ("rope", {}, {}, "unknown loss_fn 'rope'"),
         ("ppo", {"epsilon": 0.2}, {}, "unknown loss_fn_config key 'epsilon'"),
         ("ppo", {}, {"advantages": np.ones(4, np.float32)}, "datum 1: advantages has shape"),
         ("ppo", {}, {"target_tokens": np.full(6, 258)}, "datum 1: target_tokens contains token id 258"),

@@ -85,6 +85,8 @@ def compute(engine: TorchEngine, loss: str = "ppo", lengths: tuple[int, ...] = (
         for datum in data:
             datum.loss_inputs["weights"] = datum.loss_inputs.pop("advantages")
             del datum.loss_inputs["logprobs"]
+    for datum in data if loss == "gspo" else []:
+        datum.loss_inputs["sequence_ratio_mask"] = np.ones(len(datum.tokens), np.float32)
     result = engine.forward_backward("a", data, loss, {}, backward=True)
     gradient = [part.clone() for part in engine._adapter("a").gradient or []]
     engine._adapter("a").gradient = None
@@ -109,9 +111,10 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: 
     source = write_model(tmp_path, family)
     engine = open_engine(source)
     assert engine._trainer._split.is_split
-    whole = [compute(engine, loss) for loss in ("ppo", "cross_entropy")]
+    losses = ("ppo", "cross_entropy", "gspo")
+    whole = [compute(engine, loss) for loss in losses]
     monkeypatch.setattr("tinker.local.engines.torch.head.CHUNK_CELLS", 3 * 258)
-    for loss, expected in zip(("ppo", "cross_entropy"), whole, strict=True):
+    for loss, expected in zip(losses, whole, strict=True):
         assert_same(compute(engine, loss), expected)
     plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32)
     tokens = examples(20)[0].tokens

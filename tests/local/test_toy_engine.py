@@ -12,6 +12,7 @@ import pytest
 
 from tinker.local.engines import (
     LOSS_FORMS,
+    SEQUENCE_LOG_RATIO,
     Adam,
     AdapterSpec,
     Dimuon,
@@ -105,8 +106,10 @@ def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
     def loss(*, backward: bool = False) -> float:
         return engine.forward_backward("a", [one, one], loss_fn, {}, backward=backward).metrics["loss:sum"]
 
-    if loss_fn == "cispo":  # its ratio is a constant to the gradient: compare with a loss that is linear in the logprobs
+    if loss_fn in ("cispo", "stable_reinforce"):  # their ratio is a constant to the gradient: the next test compares it
         return
+    if loss_fn == "gspo":  # a token's gradient is its own part: that of the whole where all tokens have one advantage
+        one.loss_inputs["advantages"][:], one.loss_inputs["sequence_ratio_mask"] = 0.5, np.ones(5, np.float32)
     loss(backward=True)
     assert adapter.gradient is not None
     rng = np.random.default_rng(0)
@@ -121,20 +124,42 @@ def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
         assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-6)
 
 
-def test_cispo_does_not_differentiate_its_ratio(engine: ToyEngine) -> None:
-    """Its gradient is that of cross entropy with the clipped ratio times the advantage as weights."""
+@pytest.mark.parametrize(("loss_fn", "low", "high"), [("cispo", 0.8, 1.2), ("stable_reinforce", 0.0, 2.0)])
+def test_a_ratio_that_is_a_constant(engine: ToyEngine, loss_fn: str, low: float, high: float) -> None:
+    """The gradient is that of cross entropy with the clipped ratio times the advantage as weights."""
     train(engine, "a", b"abcabc", 2)
     one = rl_example(engine)
-    engine.forward_backward("a", [one], "cispo", {}, backward=True)
+    one.loss_inputs["logprobs"][2] -= 1.0
+    engine.forward_backward("a", [one], loss_fn, {}, backward=True)
     gradient = engine._adapter("a").gradient
     engine._adapter("a").gradient = None
     today = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
-    ratios = np.clip(np.exp(today - one.loss_inputs["logprobs"]), 0.8, 1.2)
+    ratios = np.clip(np.exp(today - one.loss_inputs["logprobs"]), low, high)
     weighted = example(weights=(ratios * one.loss_inputs["advantages"]).astype(np.float32))
     engine.forward_backward("a", [weighted], "cross_entropy", {}, backward=True)
     assert gradient is not None
     for name, expected in (engine._adapter("a").gradient or {}).items():
         np.testing.assert_allclose(gradient[name], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_losses_over_sequences_and_records_have_their_documented_values(engine: ToyEngine) -> None:
+    """gspo clips the geometric mean of the marked ratios; truncated REINFORCE cuts ratios at 2 and pulls to the sampler."""
+    one = rl_example(engine)
+    one.loss_inputs["logprobs"][2] -= 1.0
+    mask = np.array([0, 1, 1, 1, 0], np.float32)
+    now = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"].astype(float)
+    q, advantages = (np.asarray(one.loss_inputs[name], np.float64) for name in ("logprobs", "advantages"))
+    whole = math.exp((now - q)[mask != 0].mean())
+    expected = -np.minimum(whole * advantages, min(max(whole, 0.8), 1.2) * advantages).sum()
+    marked = attrs.evolve(one, loss_inputs={**one.loss_inputs, "sequence_ratio_mask": mask})
+    metrics = engine.forward_backward("a", [marked], "gspo", {}, backward=False).metrics
+    assert metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
+    assert (metrics["ratio:min"], metrics["ratio:max"]) == pytest.approx((whole, whole), rel=1e-5)
+    ratios = np.exp(now - q)
+    expected = (-np.minimum(ratios, 2.0) * now * advantages + 0.05 * (now - q) ** 2).sum()
+    metrics = engine.forward_backward("a", [one], "stable_reinforce", {"kl_coeff": 0.1}, backward=False).metrics
+    assert metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["truncated_reinforce/clipped:sum"] == (ratios > 2).sum() == 1
 
 
 def test_losses_have_their_documented_values(engine: ToyEngine) -> None:
@@ -519,7 +544,7 @@ def test_impossible_dimuon_values_are_refused(engine: ToyEngine, change: dict[st
         ("cross_entropy", {"weights": [np.nan] * 5}, "weights contains a value that is not finite"),
         ("cross_entropy", {"target_tokens": TARGETS + 500}, "target_tokens contains token id"),
         ("importance_sampling", {"logprobs": [-1e4] * 5, "advantages": [1.0] * 5}, "not finite"),
-        ("gspo", {}, "unknown loss_fn 'gspo'; this server has cross_entropy"),
+        ("rope", {}, "unknown loss_fn 'rope'; this server has cross_entropy"),
     ],
 )
 def test_a_wrong_datum_is_named_and_changes_nothing(engine: ToyEngine, loss_fn: str, inputs: dict[str, Any], said: str) -> None:
@@ -628,6 +653,8 @@ def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
     rng = np.random.default_rng(0)
     logprobs = -rng.random(200)
     inputs = {"logprobs": logprobs + rng.normal(0, 0.5, 200), "advantages": rng.normal(0, 1, 200)}
+    if LOSS_FORMS[loss_fn].sequence is not None:
+        inputs[SEQUENCE_LOG_RATIO] = rng.normal(0, 0.5, 200)
     options = LOSS_FORMS[loss_fn].config
     terms, slopes = TOY_LOSSES[loss_fn](logprobs, inputs, options)
     leaf = torch.tensor(logprobs, requires_grad=True)

@@ -13,7 +13,7 @@ from tinker_wire.api import training as training_api
 
 from tinker._config import WireChoice
 from tinker._http import Findings, Verdict, is_about_format, is_format_refused, is_unexplained, judge
-from tinker.errors import APIStatusError
+from tinker.errors import APIStatusError, ConflictError
 
 Media: TypeAlias = Literal["proto", "json"]
 
@@ -161,7 +161,7 @@ class Trial(msgspec.Struct):
         first = refusals[0]
         told = first if is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
         for form, error in refusals:
-            if error is not told[1]:
+            if error is not told[1] and not isinstance(error, ConflictError):  # whose number the first refusal used up
                 told[1].add_note(f"{form}: {error}")
         return told[1]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from tinker_wire import models
@@ -43,6 +44,8 @@ class ServerSettings:
         #: How many tokens a model takes, of those whose length the server has said; by the name of the model.
         self.context_lengths: dict[str | None, int] = {}
         self.known_models: tuple[str, ...] = ()
+        #: The losses of the server, each with its settings; None where it has not said so.
+        self.losses: Mapping[str, Sequence[str]] | None = None
 
     def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
         """Note which models there are, and how many tokens each takes, where the server says so."""
@@ -80,10 +83,11 @@ class ServerSettings:
         """Forget the settings and what the server lacked, so that it is asked again: it was restarted."""
         self.stop()
         self._transport.findings.forget_absences()
-        self._asking = None
+        self._asking = self.losses = None
 
     async def _ask(self) -> ServerConfig:
         server_config = await self._client_config()
+        self.losses = server_config.config.loss_fns
         if server_config.config.pjwt_auth_enabled:
             self._exchange_credentials(server_config.config)
         if server_config.answered:

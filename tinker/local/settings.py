@@ -67,6 +67,10 @@ class Settings:
     ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
     one session (403).
 
+    ``max_recorded_tokens``: sampled tokens, of all sessions, that are recorded for the loss ``stable_reinforce``, at about 8
+    bytes each; beyond it go the sequences that were not used for longest. ``recorded_seconds``: a sequence that no training
+    request names for longer is not there any more.
+
     ``sample_batch_tokens``: prompt and continuation tokens of the samples that run at once. ``sample_seconds``: a sample that
     has been running for longer fails.
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
@@ -112,6 +116,8 @@ class Settings:
     max_queued_requests: int = 20_000
     max_samples: int = 1024
     max_custom_losses: int = 1000
+    max_recorded_tokens: int = 1 << 24
+    recorded_seconds: float = 86_400.0
     sample_batch_tokens: int = 1 << 16
     sample_seconds: float = 3600.0
     gap_seconds: float = 120.0

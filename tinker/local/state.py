@@ -42,6 +42,7 @@ from tinker.local.storage import (
     Links,
     ModelRecord,
     Owner,
+    RecordedSequences,
     RequestFailure,
     RequestOutcome,
     ServerFuture,
@@ -95,6 +96,7 @@ class State:
         self.futures: FutureStore = FutureStore(self.settings, self.lock, clock)
         self.store: Store = Store(self.settings, clock, now, self._drop_model)
         self._owner = Owner(self.settings.data_dir)
+        self.recorded: RecordedSequences = RecordedSequences(self.settings, now, self.journal)
         self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
         self.runs: KeptRuns | None = None
         self.ledger: Ledger | None = None
@@ -105,7 +107,7 @@ class State:
             self.ledger = Ledger(self.journal, self.settings.max_audit_entries)
             self.ledger.keep(self.usage, self.audit)
             self.futures.on_result, self.futures.on_drop = self._keep_result, self.journal.drop_result
-            self.store.on_end = self._drop_session
+        self.store.on_end = self._drop_session
         kept = None if self.runs is None else self.runs.snapshots
         self.store.hint = self.futures.hint = self.checkpoints.hint_last_save
         self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner, kept)
@@ -220,6 +222,7 @@ class State:
             self.journal.flush()
 
     def _drop_session(self, session: SessionRecord) -> None:
+        self.recorded.drop_session(session.session_id)
         if self.journal is not None:
             self.journal.drop_session(session.session_id)
 

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import chz
 import datasets
@@ -30,8 +31,13 @@ from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import ChatDatasetBuilderFromComparisons, ComparisonDatasetBuilder
 from tinker_cookbook.preference.types import Comparison, LabeledComparison
-from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from tinker_cookbook.recipes import rl_loop
+from tinker_cookbook.recipes.math_rl import train as math_rl
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder, ArithmeticEnv
 from tinker_cookbook.recipes.preference.shorter.env import ShorterComparisonBuilder, ShorterPreferenceModelBuilder
+from tinker_cookbook.recipes.rubric import env as rubric_env
+from tinker_cookbook.recipes.rubric import train as rubric
+from tinker_cookbook.recipes.rubric.data import Rubric
 from tinker_cookbook.recipes.sdft.datasets import SDFTDataset
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl import rollouts
@@ -132,10 +138,76 @@ async def reinforcement_streamed(url: str, folder: Path) -> None:
     await rl.main(rl_config(url, folder, stream_minibatch_config=streamed))
 
 
+def counting_letters(kind: type, method: str) -> Any:
+    """Rewards that a model of letters earns: it writes no numbers, so all of the recipe's own would be equal."""
+    return mock.patch.object(kind, method, lambda _, text: text.count("e"))
+
+
 async def reinforcement_async(url: str, folder: Path) -> None:
-    """Samples of older weights, with the loss that is made for them."""
+    """Samples of older weights, with the loss that is made for them and is the default here."""
+    ahead = rl.AsyncConfig(max_steps_off_policy=1, groups_per_batch=2)
+    assert ahead.loss_fn == "stable_reinforce"
+    with counting_letters(ArithmeticEnv, "check_answer"):
+        await rl.main(rl_config(url, folder, async_config=ahead))
+    assert max(logged(folder / "run", "grad_norm:mean")) > 0
+
+
+async def reinforcement_async_ppo(url: str, folder: Path) -> None:
+    """Samples of older weights, with a loss that takes their log-probabilities from the datum."""
     ahead = rl.AsyncConfig(max_steps_off_policy=1, groups_per_batch=2, loss_fn="ppo")
     await rl.main(rl_config(url, folder, async_config=ahead))
+
+
+async def recipe_math_rl(url: str, folder: Path) -> None:
+    """The recipe's command, with its default loss."""
+    config = math_rl.CLIConfig(
+        env="arithmetic", model_name=MODEL, renderer_name=RENDERER, lora_rank=8, groups_per_batch=2, group_size=4, max_tokens=8,
+        max_steps=2, learning_rate=1e-3, eval_every=0, save_every=0, log_path=str(folder / "run"), base_url=url,
+    )  # fmt: skip
+    assert config.loss_fn == "stable_reinforce"
+    with counting_letters(ArithmeticEnv, "check_answer"):
+        await math_rl.cli_main(config)
+    assert max(logged(folder / "run", "grad_norm:mean")) > 0
+
+
+async def recipe_rl_loop(url: str, folder: Path) -> None:
+    """The recipe with its default loss."""
+    rows = datasets.Dataset.from_list([{"question": asked, "answer": said} for asked, said in QUESTIONS])
+    config = rl_loop.Config(
+        base_url=url, log_path=str(folder / "run"), model_name=MODEL, batch_size=2, group_size=4, max_tokens=8, lora_rank=8,
+        learning_rate=1e-3, max_steps=2,
+    )  # fmt: skip
+    assert config.loss_fn == "stable_reinforce"
+    with (
+        mock.patch.object(rl_loop.datasets, "load_dataset", return_value=datasets.DatasetDict(train=rows)),
+        mock.patch.object(rl_loop.model_info, "get_recommended_renderer_name", return_value=RENDERER),
+        mock.patch.object(rl_loop, "get_reward", lambda response, _: float(response.count("e"))),
+    ):
+        await asyncio.to_thread(rl_loop.main, config)
+    assert min(logged(folder / "run", "grad_norm:mean")) > 0
+
+
+def brief_completer(**options: Any) -> TinkerMessageCompleter:
+    """A grader for a model whose context is shorter than the answers that the recipe allows."""
+    return TinkerMessageCompleter(**{**options, "max_tokens": 8})
+
+
+async def recipe_rubric(url: str, folder: Path) -> None:
+    """The recipe's command with its default loss; the model is its own grader."""
+    items = [{"rubric_str": "Be brief.", "extraction_regex": "(0)", "grader_output_format_instruction": "Say a number."}]
+    data = folder / "rubric.jsonl"
+    lines = [json.dumps({"convo": [{"role": "user", "content": asked}], "rubric_items": items}) for asked, _ in QUESTIONS]
+    data.write_text("".join(line + "\n" for line in lines))
+    config = rubric.CLIConfig(
+        model_name=MODEL, renderer_name=RENDERER, grader_llm_name=MODEL, grader_renderer_name=RENDERER, lora_rank=8,
+        train_group_size=4, groups_per_batch=2, max_tokens=8, learning_rate=1e-3, train_jsonl_path=str(data),
+        test_jsonl_path=str(data), eval_every=0, save_every=0, max_steps=2, log_path=str(folder / "run"), base_url=url,
+    )  # fmt: skip
+    assert config.loss_fn == "stable_reinforce"
+    brief = mock.patch.object(rubric_env, "TinkerMessageCompleter", brief_completer)
+    with mock.patch.dict(os.environ, TINKER_BASE_URL=url), counting_letters(Rubric, "extract_score"), brief:
+        await rubric.cli_main(config)
+    assert max(logged(folder / "run", "grad_norm:mean")) > 0
 
 
 async def reinforcement_in_processes(url: str, folder: Path) -> None:

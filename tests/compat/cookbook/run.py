@@ -16,8 +16,9 @@ from tinker.local import Settings, running_server
 
 SCRIPT = Path(__file__).with_name("loops.py")
 LOOPS = re.findall(r"^async def ([a-z]\w+)\(url", SCRIPT.read_text(), re.MULTILINE)
-# What a server does not have: a bare SkyRL server makes no files for others.
-ABSENT = {"official": frozenset[str](), "skyrl": frozenset({"download"})}
+# What a server does not have: a bare SkyRL server makes no files for others, and does not know the loss stable_reinforce.
+WITH_DEFAULT_LOSS = frozenset({"reinforcement_async", "recipe_math_rl", "recipe_rl_loop", "recipe_rubric"})
+ABSENT = {"official": frozenset[str](), "skyrl": WITH_DEFAULT_LOSS | {"download"}}
 NO_HUB = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TINKER_API_KEY": "tml-cookbook"}
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from tinker.local.engines.dimuon import newton_schulz, orthogonal_direction
 from tinker.local.engines.image_inputs import EngineImage, ImageReader, PlacedImage
 from tinker.local.engines.loss_inputs import (
-    CLIP_DEFAULTS,
     LOSS_FORMS,
+    SEQUENCE_LOG_RATIO,
     WEIGHTS_DIVERGED,
     Cells,
     LossForm,
+    add_sequence_ratios,
     check_data,
     check_datum,
     check_step,
     check_tokens,
+    clip_bounds,
     explain_infinite_loss,
     resolve_loss,
 )
@@ -53,12 +55,12 @@ from tinker.local.engines.sample_inputs import check_job, noise_seed
 
 __all__ = [
     "WEIGHTS_DIVERGED",
+    "add_sequence_ratios",
     "explain_infinite_loss",
     "DEFAULT_PLACEMENT",
     "Adam",
     "AdapterSpec",
     "BatchingEngine",
-    "CLIP_DEFAULTS",
     "Cells",
     "Continuation",
     "DType",
@@ -80,6 +82,7 @@ __all__ = [
     "Placement",
     "PromptTargets",
     "Recompute",
+    "SEQUENCE_LOG_RATIO",
     "SampleBatch",
     "SampleJob",
     "SampleResult",
@@ -94,6 +97,7 @@ __all__ = [
     "check_step",
     "check_tokens",
     "check_directory",
+    "clip_bounds",
     "choose_engine",
     "explain_absence",
     "missing_parts",

@@ -18,6 +18,7 @@ from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, Tr
 from tinker_records import suggest
 
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+SEQUENCE_LOG_RATIO = "sequence_log_ratio"  # an input that the engine adds, for losses with one ratio for a whole datum
 _RL_INPUTS = frozenset({"logprobs", "advantages"})
 WEIGHTS_DIVERGED = "the weights have probably diverged. Lower the learning rate and continue from an earlier checkpoint"
 
@@ -27,12 +28,16 @@ class LossForm:
     """The inputs a loss needs besides ``target_tokens``, those that scale its terms, and its options with defaults.
 
     ``factor`` names the input that multiplies every term. Where it is 0 nothing is learned, and metrics do not count the cell.
+    ``sequence`` names the input that marks the cells over which the ratio of a whole datum is taken, ``clip_metric`` the
+    metric that counts the ratios outside the thresholds.
     """
 
     inputs: frozenset[str] = _RL_INPUTS
     factor: str | None = "advantages"
+    sequence: str | None = None
     masks: frozenset[str] = frozenset({"weights", "mask"})
     config: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
+    clip_metric: str = "clipped:sum"
     many_targets: bool = False
 
 
@@ -41,7 +46,11 @@ LOSS_FORMS: Mapping[str, LossForm] = {
     "importance_sampling": LossForm(),
     "ppo": LossForm(config=CLIP_DEFAULTS),
     "cispo": LossForm(config=CLIP_DEFAULTS),
+    "gspo": LossForm(inputs=_RL_INPUTS | {"sequence_ratio_mask"}, sequence="sequence_ratio_mask", config=CLIP_DEFAULTS),
     "dro": LossForm(factor=None, config={"beta": 0.05}),  # its penalty acts without an advantage, too
+    "stable_reinforce": LossForm(
+        factor=None, config={"clip_high_threshold": 2.0, "kl_coeff": 0.0}, clip_metric="truncated_reinforce/clipped:sum"
+    ),
 }
 
 
@@ -67,10 +76,19 @@ def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm
             raise EngineError(f"unknown loss_fn_config key {key!r}; {suggest(f'{name} takes', key, form.config)}")
         if isinstance(value, str) or not math.isfinite(value):
             raise EngineError(f"loss_fn_config {key!r} is {value!r}; it must be a finite number")
+        if value < 0 and key in ("clip_high_threshold", "kl_coeff"):
+            raise EngineError(f"loss_fn_config {key!r} is {value!r}; it must be at least 0")
     options = {**form.config, **{key: float(value) for key, value in config.items()}}
     if form.config is CLIP_DEFAULTS and options["clip_low_threshold"] > options["clip_high_threshold"]:
         raise EngineError(f"loss_fn_config of {name}: clip_low_threshold exceeds clip_high_threshold")
     return form, options
+
+
+def clip_bounds(options: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the bounds that a loss with these options has for ratios; None for a loss without any."""
+    if "clip_high_threshold" not in options:
+        return None
+    return options.get("clip_low_threshold", 0.0), options["clip_high_threshold"]
 
 
 def check_data(
@@ -96,7 +114,12 @@ def check_datum(index: int, example: TrainingExample, name: str, form: LossForm,
     for key in form.masks & cells.keys():
         weights = weights * cells[key]
     targets = np.asarray(example.loss_inputs["target_tokens"]).astype(np.int64).reshape(weights.shape)
-    check_tokens(f"{where}: target_tokens", targets[weights != 0], vocabulary)
+    used = weights != 0
+    if form.sequence is not None:
+        if not cells[form.sequence].any():
+            raise EngineError(f"{where}: {form.sequence} marks no token")
+        used = used | (cells[form.sequence] != 0)
+    check_tokens(f"{where}: target_tokens", targets[used], vocabulary)
     return Cells(
         tokens=example.tokens.astype(np.int64),
         targets=targets,
@@ -105,6 +128,24 @@ def check_datum(index: int, example: TrainingExample, name: str, form: LossForm,
         shape=shape,
         images=example.images,
     )
+
+
+def add_sequence_ratios(data: Sequence[Cells], form: LossForm, logprobs: Sequence[NDArray[np.floating[Any]]]) -> list[Cells]:
+    """Return the data with the log-ratio of each datum, the mean over its marked cells, in the place of the marks.
+
+    ``logprobs`` are those of the targets of each datum now. A loss without such a ratio gets the data as they are.
+    """
+    if form.sequence is None:
+        return list(data)
+    return [_with_sequence_ratio(cells, form.sequence, now) for cells, now in zip(data, logprobs, strict=True)]
+
+
+def _with_sequence_ratio(cells: Cells, sequence: str, logprobs: NDArray[np.floating[Any]]) -> Cells:
+    marked = cells.inputs[sequence] != 0
+    drift = np.asarray(logprobs, np.float64).reshape(marked.shape)[marked] - cells.inputs["logprobs"][marked]
+    others = {name: value for name, value in cells.inputs.items() if name != sequence}
+    ratios = np.full(marked.shape, drift.mean(), np.float32)
+    return attrs.evolve(cells, inputs={**others, SEQUENCE_LOG_RATIO: ratios})
 
 
 def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -> None:

@@ -177,6 +177,8 @@ def _enqueue(
             future.on_poll = _session_toucher(state, sampler.session)
         future.engine_model = source.engine.base_model
         result = _response_maker(state, request, usage_key, sequence_ids)
+        if sampler is not None and request.record_stability_info:
+            result = _recorder(state, request, sampler.session, sequence_ids, result)
         state.served.find(future.engine_model).samples.put(
             SampleTask(
                 future,
@@ -251,6 +253,25 @@ def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure |
 
 def _job_maker(request: models.SampleRequest, weights: LoadWeights) -> Callable[[Engine], SampleJob]:
     return lambda engine: to_job(engine, request, weights)
+
+
+def _recorder(
+    state: State,
+    request: models.SampleRequest,
+    session: SessionRecord,
+    sequence_ids: Sequence[str],
+    respond: Callable[[SampleResult], SampleResponse],
+) -> Callable[[SampleResult], SampleResponse]:
+    """Return a function that records the sequences, so that training requests of the session may name them, and responds."""
+
+    def result(result: SampleResult) -> SampleResponse:
+        with state.lock:
+            for sequence_id, sampled in zip(sequence_ids, result.sequences, strict=True):
+                if session.end is None:
+                    state.recorded.add(sequence_id, session.session_id, count_prompt_tokens(request), sampled)
+        return respond(result)
+
+    return result
 
 
 def _response_maker(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.naming import other_names_warning
-from tinker.local.operations import summarize_session, to_string_map
+from tinker.local.operations import LOSS_SETTINGS, summarize_session, to_string_map
 from tinker.local.recovery import write_down
 from tinker.local.state import State
 from tinker.local.storage import OWNER, SessionEnd, SessionRecord, to_utc
@@ -19,9 +20,10 @@ async def healthz(state: State, call: APICall) -> models.HealthResponse:
 
 
 async def client_config(state: State, call: APICall) -> models.ClientConfigResponse:
-    """Return the setting of that name."""
+    """Return the settings, and the losses of this server unless the settings have some."""
     call.read(models.ClientConfigRequest)
-    return state.settings.client_config
+    config = state.settings.client_config
+    return config if config.loss_fns is not None else structs.replace(config, loss_fns=LOSS_SETTINGS)
 
 
 async def client_dynamic_config(state: State, call: APICall) -> models.ClientDynamicConfigResponse:

@@ -28,6 +28,7 @@ from tinker.local.operations import (
     list_runs,
     optimizer_config,
     optimizer_family,
+    prepare_data,
     step_params,
 )
 from tinker.local.recovery import write_down
@@ -154,6 +155,10 @@ def _enqueue_loss(
     loss: LossRequest,
     data: Callable[[], list[Datum]],
 ) -> models.UntypedAPIFuture:
+    def prepare() -> None:
+        nonlocal data
+        data = prepare_data(state, model, loss, data)
+
     def run(engine: Engine) -> ForwardBackwardOutput:
         model.require_ready()
         return compute_loss(state, engine, model, loss, data())
@@ -162,7 +167,9 @@ def _enqueue_loss(
         model = state.store.model(model_id)
         operation = call.name if loss.backward else "forward"
         number = model.queue.assign_number(seq_id)
-        return enqueue_idempotent(state, call, model, number, request_fingerprint, run, operation=operation)
+        return enqueue_idempotent(
+            state, call, model, number, request_fingerprint, run, operation=operation, prepare=prepare
+        )
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:

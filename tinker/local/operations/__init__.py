@@ -13,7 +13,14 @@ from tinker.local.operations.descriptions import (
 )
 from tinker.local.operations.loads import load_into_model, load_into_new_model
 from tinker.local.operations.lookup import check_ttl, find_addressed, find_checkpoint, require_checkpoint
-from tinker.local.operations.loss_requests import LossRequest, check_custom_loss, compute_loss, decode_datum
+from tinker.local.operations.loss_requests import (
+    LOSS_SETTINGS,
+    LossRequest,
+    check_custom_loss,
+    compute_loss,
+    decode_datum,
+    prepare_data,
+)
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.optimizers import optimizer_config, optimizer_family, step_params
 from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
@@ -24,6 +31,7 @@ from tinker.local.operations.uploads import finish_upload, open_upload
 
 __all__ = [
     "EVENT_STREAM",
+    "LOSS_SETTINGS",
     "LossRequest",
     "NewModel",
     "STREAM_HEADERS",
@@ -49,6 +57,7 @@ __all__ = [
     "load_into_model",
     "load_into_new_model",
     "open_upload",
+    "prepare_data",
     "optimizer_config",
     "optimizer_family",
     "public_checkpoint",

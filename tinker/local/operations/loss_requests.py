@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import Engine, EngineError, LossResult, TrainingExample
-from tinker.local.errors import APIProblem
+from tinker.local.engines import LOSS_FORMS, Engine, EngineError, LossResult, TrainingExample, resolve_loss
+from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.losses import LossGraph, check_graph
 from tinker.local.operations.model_inputs import read_input
+from tinker.local.operations.provenance import attach_records
 from tinker.local.state import State
 from tinker.local.storage import ModelRecord, SessionRecord
 from tinker.types.datum import Datum
@@ -20,6 +22,10 @@ from tinker.types.tensor_data import TensorData
 
 OUTPUT_TYPE = "ArrayRecord"
 CUSTOM = "custom"
+RECORDED_LOSS = "stable_reinforce"
+#: Every loss with its settings.
+LOSS_SETTINGS = {**{name: [*form.config] for name, form in LOSS_FORMS.items()}, CUSTOM: ["loss_id"]}
+Data: TypeAlias = Callable[[], list[Datum]]
 
 
 @attrs.frozen
@@ -36,6 +42,27 @@ def decode_datum(index: int, datum: models.Datum) -> Datum:
         return json.public_datum(datum)
     except (ValueError, OverflowError) as error:
         raise EngineError(f"datum {index}: {error}") from error
+
+
+def prepare_data(state: State, model: ModelRecord, loss: LossRequest, data: Data) -> Data:
+    """Return the data with what the loss takes from the records of the server.
+
+    Raises APIProblem 422 for a loss or a setting that is unknown, and for sequences that the data cannot name.
+    """
+    if loss.name == CUSTOM:
+        return data
+    try:
+        resolve_loss(loss.name, loss.options)
+    except EngineError as error:
+        raise unprocessable("loss_fn", str(error)) from error
+    if loss.name != RECORDED_LOSS:
+        return data
+    state.recorded.announce()
+    try:
+        found = attach_records(data(), lambda name: state.recorded.find(name, model.session.session_id))
+    except EngineError as error:
+        raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
+    return lambda: found
 
 
 def compute_loss(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinker.local.engines import TrainingExample, check_datum, resolve_loss
+from tinker.local.engines import TrainingExample, add_sequence_ratios, check_datum, resolve_loss
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
@@ -59,8 +59,9 @@ def _elementwise_loss(
     index: int, example: TrainingExample, logprobs: TensorData, loss_fn: str, form: Any, options: Any
 ) -> TensorData:
     cells = check_datum(index, example, loss_fn, form, vocabulary=2**31, longest=2**31)
-    inputs = {name: values.astype(np.float64) for name, values in cells.inputs.items()}
     values = logprobs.to_numpy().reshape(cells.weights.shape).astype(np.float64)
+    (cells,) = add_sequence_ratios([cells], form, [values])
+    inputs = {name: values.astype(np.float64) for name, values in cells.inputs.items()}
     from tinker.local.engines.toy import TOY_LOSSES
 
     with np.errstate(all="ignore"):  # cells without a weight may hold anything

@@ -43,6 +43,7 @@ def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     for datum in call.data:
         for chunk in datum.model_input.chunks:
             digest.update(chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode())
+        digest.update(repr((datum.model_input_spans, datum.loss_fn_input_spans)).encode())
         for name, tensor in sorted(datum.loss_fn_inputs.items()):
             indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
             digest.update(_canonical_json.encode((name, tensor.dtype, tensor.shape, indices)))

@@ -24,6 +24,7 @@ from tinker.local.storage.ledger import FormerRun, Ledger
 from tinker.local.storage.links import FILES_PATH, Links
 from tinker.local.storage.notifier import Notifier
 from tinker.local.storage.owners import FOLDER, Owner
+from tinker.local.storage.recorded import RecordedSequence, RecordedSequences
 from tinker.local.storage.results import (
     FutureStore,
     RequestFailure,
@@ -75,6 +76,8 @@ __all__ = [
     "OWNER",
     "Owner",
     "RECORD_FILE",
+    "RecordedSequence",
+    "RecordedSequences",
     "RequestFailure",
     "RequestOutcome",
     "RequestResult",

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from tinker.local.engines import LOSS_FORMS
+from tinker.local.engines import LOSS_FORMS, SEQUENCE_LOG_RATIO
 
 TorchInputs: TypeAlias = Mapping[str, torch.Tensor]
 TorchOptions: TypeAlias = Mapping[str, float]
@@ -19,7 +19,12 @@ TorchLoss: TypeAlias = Callable[[torch.Tensor, TorchInputs, TorchOptions], torch
 
 
 def ratio(logprobs: torch.Tensor, inputs: TorchInputs) -> torch.Tensor:
-    """Compute how much likelier each token is now than when it was sampled."""
+    """Compute how much likelier each token, or its whole sequence, is now than when it was sampled.
+
+    The ratio of a sequence is that of each of its tokens, with the gradient of the token's own log-probability.
+    """
+    if SEQUENCE_LOG_RATIO in inputs:
+        return torch.exp(inputs[SEQUENCE_LOG_RATIO] + logprobs - logprobs.detach())
     return torch.exp(logprobs - inputs["logprobs"])
 
 
@@ -49,11 +54,18 @@ def _dro(logprobs: torch.Tensor, inputs: TorchInputs, options: TorchOptions) -> 
     return -(logprobs * inputs["advantages"] - 0.5 * options["beta"] * drift.square())
 
 
+def _truncated_reinforce(logprobs: torch.Tensor, inputs: TorchInputs, options: TorchOptions) -> torch.Tensor:
+    factor = ratio(logprobs, inputs).clamp(max=options["clip_high_threshold"]).detach() * inputs["advantages"]
+    return -factor * logprobs + 0.5 * options["kl_coeff"] * (logprobs - inputs["logprobs"]).square()
+
+
 TORCH_LOSSES: Mapping[str, TorchLoss] = {
     "cross_entropy": _cross_entropy,
     "importance_sampling": _importance_sampling,
     "ppo": _ppo,
     "cispo": _cispo,
+    "gspo": _ppo,
     "dro": _dro,
+    "stable_reinforce": _truncated_reinforce,
 }
 assert TORCH_LOSSES.keys() == LOSS_FORMS.keys()

@@ -8,14 +8,14 @@ The gradient of each part of the head is there before the next part begins, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines import Cells, EngineError, Float32, LossForm, explain_infinite_loss
+from tinker.local.engines import Cells, EngineError, Float32, LossForm, add_sequence_ratios, explain_infinite_loss
 from tinker.local.engines.torch.head import SplitModel, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
 from tinker.local.engines.torch.losses import TorchLoss
@@ -45,8 +45,7 @@ class Flat:
     inputs: Mapping[str, torch.Tensor]
 
     @classmethod
-    def make(cls, indices: list[int], data: Sequence[Cells], device: torch.device) -> Flat:
-        batch = [data[index] for index in indices]
+    def make(cls, indices: list[int], batch: Sequence[Cells], device: torch.device) -> Flat:
         inputs = {key: _flatten([datum.inputs[key] for datum in batch], device) for key in batch[0].inputs}
         targets, weights = (_flatten([getattr(datum, key) for datum in batch], device) for key in ("targets", "weights"))
         return cls(indices, len(targets) // len(batch), targets, weights, inputs)
@@ -72,14 +71,36 @@ class LossRun:
         images, positions = self._place_images(indices, tokens)
         states = self._split.run(images, input_ids=tokens, use_cache=False, **positions).states
         states = states.reshape(1, -1, states.shape[-1])
-        batch = Flat.make(indices, self._plan.data, states.device)
+        data = [self._plan.data[index] for index in indices]
+        batch = Flat.make(indices, self._compare_sequences(data, states), states.device)
         upstream = torch.zeros_like(states) if self._plan.parameters and states.requires_grad else None
         found: list[torch.Tensor] = []
-        for part in split_positions(states.shape[1], 1, self._plan.vocabulary, self._cells):
+        for part in self._parts(states):
             found.append(self._add_part(states, batch, part, upstream))
         self._report(batch, torch.cat(found))
         if upstream is not None:
             self._add_gradient(torch.autograd.grad(states, self._plan.parameters, upstream, allow_unused=True))
+
+    def _parts(self, states: torch.Tensor) -> Iterator[slice]:
+        return split_positions(states.shape[1], 1, self._plan.vocabulary, self._cells)
+
+    def _compare_sequences(self, data: Sequence[Cells], states: torch.Tensor) -> Sequence[Cells]:
+        """Return the data with the ratio of each sequence, where the loss has one: a pass through the head of its own."""
+        if self._plan.form.sequence is None:
+            return data
+        targets = stack([datum.targets for datum in data], states.device).flatten(0, 1)
+        with torch.no_grad():
+            parts = [self._find_logprobs(states[:, part], targets[part])[0].to(states.device) for part in self._parts(states)]
+        rows = torch.cat(parts).reshape(len(data), -1).cpu().numpy()
+        now = [row[: len(datum.targets)] for row, datum in zip(rows, data, strict=True)]
+        return add_sequence_ratios(data, self._plan.form, now)
+
+    def _find_logprobs(self, states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probabilities of targets ``[cells, K]``, and which of them are tokens of the model."""
+        logits = self._split.logits(states)[0]
+        targets = targets.to(logits.device)
+        in_range = targets.clamp(0, self._plan.vocabulary - 1)
+        return target_logprobs(logits, in_range), in_range == targets
 
     def _place_images(self, indices: list[int], tokens: torch.Tensor) -> tuple[ImageStates | None, dict[str, torch.Tensor]]:
         """Return the states of the images of a micro-batch, and the positions of its tokens where it has some."""
@@ -93,10 +114,7 @@ class LossRun:
     def _add_part(self, states: torch.Tensor, batch: Flat, part: slice, upstream: torch.Tensor | None) -> torch.Tensor:
         """Compute the loss of some cells, and its gradient: into ``upstream`` for their states. Returns log-probabilities."""
         leaf = states[:, part].detach().requires_grad_(upstream is not None)
-        logits = self._split.logits(leaf)[0]
-        targets = batch.targets[part].to(logits.device)
-        in_range = targets.clamp(0, self._plan.vocabulary - 1)
-        logprobs = target_logprobs(logits, in_range)
+        logprobs, known = self._find_logprobs(leaf, batch.targets[part])
         total = self._loss(logprobs, batch, part)
         if total is not None and total.requires_grad:
             leaves = [] if upstream is None else [leaf]
@@ -104,7 +122,7 @@ class LossRun:
             if upstream is not None and grads[0] is not None:
                 upstream[:, part] = grads[0]
             self._add_gradient(grads[len(leaves) :])
-        return logprobs.detach().masked_fill(in_range != targets, 0.0).to(states.device)
+        return logprobs.detach().masked_fill(~known, 0.0).to(states.device)
 
     def _loss(self, logprobs: torch.Tensor, batch: Flat, part: slice) -> torch.Tensor | None:
         """Return the loss to differentiate (None: no weight)."""

@@ -11,9 +11,18 @@ from collections.abc import Mapping, Sequence
 import attrs
 import torch
 
-from tinker.local.engines import CLIP_DEFAULTS, WEIGHTS_DIVERGED, Adam, Dimuon, EngineError, LossForm, orthogonal_direction
+from tinker.local.engines import (
+    WEIGHTS_DIVERGED,
+    Adam,
+    Dimuon,
+    EngineError,
+    LossForm,
+    clip_bounds,
+    orthogonal_direction,
+)
 from tinker.local.engines.torch.experts import join_stack, split_stack
 from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.losses import ratio
 
 
 @attrs.define(eq=False)
@@ -46,7 +55,7 @@ class LossMetrics:
         counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
         self.tokens += len(terms[counted])
         if "logprobs" in cells:
-            self._compare(torch.exp(logprobs - cells["logprobs"])[counted])
+            self._compare(ratio(logprobs, cells)[counted])
 
     def _compare(self, ratios: torch.Tensor) -> None:
         """Note how much likelier tokens are now than when they were sampled."""
@@ -54,20 +63,16 @@ class LossMetrics:
             return
         low, high = float(ratios.min()), float(ratios.max())
         self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
-        if self._clips:
-            low, high = self.options["clip_low_threshold"], self.options["clip_high_threshold"]
-            self.clipped += int(((ratios < low) | (ratios > high)).sum())
-
-    @property
-    def _clips(self) -> bool:
-        return self.options.keys() == CLIP_DEFAULTS.keys()
+        if (bounds := clip_bounds(self.options)) is not None:
+            self.clipped += int(((ratios < bounds[0]) | (ratios > bounds[1])).sum())
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds."""
         metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
         if self.ratio:
             metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
-        return metrics | {"clipped:sum": float(self.clipped)} if self._clips else metrics
+        has_bounds = clip_bounds(self.options) is not None
+        return metrics | {self.form.clip_metric: float(self.clipped)} if has_bounds else metrics
 
 
 def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:

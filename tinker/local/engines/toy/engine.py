@@ -14,7 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -37,6 +37,7 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
+    add_sequence_ratios,
     check_data,
     check_job,
     check_step,
@@ -60,6 +61,7 @@ from tinker.local.engines.toy.decoding import cumulative_distribution, has_stopp
 from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
 from tinker.types.results import EMPTY_LOGPROB
 
+Scalar = TypeVar("Scalar", bound=np.generic)
 MAX_RANK = 1024
 CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB
 DistributionKey: TypeAlias = tuple[int, float, int, float]
@@ -201,6 +203,7 @@ class ToyEngine:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
         pairs = TokenPairs.collect(checked, self._vocabulary)
         logprobs = self._net.logprobs(adapter.tensors, pairs.last, pairs.following)[pairs.places]
+        checked = add_sequence_ratios(checked, form, list(_split(logprobs, checked)))
         weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
         counted = weights != 0
         inputs = {key: _concatenate(checked, key)[counted] for key in checked[0].inputs}
@@ -345,7 +348,7 @@ def _concatenate(checked: Sequence[Cells], key: str) -> Float64:
     return np.concatenate([cells.inputs[key].reshape(-1) for cells in checked]).astype(np.float64)
 
 
-def _split(values: Float32, checked: Sequence[Cells]) -> Iterator[Float32]:
+def _split(values: NDArray[Scalar], checked: Sequence[Cells]) -> Iterator[NDArray[Scalar]]:
     at = 0
     for cells in checked:
         yield values[at : at + cells.targets.size].reshape(cells.shape)

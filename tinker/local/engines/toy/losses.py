@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import CLIP_DEFAULTS, LossForm
+from tinker.local.engines import SEQUENCE_LOG_RATIO, LossForm, clip_bounds
 
 Float64: TypeAlias = NDArray[np.float64]
 ToyInputs: TypeAlias = Mapping[str, Float64]
@@ -17,9 +17,9 @@ ToyLoss: TypeAlias = Callable[[Float64, ToyInputs, ToyOptions], tuple[Float64, F
 
 
 def ratio(logprobs: Float64, inputs: ToyInputs) -> Float64:
-    """Compute how much likelier each token is now than when it was sampled; infinite where that overflows."""
+    """Compute how much likelier each token, or its whole sequence, is now than when it was sampled; infinite on overflow."""
     with np.errstate(over="ignore"):
-        return np.exp(logprobs - inputs["logprobs"])
+        return np.exp(inputs.get(SEQUENCE_LOG_RATIO, logprobs - inputs["logprobs"]))
 
 
 def _clip(ratios: Float64, options: ToyOptions) -> Float64:
@@ -51,12 +51,20 @@ def _dro(logprobs: Float64, inputs: ToyInputs, options: ToyOptions) -> tuple[Flo
     return -(logprobs * inputs["advantages"] - 0.5 * beta * drift**2), -(inputs["advantages"] - beta * drift)
 
 
+def _truncated_reinforce(logprobs: Float64, inputs: ToyInputs, options: ToyOptions) -> tuple[Float64, Float64]:
+    factor = np.minimum(ratio(logprobs, inputs), options["clip_high_threshold"]) * inputs["advantages"]
+    drift, strength = logprobs - inputs["logprobs"], options["kl_coeff"]
+    return -factor * logprobs + 0.5 * strength * drift**2, -factor + strength * drift
+
+
 TOY_LOSSES: Mapping[str, ToyLoss] = {
     "cross_entropy": _cross_entropy,
     "importance_sampling": _importance_sampling,
     "ppo": _ppo,
     "cispo": _cispo,
+    "gspo": _ppo,
     "dro": _dro,
+    "stable_reinforce": _truncated_reinforce,
 }
 
 
@@ -68,6 +76,6 @@ def loss_metrics(terms: Float64, logprobs: Float64, inputs: ToyInputs, form: Los
         ratios = ratio(logprobs, inputs)[counted]
         if len(ratios):
             found |= {"ratio:min": float(ratios.min()), "ratio:max": float(ratios.max())}
-        if options.keys() == CLIP_DEFAULTS.keys():
-            found["clipped:sum"] = float((ratios != _clip(ratios, options)).sum())
+        if (bounds := clip_bounds(options)) is not None:
+            found[form.clip_metric] = float(((ratios < bounds[0]) | (ratios > bounds[1])).sum())
     return found
