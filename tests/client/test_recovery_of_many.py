@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -107,6 +108,25 @@ def test_so_many_at_once(service: tinker.ServiceClient, wire: Any) -> None:
     found = [one.result(10).recovery.save for one in (first, *others)]
     assert [one.path for one in found if one is not None] == paths
     assert executor.recover(runs[0].model_id) is not first
+
+
+@pytest.mark.parametrize("trial", range(10))
+def test_two_threads_recover_a_run_once(service: tinker.ServiceClient, wire: Any, trial: int) -> None:
+    """Threads that ask at the same moment get the same future, and one run is made."""
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    save(training, "a")
+    executor, together = RecoveryExecutor(service), threading.Barrier(4)
+    release = wire.hold("load_weights")
+
+    def recover(_: int) -> tinker.APIFuture[RecoveredRun]:
+        together.wait(10)
+        return executor.recover(training.model_id)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        futures = set(threads.map(recover, range(4)))
+    release()
+    assert len({future.result(10).client.model_id for future in futures}) == 1
+    assert len(wire.requests("load_weights")) == 1
 
 
 class Heard:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -110,6 +112,7 @@ class RecoveryExecutor:
         self.runtime: Runtime = service._runtime()  # pyright: ignore[reportPrivateUsage]
         self._slots = Budget(at_once)
         self._on_recovery, self._on_failure = on_recovery, on_failure
+        self._lock = threading.Lock()
         self._pending: dict[str, APIFuture[RecoveredRun]] = {}
 
     def recover(
@@ -126,13 +129,19 @@ class RecoveryExecutor:
             A future of the new run; the same one while a recovery of the run is under way or waits. It fails with
                 RecoveryFailedError.
         """
-        pending = self._pending.get(run_id)
-        if pending is not None and not pending.done():
-            return pending
         why = error or TinkerError(f"the training run {run_id} is lost")
-        future = self._pending[run_id] = run(self.runtime, "recover", self._recover, run_id, why, last_checkpoint)
-        on_done(future, lambda _: self._pending.pop(run_id, None))
+        with self._lock:
+            pending = self._pending.get(run_id)
+            if pending is not None and not pending.done():
+                return pending
+            future = self._pending[run_id] = run(self.runtime, "recover", self._recover, run_id, why, last_checkpoint)
+        on_done(future, partial(self._forget, run_id))
         return future
+
+    def _forget(self, run_id: str, ended: object) -> None:
+        with self._lock:
+            if self._pending.get(run_id) is ended:
+                del self._pending[run_id]
 
     async def _recover(
         self, _: APIFuture[RecoveredRun], run_id: str, error: Exception, last_checkpoint: str | None
