@@ -427,7 +427,8 @@ def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) 
     """After as many attempts as the policy says the error says so, the user's function hears of it, and so do observers."""
     events: list[Event] = []
     failures: list[RecoveryFailedError] = []
-    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4, seed=3).result(10)
+    service = connect(observers=[events.append], user_metadata={"trial": 1})
+    training = service.create_lora_training_client("tinker/toy", rank=4, seed=3, user_metadata={"trial": 2}).result(10)
     client = RecoveringTrainingClient(training, RecoveryPolicy(attempts=3, backoff_seconds=2), on_failure=failures.append)
     run_id = client.model_id
 
@@ -448,6 +449,7 @@ def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) 
         *((stage, attempt) for attempt in (1, 2, 3) for stage in ("started", "failed")),
         ("exhausted", 3),
     ]
+    assert {(event.training_run_id, event.user_metadata["trial"]) for event in told} == {(run_id, 2)}
     assert {event.path for event in told if event.stage == "started"} == {f"tinker://{run_id}/weights/step-000001"}
     assert clock.slept[-2:] == [2.0, 4.0]
 

@@ -73,7 +73,7 @@ class Sampler:
         self._base_model: APIFuture[str] | None = None
         self._naming: asyncio.Task[str | None] | None = None
         self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
-        self._subject = Subject()
+        self._subject = Subject(training_run_id=source.training_run_id, user_metadata=source.user_metadata)
         self.created: APIFuture[None] = run(runtime, operation, self._create, subject=self._subject)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread

@@ -92,7 +92,8 @@ class RunKeeper:
 
     def start(self, error: BaseException, loop: object | None = None) -> APIFuture[Outcome]:
         """Begin a recovery, if the error means that the run is lost."""
-        return run(self.run.runtime, "recover", self._recover, error, loop)
+        subject = self.run.created.progress.subject
+        return run(self.run.runtime, "recover", self._recover, error, loop, subject=subject)
 
     def finish(self, future: APIFuture[Outcome]) -> Recovery | None:
         """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""
