@@ -333,7 +333,7 @@ def test_a_loss_is_recovered_once(client: RecoveringTrainingClient, restart: Res
     """Every error of one loss, a sampler's too, names the same recovery; the new run goes on, with what was done in it."""
     sampler = client.save_weights_and_get_sampling_client().result(10)
     restart()
-    futures = [client.forward_backward([datum(0)], "cross_entropy"), client.optim_step(PARAMS)]
+    futures: list[Any] = [client.forward_backward([datum(0)], "cross_entropy"), client.optim_step(PARAMS)]
     errors = [one.exception(10) for one in futures]
     errors.append(sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).exception(10))
     assert isinstance(errors[1], tinker.PrecedingRequestFailed)
@@ -348,7 +348,7 @@ def test_a_loss_is_recovered_once(client: RecoveringTrainingClient, restart: Res
 def test_threads_with_the_same_loss(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
     """Threads that recover at the same time get one new run, and the user's function hears of it once."""
     restart()
-    error = client.optim_step(PARAMS).exception(10)
+    error: Any = client.optim_step(PARAMS).exception(10)
     together = threading.Barrier(4)
 
     def recover(_: int) -> Recovery:
@@ -365,14 +365,16 @@ def test_an_old_error_in_a_loop_is_raised(client: RecoveringTrainingClient, rest
     """A step that looks at a future of the run before gets its error: the loop cannot know what that step has done."""
     taken = list[int]()
     old = list[Any]()
+
+    def body(step: int) -> None:
+        taken.append(step)
+        if taken == [0]:
+            restart()
+        old.append(begin(client, step))
+        old[0].result(10)
+
     with pytest.raises(tinker.SessionLostError):
-        for step in client.steps(4, save_every=2):
-            with step:
-                taken.append(step)
-                if taken == [0]:
-                    restart()
-                old.append(begin(client, step))
-                old[0].result(10)
+        loop(client, 4, body, save_every=2)
     assert taken == [0, 0]
     assert client.forward([datum(0)], "cross_entropy").result(10)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tinker._checks import check_function, check_kind
 from tinker._training import TrainingRun
 from tinker.futures import APIFuture
-from tinker.recovery.keeper import Outcome, RunKeeper, SaveCall
+from tinker.recovery.keeper import RecoveryNews, RunKeeper, SaveCall
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
 from tinker.recovery.steps import Steps
 from tinker.training_client import TrainingClient
@@ -124,7 +124,7 @@ class RecoveringTrainingClient(TrainingClient):
         await future.wait()
         return self._end(future, error)
 
-    def _end(self, future: APIFuture[Outcome], error: BaseException) -> Recovery:
+    def _end(self, future: APIFuture[RecoveryNews], error: BaseException) -> Recovery:
         recovery = self._keeper.finish(future)
         if recovery is None:
             raise error

@@ -16,8 +16,7 @@ from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_lo
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.types.results import SaveWeightsResponse
 
-
-Outcome: TypeAlias = tuple[Recovery | None, bool]
+RecoveryNews: TypeAlias = tuple[Recovery | None, bool]
 """A recovery, None where nothing was lost, and whether nobody has received it yet."""
 
 
@@ -90,12 +89,12 @@ class RunKeeper:
         self._save_calls.append(attrs.evolve(last, loop=loop, step=0))
         return True
 
-    def start(self, error: BaseException, loop: object | None = None) -> APIFuture[Outcome]:
+    def start(self, error: BaseException, loop: object | None = None) -> APIFuture[RecoveryNews]:
         """Begin a recovery, if the error means that the run is lost."""
         subject = self.run.created.progress.subject
         return run(self.run.runtime, "recover", self._recover, error, loop, subject=subject)
 
-    def finish(self, future: APIFuture[Outcome]) -> Recovery | None:
+    def finish(self, future: APIFuture[RecoveryNews]) -> Recovery | None:
         """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""
         failure = failure_of(future)
         if isinstance(failure, RecoveryFailedError):
@@ -106,7 +105,7 @@ class RunKeeper:
             call_user(self._on_recovery, recovery)
         return recovery
 
-    async def _recover(self, _: APIFuture[Outcome], error: BaseException, loop: object | None) -> Outcome:
+    async def _recover(self, _: APIFuture[RecoveryNews], error: BaseException, loop: object | None) -> RecoveryNews:
         """Recover the run once for all the errors of one loss; a loop, which has gone on since, gets no recovery twice."""
         async with self._recovering:
             if not isinstance(error, TinkerError):

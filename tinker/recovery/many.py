@@ -180,9 +180,7 @@ class RecoveryExecutor:
         call_user(self._on_recovery, recovered)
         return recovered
 
-    async def _choose(
-        self, run_id: str, last_checkpoint: str | None, subject: Subject
-    ) -> tuple[SavePoint | None, Creation]:
+    async def _choose(self, run_id: str, last_checkpoint: str | None, subject: Subject) -> tuple[SavePoint | None, Creation]:
         """Return the checkpoint that the policy wants of the run; TinkerError without one."""
         is_needed = self._policy.checkpoint == LATEST and last_checkpoint is None
         found = await self._find(run_id, is_needed=is_needed) if is_needed or subject.user_metadata is None else None
