@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
-from collections.abc import Mapping
 
 from tinker_wire import CONTRACT_VERSION
 
@@ -14,27 +12,16 @@ from tinker._installation import inspect_installation
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
 from tinker.cli.commands.doctor.report import CheckResult
+from tinker.cli.commands.version import list_packages
 from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
-
-_OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
 
 
 def check_versions() -> CheckResult:
     """List the versions of this package, the contract, Python, and the optional packages."""
     here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
-    packages = (f"{name} {version}" for name, version in _optional_versions().items())
+    packages = (f"{name} {version}" for name, version in list_packages().items())
     return CheckResult("versions", "ok", ", ".join([here, *packages]))
-
-
-def _optional_versions() -> Mapping[str, str]:
-    versions: dict[str, str] = {}
-    for name in _OPTIONAL_PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "missing"
-    return versions
 
 
 def check_installation() -> CheckResult:
