@@ -121,7 +121,7 @@ class LoopThread:
     def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
         """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread.
 
-        Creations and ends of clients alone are not worth a line: nothing was done with what they create, or they end by themselves.
+        Creations and ends of clients alone are not worth a line: nothing was done with what they create, or nothing is lost.
         """
         calls = (call.args[0] for call in tuple(self._calls) if isinstance(call, partial) and call.func == self._begin)
         owners = [*filter(None, tuple(self._tasks.values())), *calls]

@@ -247,14 +247,18 @@ def form_body(record: msgspec.Struct) -> Binary:
 
 
 def _items(value: object) -> Sequence[object]:
-    if isinstance(value, (list, tuple)) and not _is_named_file(value):
+    if _is_named_file(value):
+        return [value]
+    if isinstance(value, (list, tuple)):
         return cast("Sequence[object]", value)
     return [] if value is None else [value]
 
 
 def _is_named_file(value: object) -> bool:
     """Return whether a value is `(name, content)` or `(name, content, media type)`, as httpx takes files."""
-    items = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
+    if not isinstance(value, tuple):
+        return False
+    items = cast("tuple[object, ...]", value)
     return len(items) in (2, 3) and isinstance(items[0], str) and not isinstance(items[1], (str, int, float))
 
 

@@ -24,7 +24,7 @@ def _hash2(values: Values, _: Weights) -> float:
     return sum(int(x) % _HASH_MODULUS for x in values) % _HASH_MODULUS
 
 
-def _hash_unordered(values: Values, _: Weights) -> float:
+def _hash_in_order(values: Values, _: Weights) -> float:
     """Return what the official client computed up to 0.7, to compare with; the hash of a tuple of integers has no salt."""
     return hash(tuple(sorted(int(x) for x in values)))
 
@@ -36,7 +36,7 @@ REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
     "max": lambda values, _: max(values),
     "slack": lambda values, weights: max(values) - _mean(values, weights),
     "hash2": _hash2,
-    "hash_unordered": _hash_unordered,  # of older servers
+    "hash_unordered": _hash_in_order,  # of older servers
 }
 
 
