@@ -40,7 +40,8 @@ def main() -> None:
     outputs = []
     for _ in range(STEPS):
         outputs.append(training.forward_backward_custom([datum], hinge))
-        training.optim_step(types.AdamParams(learning_rate=5e-3))
+        last_step = training.optim_step(types.AdamParams(learning_rate=5e-3))
+    last_step.result()
     history = [output.result() for output in outputs]
     for step, output in enumerate(history):
         print(f"step {step:2d}  loss {output.loss:6.2f}  tokens still to learn {output.metrics['tokens left']:.0f}")

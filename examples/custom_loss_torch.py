@@ -42,7 +42,8 @@ def main() -> None:
     outputs = []
     for _ in range(STEPS):  # the step is one request in the order of the run: nothing needs to be waited for in between
         outputs.append(training.forward_backward_custom(data, even_loss))
-        training.optim_step(types.AdamParams(learning_rate=3e-3))
+        last_step = training.optim_step(types.AdamParams(learning_rate=3e-3))
+    last_step.result()
     history = [output.result() for output in outputs]
     for step, output in enumerate(history):
         worst, spread = output.metrics["worst"], output.metrics["spread"]

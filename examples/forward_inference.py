@@ -32,7 +32,8 @@ def main() -> None:
         if step % 4 == 0:  # in the order of the calls: what was trained before counts, what comes later does not
             evaluations.append((step, training.forward(held_out, "cross_entropy")))
         training.forward_backward(train, "cross_entropy")
-        training.optim_step(tinker.AdamParams(learning_rate=2e-3))
+        last_step = training.optim_step(tinker.AdamParams(learning_rate=2e-3))
+    last_step.result()
 
     perplexities = []
     for step, future in evaluations:

@@ -75,7 +75,8 @@ def main() -> None:
         for step in range(STEPS):
             mean, data = sample(training, frozen, tokenizer, seed=step)
             output = training.forward_backward_custom(data, loss)
-            training.optim_step(types.AdamParams(learning_rate=LEARNING_RATE))
+            last_step = training.optim_step(types.AdamParams(learning_rate=LEARNING_RATE))
+            last_step.result()
             distances.append(output.result().metrics["reg/kl/mean"])
             means.append(mean)
             print(f"weight {weight:g}  step {step}  reward {means[-1]:.2f}  distance {distances[-1]:.3f}")

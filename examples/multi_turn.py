@@ -40,7 +40,8 @@ def main() -> None:
     losses = []
     for _ in range(4):
         losses.append(training.forward_backward([example], "cross_entropy"))
-        training.optim_step(tinker.AdamParams(learning_rate=5e-3))
+        last_step = training.optim_step(tinker.AdamParams(learning_rate=5e-3))
+    last_step.result()
     values = [future.result().loss for future in losses]
     print(f"loss of the {int(sum(weights))} answer tokens: {values[0]:.2f} -> {values[-1]:.2f}")
     service.close().result()

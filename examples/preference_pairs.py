@@ -61,7 +61,8 @@ def main() -> None:
     steps = []
     for _ in range(STEPS):
         steps.append(training.forward_backward_custom(data, dpo))
-        training.optim_step(types.AdamParams(learning_rate=1e-3))
+        last_step = training.optim_step(types.AdamParams(learning_rate=1e-3))
+    last_step.result()
     history = [step.result() for step in steps]
     for number, output in enumerate(history):
         margin, right = output.metrics["margin"], output.metrics["right"]

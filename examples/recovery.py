@@ -53,7 +53,7 @@ def datum(step: int) -> tinker.Datum:
 def take_step(client: tinker.TrainingClient, step: int) -> float:
     """Train on one datum, and return its loss before that."""
     loss = client.forward_backward([datum(step)], "cross_entropy")
-    client.optim_step(PARAMS)
+    client.optim_step(PARAMS).result(timeout=60)
     return loss.result(timeout=60).loss
 
 

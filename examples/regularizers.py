@@ -51,7 +51,8 @@ def main() -> None:
     outputs = []
     for _ in range(STEPS):
         outputs.append(training.forward_backward_custom(data, loss))
-        training.optim_step(types.AdamParams(learning_rate=3e-3))
+        last_step = training.optim_step(types.AdamParams(learning_rate=3e-3))
+    last_step.result()
     history = [LossBreakdown.from_metrics(output.result().metrics) for output in outputs]
     for step, one in enumerate(history):
         terms = "  ".join(f"{name} {term.weight:.2f} x {term.value:6.3f}" for name, term in one.terms.items())

@@ -56,7 +56,8 @@ def main() -> None:
         outputs = []
         for _ in range(STEPS):
             outputs.append(training.forward_backward_custom([datum], loss))
-            training.optim_step(types.AdamParams(learning_rate=1e-2))
+            last_step = training.optim_step(types.AdamParams(learning_rate=1e-2))
+        last_step.result()
         metrics = outputs[-1].result().metrics
         certain.append(metrics["reg/certainty/value"])
         print(

@@ -1,4 +1,5 @@
-"""Watch a run: events with the ids and metadata of the run, counts of the client and your own, as a table and for Prometheus.
+"""Watch a run: events with the ids and metadata of the run, counts of the client and your own, as a table and for Prometheus,
+and reports to the server.
 
 python examples/watch_a_run.py
 """
@@ -31,7 +32,9 @@ def main() -> None:
             metrics.record("loss", event.loss, buckets=(10, 20, 50, 100, 200))
             metrics.set_gauge("last_loss", event.loss)
 
-    service = tinker.ServiceClient({"experiment": "watched"}, base_url=BASE_URL, observers=[metrics, note_losses])
+    service = tinker.ServiceClient(
+        {"experiment": "watched"}, base_url=BASE_URL, observers=[metrics, note_losses], telemetry=True
+    )
     model = service.get_server_capabilities().supported_models[0].model_name
     assert model is not None
     training = service.create_lora_training_client(base_model=model, rank=8, seed=0).result()
@@ -39,13 +42,18 @@ def main() -> None:
     datum = tinker.Datum(tokens, {"target_tokens": list(range(2, 10))})
 
     log = LogObserver("example")
-    for step in range(STEPS):
-        if step == STEPS - 1:
-            service.add_observer(log)  # the last step in the log
-        training.forward_backward_custom([datum], likelihood)
-        training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
-        metrics.increment("steps")
+    telemetry = service.get_telemetry()
+    assert telemetry is not None
+    with telemetry.capture_exceptions(fatal=True):  # what ends the program is reported before it does
+        for step in range(STEPS):
+            if step == STEPS - 1:
+                service.add_observer(log)  # the last step in the log
+            training.forward_backward_custom([datum], likelihood)
+            training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
+            metrics.increment("steps")
+    telemetry.log("trained", {"steps": STEPS})
     service.remove_observer(log)
+    assert telemetry.wait_until_drained(timeout_seconds=5.0)
     service.close().result()
 
     Console(width=120).print(metrics)

@@ -124,13 +124,13 @@ class LoopThread:
     def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
         """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread.
 
-        Creations alone are not worth a line: nothing was done with what they create.
+        Creations and ends of clients alone are not worth a line: nothing was done with what they create, or nothing is lost.
         """
         handed_over = tuple(self._handed_over)  # first: what begins meanwhile is among the tasks
         owners = dict.fromkeys([*filter(None, tuple(self._tasks.values())), *handed_over])
         unfinished = [one for one in owners if not one.cancelled() and one not in self._told and ours(one)]
         self._told.update(unfinished)
-        if not all(one.operation.startswith("create_") for one in unfinished):
+        if not all(one.operation.startswith(("create_", "close")) for one in unfinished):
             first, last = unfinished[0].operation, unfinished[-1].operation
             what = first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
             logger.warning("%s had not finished %s, and may be lost; call .result() on the last request to wait", what, when)

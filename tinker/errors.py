@@ -46,9 +46,11 @@ class TinkerError(Exception):
 
     Attributes:
         operation: The name of the operation that failed; None if the error is not about one.
+        training_run_id: The run that the failed operation belongs to; None if it belongs to none.
     """
 
     operation: str | None = None
+    training_run_id: str | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -137,7 +139,12 @@ class SessionLostError(NotFoundError):
 
     Runs, samplers and results in its memory are lost; saved checkpoints are not. Create a new client from the same
     ServiceClient, which starts a new session. ``create_training_client_from_state_with_optimizer(path)`` continues a run.
+
+    Attributes:
+        session_id: The session.
     """
+
+    session_id: str | None = None
 
 
 class SessionSilentError(TinkerError):

@@ -363,7 +363,7 @@ class TrainingClient(Signposted, ReadyClient):
         saved = self._run.save_for_sampling(kind)
         sampler = Sampler(
             self._run.runtime,
-            "save_weights_and_get_sampling_client",
+            "create_sampling_client",
             saved,
             policy=sampling_policy(retry_config),
             record_stability_info=record_stability_info,

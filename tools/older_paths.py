@@ -18,6 +18,8 @@ HOME = ROOT / "tinker" / "types"
 OFFICIAL = ROOT / "tests" / "compat" / "surface" / "official" / "0.38.0.json"
 PREFIX = "tinker.types."
 FIRST_LINE = '"""A path that older code imports from; made by tools/older_paths.py."""'
+#: Of 0.4 to 0.7, and no longer in 0.38.
+OLDER = {"checkpoint_archive_url_response": ["CheckpointArchiveUrlResponse"]}
 #: Modules of functions, not of types.
 NOT_MADE = ("_tensor_container", "_torch_utils")
 
@@ -26,7 +28,7 @@ def list_modules() -> dict[str, list[str]]:
     """Return the names of each module to make, by its path below `tinker.types`, such as `shared.untyped_api_future`."""
     public = set(_find_public_names())
     listed = json.loads(OFFICIAL.read_text())["paths"].items()
-    modules = {path.removeprefix(PREFIX): names for path, names in listed if path.startswith(PREFIX)}
+    modules = {path.removeprefix(PREFIX): names for path, names in listed if path.startswith(PREFIX)} | OLDER
     return {path: sorted(public & set(names)) for path, names in modules.items() if path not in NOT_MADE}
 
 

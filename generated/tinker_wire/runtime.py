@@ -58,7 +58,8 @@ class FilePart:
     media_type: str = "application/octet-stream"
 
 
-Upload: TypeAlias = BytesLike | os.PathLike[str] | BinaryIO | FilePart
+_Content: TypeAlias = BytesLike | os.PathLike[str] | BinaryIO
+Upload: TypeAlias = _Content | FilePart | tuple[str, _Content] | tuple[str, _Content, str]
 
 
 class FormPieces(Sequence[bytes | memoryview]):
@@ -246,9 +247,26 @@ def form_body(record: msgspec.Struct) -> Binary:
 
 
 def _items(value: object) -> Sequence[object]:
+    if _is_named_file(value):
+        return [value]
     if isinstance(value, (list, tuple)):
         return cast("Sequence[object]", value)
     return [] if value is None else [value]
+
+
+def _is_named_file(value: object) -> bool:
+    """Return whether a value is `(name, content)` or `(name, content, media type)`, as httpx takes files."""
+    if not isinstance(value, tuple):
+        return False
+    items = cast("tuple[object, ...]", value)
+    return len(items) in (2, 3) and isinstance(items[0], str) and not isinstance(items[1], (str, int, float))
+
+
+def _file(value: object) -> FilePart:
+    if _is_named_file(value):
+        name, *others = cast("Any", value)
+        return FilePart(others[0], name, *others[1:])
+    return value if isinstance(value, FilePart) else FilePart(cast("Any", value))
 
 
 def _part(name: str, value: object) -> list[bytes | memoryview | Stored]:
@@ -258,7 +276,7 @@ def _part(name: str, value: object) -> list[bytes | memoryview | Stored]:
         return [f"{disposition}\r\n\r\n{_spelled(name, value)}".encode()]
     if isinstance(value, (msgspec.Struct, dict)):
         return [f"{disposition}\r\nContent-Type: application/json\r\n\r\n".encode(), msgspec.json.encode(value)]
-    file = value if isinstance(value, FilePart) else FilePart(cast("Any", value))
+    file = _file(value)
     if _HEADER_ENDS.search(file.media_type):
         raise ValueError(f"the media type of {name} cannot hold a line break")
     content = _content(name, file.content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from starlette.responses import JSONResponse
 from support.commands import command_paths
+from tinker_wire import CONTRACT_VERSION
 
 import tinker
 from tinker._version import DISTRIBUTION_VERSION
@@ -78,10 +80,15 @@ def test_module_form(module: str) -> None:
     assert done.stdout == f"tinker {DISTRIBUTION_VERSION}\n"
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["-f", "json", "version"]])
-def test_version(arguments: list[str]) -> None:
-    """The version is a line of text in either form; --version says it too."""
-    assert CliRunner().invoke(main, arguments).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
+def test_version() -> None:
+    """The version is a line of text, or JSON with that of the contract; on request, what it works with too."""
+    assert CliRunner().invoke(main, ["version"]).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
+    value = json.loads(CliRunner().invoke(main, ["-f", "json", "version"]).stdout)
+    assert value == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
+    value = json.loads(CliRunner().invoke(main, ["-f", "json", "version", "--deps"]).stdout)
+    assert list(value["dependencies"]) == ["Python", "torch", "transformers", "huggingface_hub", "zstandard", "starlette"]
+    lines = CliRunner().invoke(main, ["version", "--deps"]).stdout.splitlines()
+    assert lines[1] == f"Python {platform.python_version()}"
     assert DISTRIBUTION_VERSION in CliRunner().invoke(main, ["--version"]).stdout
 
 

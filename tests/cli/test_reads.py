@@ -79,7 +79,7 @@ def window() -> tuple[str, str]:
 def test_run_list_json(ask: Ask, run: Any) -> None:
     """A list of runs, each with all of its fields; times have a space before the hour."""
     value = ask("run", "list")
-    assert list(value) == ["runs"]
+    assert list(value) == ["runs", "shown", "total"]
     found = next(one for one in value["runs"] if one["training_run_id"] == run.run_id)
     assert list(found) == RUN
     assert list(found["last_checkpoint"]) == CHECKPOINT
@@ -136,12 +136,13 @@ def test_run_info(ask: Ask, call: Call, run: Any) -> None:
 def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
     """Those of a run, or the newest of all."""
     value = ask("checkpoint", "list", "--run-id", run.run_id)
-    assert list(value) == ["run_id", "checkpoints"]
+    assert list(value) == ["run_id", "checkpoints", "shown", "total"]
+    assert value["shown"] == value["total"] == 3
     assert all(list(one) == CHECKPOINT for one in value["checkpoints"])
     assert {one["checkpoint_type"] for one in value["checkpoints"]} == {"training", "sampler", "external"}
     everything = ask("checkpoint", "list", "--limit", "2")
-    assert list(everything) == ["checkpoints"]
-    assert len(everything["checkpoints"]) == 2
+    assert list(everything) == ["checkpoints", "shown", "total"]
+    assert len(everything["checkpoints"]) == everything["shown"] == 2 < everything["total"]
     result = call("checkpoint", "list", "--limit", "1")
     assert "more; use --limit to see them)" in result.stderr
     assert len(result.stdout.splitlines()) == 2

@@ -234,7 +234,7 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path, content: str, words: 
     assert "There is no folder" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
 
 
-def test_a_checkpoint_is_created(ask: Ask, call: Call) -> None:
+def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
     """A new adapter is saved untrained, to train on and to sample from; and so is a copy of a checkpoint."""
     made = ask("checkpoint", "create", "--model", "tinker/toy", "--rank", "2", "--name", "start", "--sampler", "--ttl", "7200")
     assert list(made) == ["training_run_id", "checkpoint_path", "sampler_path"]
@@ -242,6 +242,14 @@ def test_a_checkpoint_is_created(ask: Ask, call: Call) -> None:
     info = ask("checkpoint", "info", made["checkpoint_path"])
     assert (info["lora_rank"], info["expires_at"] is not None) == (2, True)
     assert ask("checkpoint", "info", made["sampler_path"])["checkpoint_type"] == "sampler"
+    given = ("--no-train-attn", "--no-train-unembed", "--metadata", "loss=1.5", "--metadata", "who=me")
+    partial = ask("checkpoint", "create", "--model", "tinker/toy", *given)
+    assert ask("checkpoint", "info", partial["checkpoint_path"])["user_metadata"] == {"loss": "1.5", "who": "me"}
+    with tinker.ServiceClient(base_url=server) as service:
+        adapter = service.create_rest_client().get_weights_info_by_tinker_path(partial["checkpoint_path"]).result(10)
+    assert (adapter.train_mlp, adapter.train_attn, adapter.train_unembed) == (True, False, False)
+    wrong = call("checkpoint", "create", "--from", made["checkpoint_path"], "--no-train-mlp")
+    assert (wrong.exit_code, "cannot be used with --from" in wrong.stderr) == (2, True)
     copy = ask("checkpoint", "create", "--from", made["checkpoint_path"])
     assert copy["training_run_id"] != made["training_run_id"]
     assert (copy["checkpoint_path"].rpartition("/")[2], copy["sampler_path"]) == ("initial", None)

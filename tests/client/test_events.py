@@ -79,7 +79,7 @@ def test_events_say_whose_they_are(connect: Connect, wire: Any) -> None:
     (session_id,) = {event.session_id for event in mine}
     assert session_id == training.model_id.partition(":")[0]
     assert {event.training_run_id for event in mine} == {training.model_id}
-    assert {str(event.user_metadata) for event in mine if not event.sampling_session_id} == {"{'who': 'me', 'trial': 2}"}
+    assert {str(event.user_metadata) for event in mine} == {"{'who': 'me', 'trial': 2}"}
     of_step = [event for event in mine if event.request_id == step.request_id]
     assert {type(event) for event in of_step} == {AttemptStarted, RequestAttempt, QueueChange, FutureSettled}
     of_sample = [event for event in mine if event.request_id == sample.request_id]
@@ -90,6 +90,15 @@ def test_events_say_whose_they_are(connect: Connect, wire: Any) -> None:
     assert [event.operation for event in started] == ["optim_step", "sample"]
     assert started[0].request_id is None
     assert [event.operation for event in mine if isinstance(event, RequestRetry)] == ["optim_step"]
+
+
+def test_one_call_is_counted_once(connect: Connect) -> None:
+    """Of each method that was called, `Metrics` counts one outcome for a call."""
+    metrics = Metrics()
+    training = connect(observers=[metrics]).create_lora_training_client("tinker/toy", rank=4)
+    training.save_weights_and_get_sampling_client().result(10)
+    all_told()
+    assert metrics.snapshot().futures["save_weights_and_get_sampling_client"].count == 1
 
 
 def test_operations_at_once_are_told_apart(connect: Connect) -> None:

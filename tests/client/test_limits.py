@@ -10,7 +10,13 @@ import httpx
 import pytest
 
 import tinker
-from tinker._http.limits import THROTTLED_SECONDS, THROTTLED_SLOTS, SampleAdmission
+from tinker._http.limits import (
+    LARGE_COOL_DOWN_SECONDS,
+    SMALL_COOL_DOWN_SECONDS,
+    THROTTLED_SECONDS,
+    THROTTLED_SLOTS,
+    SampleAdmission,
+)
 from tinker.testing import SteppedClock
 
 Connect = Callable[..., tinker.ServiceClient]
@@ -127,3 +133,15 @@ def test_accounts_of_different_commands_do_not_slow_each_other(make_limits: Make
     one, other, same = limits_of("one"), limits_of("other"), limits_of("one")
     one.cool_down.close_for(too_much(), 60)
     assert (same.cool_down.throttled, other.cool_down.throttled) == (True, False)
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(3, SMALL_COOL_DOWN_SECONDS), (20_000, LARGE_COOL_DOWN_SECONDS)])
+def test_a_cool_down_without_a_time(connect: Connect, wire: Any, clock: Any, tokens: int, seconds: float) -> None:
+    """A server that does not say how long to wait gets a pause by the size of what it refused, longer than a second's jitter."""
+    sampler = connect(api_key=f"tml-{tokens}").create_sampling_client(base_model="tinker/toy")
+    sampler.result(10)
+    wire.fail("asample", 429)
+    before = clock()
+    prompt = tinker.ModelInput.from_ints([1] * tokens)
+    sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=1)).result(30)
+    assert seconds <= clock() - before <= seconds + 1.5

@@ -142,6 +142,19 @@ def test_paused_work_is_reported_once_a_minute(
     assert [("big run" in line, "no free capacity" in line) for line in lines] == [(True, False), (False, True)]
 
 
+def test_the_words_of_a_limit(service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A limit that the server gives no reason for is one of training clients or of sampler weights."""
+    limited = {"type": "try_again", "request_id": "x", "queue_state": "paused_rate_limit"}
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    wire.fail("retrieve_future", 200, body=limited)
+    training.optim_step(ADAM).result(10)
+    wire.fail("retrieve_future", 200, body=limited)
+    sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    lines = [message for message in caplog.messages if "paused by the server" in message]
+    assert [("training clients" in line, "sampler weights" in line) for line in lines] == [(True, False), (False, True)]
+
+
 def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:
     """Each poll says which one it is and what kind of result it waits for."""
     before = len(wire.requests("retrieve_future"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -331,6 +333,59 @@ def test_recover_raises_what_is_no_loss(client: RecoveringTrainingClient) -> Non
         asyncio.run(wait())
 
 
+# The same loss again
+
+
+def test_a_loss_is_recovered_once(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """Every error of one loss, a sampler's too, names the same recovery; the new run goes on, with what was done in it."""
+    sampler = client.save_weights_and_get_sampling_client().result(10)
+    restart()
+    futures: list[Any] = [client.forward_backward([datum(0)], "cross_entropy"), client.optim_step(PARAMS)]
+    errors = [one.exception(10) for one in futures]
+    errors.append(sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).exception(10))
+    assert isinstance(errors[1], tinker.PrecedingRequestFailed)
+    recovery = client.recover(errors[0])
+    begin(client, 0).result(10)
+    after = probe(client)
+    assert [client.recover(error) for error in errors] == [recovery] * 3
+    assert recoveries == [recovery]
+    assert (client.model_id, probe(client)) == (recovery.new_run_id, after)
+
+
+def test_threads_with_the_same_loss(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+    """Threads that recover at the same time get one new run, and the user's function hears of it once."""
+    restart()
+    error: Any = client.optim_step(PARAMS).exception(10)
+    together = threading.Barrier(4)
+
+    def recover(_: int) -> Recovery:
+        together.wait(10)
+        return client.recover(error)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        (recovery,) = {one.new_run_id for one in threads.map(recover, range(4))}
+    assert client.model_id == recovery
+    assert len(recoveries) == 1
+
+
+def test_an_old_error_in_a_loop_is_raised(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """A step that looks at a future of the run before gets its error: the loop cannot know what that step has done."""
+    taken = list[int]()
+    old = list[Any]()
+
+    def body(step: int) -> None:
+        taken.append(step)
+        if taken == [0]:
+            restart()
+        old.append(begin(client, step))
+        old[0].result(10)
+
+    with pytest.raises(tinker.SessionLostError):
+        loop(client, 4, body, save_every=2)
+    assert taken == [0, 0]
+    assert client.forward([datum(0)], "cross_entropy").result(10)
+
+
 # Policies
 
 
@@ -381,7 +436,8 @@ def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) 
     """After as many attempts as the policy says the error says so, the user's function hears of it, and so do observers."""
     events: list[Event] = []
     failures: list[RecoveryFailedError] = []
-    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4, seed=3).result(10)
+    service = connect(observers=[events.append], user_metadata={"trial": 1})
+    training = service.create_lora_training_client("tinker/toy", rank=4, seed=3, user_metadata={"trial": 2}).result(10)
     client = RecoveringTrainingClient(training, RecoveryPolicy(attempts=3, backoff_seconds=2), on_failure=failures.append)
     run_id = client.model_id
 
@@ -402,6 +458,7 @@ def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) 
         *((stage, attempt) for attempt in (1, 2, 3) for stage in ("started", "failed")),
         ("exhausted", 3),
     ]
+    assert {(event.training_run_id, event.user_metadata["trial"]) for event in told} == {(run_id, 2)}
     assert {event.path for event in told if event.stage == "started"} == {f"tinker://{run_id}/weights/step-000001"}
     assert clock.slept[-2:] == [2.0, 4.0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -72,12 +73,26 @@ def test_the_best_checkpoint_of_the_run(service: tinker.ServiceClient, training:
 
 
 def test_a_given_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
-    """A path needs no question."""
+    """A path is taken also where the server does not know the run any more."""
     given, _ = save(training, "a", "b")
+    wire.fail(f"training_runs/{training.model_id}", 404, times=2)
     RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(10)
     RecoveryExecutor(service).recover(training.model_id, last_checkpoint=given).result(10)
     assert [one.json["path"] for one in wire.requests("load_weights")] == [given, given]
-    assert wire.requests(f"training_runs/{training.model_id}") == []
+
+
+@pytest.mark.parametrize("policy", [RecoveryPolicy(), RecoveryPolicy(checkpoint=lambda save: 1.0)])
+def test_the_new_run_has_the_metadata_of_the_lost_one(connect: Connect, policy: RecoveryPolicy) -> None:
+    """The server's description of the new run, and the events of the recovery, have what the user wrote about the lost one."""
+    events: list[Event] = []
+    service = connect(observers=[events.append])
+    training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": "2"})
+    save(training, "a")
+    client = RecoveryExecutor(service, policy).recover(training.model_id).result(10).client
+    rest = service.create_rest_client()
+    assert rest.get_training_run(client.model_id).result(10).user_metadata == {"trial": "2"}
+    (completed,) = (one for one in events if isinstance(one, RecoveryChange) and one.stage == "completed")
+    assert (completed.training_run_id, completed.user_metadata) == (training.model_id, {"trial": "2"})
 
 
 def test_a_run_without_a_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
@@ -107,6 +122,25 @@ def test_so_many_at_once(service: tinker.ServiceClient, wire: Any) -> None:
     found = [one.result(10).recovery.save for one in (first, *others)]
     assert [one.path for one in found if one is not None] == paths
     assert executor.recover(runs[0].model_id) is not first
+
+
+@pytest.mark.parametrize("trial", range(10))
+def test_two_threads_recover_a_run_once(service: tinker.ServiceClient, wire: Any, trial: int) -> None:
+    """Threads that ask at the same moment get the same future, and one run is made."""
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    save(training, "a")
+    executor, together = RecoveryExecutor(service), threading.Barrier(4)
+    release = wire.hold("load_weights")
+
+    def recover(_: int) -> tinker.APIFuture[RecoveredRun]:
+        together.wait(10)
+        return executor.recover(training.model_id)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        futures = set(threads.map(recover, range(4)))
+    release()
+    assert len({future.result(10).client.model_id for future in futures}) == 1
+    assert len(wire.requests("load_weights")) == 1
 
 
 class Heard:
@@ -142,7 +176,7 @@ def heard() -> Heard:
 def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.TrainingClient]:
     """A monitor, and a run to watch."""
     service = connect(observers=[heard])
-    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": "2"}).result(10)
     return RecoveryMonitor(RecoveryExecutor(service, on_recovery=heard.note), poll_seconds=POLL_SECONDS), training
 
 
@@ -178,7 +212,7 @@ def test_a_corrupted_run_is_recovered_once(watched: Watched, wire: Any, clock: A
 
 
 def test_a_run_that_is_gone_is_recovered(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
-    """A server that does not know a run any more cannot name its checkpoint; the last one it named is taken."""
+    """A server that does not know a run any more cannot name its checkpoint; what it said last is taken, metadata too."""
     monitor, training = watched
     run_id, (path,) = training.model_id, save(training, "a")
     with monitor:
@@ -189,6 +223,7 @@ def test_a_run_that_is_gone_is_recovered(watched: Watched, wire: Any, clock: Any
         heard.wait(recovered=1)
     assert heard.recovered[0].recovery.save is not None
     assert heard.recovered[0].recovery.save.path == path
+    assert wire.requests("load_weights")[0].json["user_metadata"] == {"trial": "2"}
 
 
 def test_a_question_that_fails_is_asked_again(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import tinker
-from tinker._http.retry import RESUBMISSIONS
+from tinker._http.retry import REPETITIONS, RESUBMISSIONS
+from tinker.lib.retry_handler import RetryConfig
 
+Connect = Callable[..., tinker.ServiceClient]
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 
@@ -135,6 +137,42 @@ def test_results_that_are_always_lost(sampler: tinker.SamplingClient, wire: Any)
     with pytest.raises(tinker.APIStatusError, match="410"):
         sampler.sample(PROMPT, 1, PARAMS).result(10)
     assert len(wire.requests("asample")) == RESUBMISSIONS + 1
+
+
+FAILED = {"error": "a device was lost", "category": "server"}
+
+
+def test_a_sample_that_the_server_failed_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """What failed by the server's own fault is drawn again, under another number, after a delay, a few times."""
+    wire.fail("retrieve_future", 200, body=FAILED, times=REPETITIONS)
+    assert len(sampler.sample(PROMPT, 1, PARAMS).result(10).sequences) == 1
+    numbers = [exchange.seq_id for exchange in wire.requests("asample")]
+    assert numbers == list(range(numbers[0], numbers[0] + REPETITIONS + 1))
+    wire.fail("retrieve_future", 200, body=FAILED, times=REPETITIONS + 1)
+    with pytest.raises(tinker.RequestFailedError, match="a device was lost"):
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert len(wire.requests("asample")) == 2 * (REPETITIONS + 1)
+
+
+@pytest.mark.parametrize("category", ["user", "unknown"])
+def test_a_sample_that_fails_otherwise_is_not_submitted_again(sampler: tinker.SamplingClient, wire: Any, category: str) -> None:
+    """A mistake of the user's fails each time, and a server that names no cause may mean one."""
+    wire.fail("retrieve_future", 200, body={**FAILED, "category": category})
+    with pytest.raises(tinker.RequestFailedError):
+        sampler.sample(PROMPT, 1, PARAMS).result(10)
+    assert len(wire.requests("asample")) == 1
+
+
+def test_a_failed_sample_without_retries(connect: Connect, wire: Any) -> None:
+    """Who wants no retries gets the failure of the server at once."""
+    for given, config in (({"max_retries": 0}, None), ({}, RetryConfig(enable_retry_logic=False))):
+        sampler = connect(**given).create_sampling_client(base_model="tinker/toy", retry_config=config)
+        sampler.result(10)
+        before = len(wire.requests("asample"))
+        wire.fail("retrieve_future", 200, body=FAILED)
+        with pytest.raises(tinker.RequestFailedError):
+            sampler.sample(PROMPT, 1, PARAMS).result(10)
+        assert len(wire.requests("asample")) == before + 1
 
 
 def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) -> None:

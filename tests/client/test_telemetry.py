@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import tinker
+from tinker._loop import loop_thread
 from tinker._session.telemetry import EVENTS_IN_A_REQUEST, EVENTS_KEPT, FLUSH_SECONDS
+from tinker.lib.telemetry import Telemetry, capture_exceptions
+from tinker.lib.telemetry_provider import TelemetryProvider
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -92,31 +97,208 @@ def test_a_server_without_it_is_not_asked_again(connect: Connect, wire: Any, clo
     assert len(wire.requests("telemetry")) == 1
 
 
-def test_batches(connect: Connect, wire: Any, clock: Any) -> None:
-    """Many events go in requests of a hundred; what failed to be sent goes with the next, what was refused does not."""
-    service = connect(telemetry=True)
+@pytest.fixture
+def telemetry(connect: Connect) -> Telemetry:
+    """The reporter of a client whose session has begun, which is its first event."""
+    service = connect(telemetry=True, api_key=KEY)
     service.create_lora_training_client("tinker/toy").result(10)
-    telemetry = service.get_telemetry()
-    assert telemetry is not None
+    found = service.get_telemetry()
+    assert found is not None
+    return found
+
+
+def test_batches(telemetry: Telemetry, wire: Any) -> None:
+    """Many events go in requests of a hundred; what failed to be sent goes with the next, what was refused does not."""
     wire.fail("telemetry", 503)
     wire.fail("telemetry", 422)
-    for number in range(230):
+    for number in range(229):
         telemetry.log("step", {"number": number})
-    flush(wire, clock)
-    flush(wire, clock)
-    service.close().result(10)
+    wire.wait_for("telemetry", 2)
+    assert telemetry.wait_until_drained()
     sizes = [(len(exchange.json["events"]), exchange.status) for exchange in wire.requests("telemetry")]
-    assert sizes == [(100, 503), (100, 422), (100, 200), (32, 200)]
+    assert sizes == [(100, 503), (100, 422), (100, 200), (30, 200)]
     assert max(size for size, _ in sizes) == EVENTS_IN_A_REQUEST
 
 
-def test_memory_is_bounded(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that takes nothing costs a bounded number of events, and one line."""
+def test_a_hundred_events_are_sent_at_once(telemetry: Telemetry, wire: Any) -> None:
+    """The hundredth event does not wait for the time of the next report."""
+    assert all(telemetry.log("step") for _ in range(EVENTS_IN_A_REQUEST - 1))
+    (exchange,) = wire.wait_for("telemetry")
+    assert [event["event_session_index"] for event in exchange.json["events"]] == list(range(100))
+
+
+# What a program reports of its own exceptions
+
+
+def exceptions(wire: Any) -> list[tuple[str, str, str]]:
+    """Type, text and severity of the exceptions that were sent."""
+    events = [event for event in reported(wire) if event["event"] == "UNHANDLED_EXCEPTION"]
+    return [(event["error_type"], event["error_message"], event["severity"]) for event in events]
+
+
+def test_severities(telemetry: Telemetry, wire: Any) -> None:
+    """Any exception is reported as such, with the severity that was given; without secrets, the locals and the traceback."""
+    local = "a local value"
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError(f"no access with {KEY} nor Bearer abc.def")
+    assert telemetry.log_exception(caught.value, "CRITICAL").result(10)
+    assert telemetry.log_exception_sync(caught.value)
+    users = tinker.RequestFailedError("too long", "r", "user")
+    telemetry.log_exception(users)
+    telemetry.log_exception(users, "DEBUG")
+    assert telemetry.wait_until_drained()
+    assert exceptions(wire) == [("RuntimeError", "no access with *** nor ***", severity) for severity in ("CRITICAL", "ERROR")]
+    generic = [event for event in reported(wire) if event["event"] == "GENERIC_EVENT"]
+    assert [(event["event_name"], event["severity"]) for event in generic] == [
+        ("user_error", "WARNING"),
+        ("user_error", "DEBUG"),
+    ]
+    for text in (KEY, "abc.def", local, __file__):
+        assert text not in wire.requests("telemetry")[0].body.decode()
+
+
+@pytest.mark.parametrize("how", ["sync", "future", "coroutine"])
+def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
+    """The exception and the end of the session have arrived when the call is over, and the session does not end twice."""
+    error = RuntimeError("it ends")
+
+    async def wait() -> bool:
+        return await telemetry.log_fatal_exception(error, "CRITICAL") and await telemetry.wait_until_drained_async()
+
+    if how == "sync":
+        assert telemetry.log_fatal_exception_sync(error, "CRITICAL")
+    elif how == "future":
+        assert telemetry.log_fatal_exception(error, "CRITICAL").result(10)
+    else:
+        assert asyncio.run(wait())
+    kinds = ["SESSION_START", "UNHANDLED_EXCEPTION", "SESSION_END"]
+    assert [event["event"] for event in reported(wire)] == kinds
+    assert exceptions(wire) == [("RuntimeError", "it ends", "CRITICAL")]
+
+
+def test_the_wait_has_a_deadline(telemetry: Telemetry, wire: Any) -> None:
+    """A server that does not answer holds the program for no longer than was said, and its I/O thread not at all."""
+    release = wire.hold("telemetry")
+    assert not telemetry.wait_until_drained(0.05)
+    assert not asyncio.run(telemetry.wait_until_drained_async(0.05))
+    answer = concurrent.futures.Future[bool]()
+    loop_thread().call(lambda: answer.set_result(telemetry.log_fatal_exception_sync(ValueError("x"))))
+    assert not answer.result(10)
+    release()
+    assert telemetry.wait_until_drained()
+
+
+def capture_by_block(telemetry: Telemetry, error: Exception) -> None:
+    with telemetry.capture_exceptions(severity="CRITICAL"):
+        raise error
+
+
+def capture_by_decorator(telemetry: Telemetry, error: Exception) -> None:
+    @telemetry.capture_exceptions(severity="CRITICAL")
+    def fail() -> None:
+        raise error
+
+    assert fail.__name__ == "fail"
+    fail()
+
+
+def capture_in_coroutines(telemetry: Telemetry, error: Exception) -> None:
+    async def fail() -> None:
+        async with telemetry.acapture_exceptions(fatal=True, severity="CRITICAL"):
+            raise error
+
+    asyncio.run(fail())
+
+
+def capture_a_coroutine_function(telemetry: Telemetry, error: Exception) -> None:
+    @telemetry.capture_exceptions(fatal=True, severity="CRITICAL")
+    async def fail() -> None:
+        raise error
+
+    asyncio.run(fail())
+
+
+def capture_a_method(telemetry: Telemetry, error: Exception) -> None:
+    class Trainer:
+        def get_telemetry(self) -> Telemetry | None:
+            return telemetry
+
+        @capture_exceptions
+        def succeed(self) -> int:
+            return 5
+
+        @capture_exceptions(fatal=True, severity="CRITICAL")
+        def fail(self) -> None:
+            raise error
+
+    assert isinstance(Trainer(), TelemetryProvider)
+    assert Trainer().succeed() == 5
+    Trainer().fail()
+
+
+CAPTURES = [
+    capture_by_block,
+    capture_by_decorator,
+    capture_in_coroutines,
+    capture_a_coroutine_function,
+    capture_a_method,
+]
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_captures(telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry, Exception], None]) -> None:
+    """Blocks and functions, coroutines too, report the exception that leaves them, and it leaves them as it is."""
+    error = LookupError("mine")
+    with pytest.raises(LookupError) as caught:
+        capture(telemetry, error)
+    assert caught.value is error
+    assert telemetry.wait_until_drained()
+    assert exceptions(wire) == [("LookupError", "mine", "CRITICAL")]
+
+
+def test_captures_without_telemetry() -> None:
+    """Where telemetry is off, a decorated method does what it does without the decorator."""
+
+    class Trainer:
+        def get_telemetry(self) -> Telemetry | None:
+            return None
+
+        @capture_exceptions
+        def fail(self) -> None:
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        Trainer().fail()
+
+
+def test_a_closed_client_reports_nothing(connect: Connect, clock: Any) -> None:
+    """An exception after the end of the client does not hold the program."""
     service = connect(telemetry=True)
-    service.create_rest_client()
-    telemetry = service.get_telemetry()
+    telemetry = service.create_lora_training_client("tinker/toy").result(10).get_telemetry()
     assert telemetry is not None
-    for _ in range(EVENTS_KEPT + 10):
+    service.close().result(10)
+    before = clock()
+    telemetry.log_fatal_exception_sync(LookupError("late"))
+    assert clock() == before
+    assert not telemetry.log("later")
+
+
+def test_stop(telemetry: Telemetry, wire: Any) -> None:
+    """What waits is sent, and nothing after that."""
+    telemetry.log("before")
+    telemetry.stop()
+    assert not telemetry.log("after")
+    assert telemetry.wait_until_drained()
+    wire.wait_for("telemetry")
+    assert [event.get("event_name") for event in reported(wire)] == [None, "before"]
+
+
+def test_memory_is_bounded(telemetry: Telemetry, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that takes nothing costs a bounded number of events, and one line."""
+    release = wire.hold("telemetry")
+    for _ in range(EVENTS_KEPT + 2 * EVENTS_IN_A_REQUEST):
         telemetry.log("x")
-    assert len(telemetry._events) == EVENTS_KEPT
+    assert len(telemetry._events) == EVENTS_KEPT  # pyright: ignore[reportPrivateUsage]
     assert len([line for line in caplog.messages if "dropping the oldest" in line]) == 1
+    release()
+    assert telemetry.wait_until_drained()

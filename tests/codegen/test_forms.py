@@ -123,6 +123,16 @@ def test_names_cannot_end_their_header(uploads: Any) -> None:
         uploads.runtime.form_body(uploads.models.PhotoForm(title="", cover=part(b"x", "a", "image/png\r\nX-Evil: 1")))
 
 
+def test_files_as_pairs(uploads: Any) -> None:
+    """A name with a content, and a media type, is one file, as for httpx, alone and in a list."""
+    pair, triple = ("1.jpg", b"first"), ("2.txt", io.BytesIO(b"second"), "text/plain")
+    form = uploads.models.PhotoForm(title="", cover=pair, photos=[triple, pair])
+    text = b"".join(bytes(piece) for piece in uploads.runtime.form_body(form).content).decode()
+    assert text.count('name="cover"; filename="1.jpg"\r\nContent-Type: application/octet-stream\r\n\r\nfirst\r\n') == 1
+    assert text.count('name="photos"; filename="2.txt"\r\nContent-Type: text/plain\r\n\r\nsecond\r\n') == 1
+    assert text.count('name="photos"; filename="1.jpg"') == 1
+
+
 def test_what_is_no_file_is_refused(uploads: Any, tmp_path: Path) -> None:
     """Where a file is needed anything else is refused before anything is sent, as is a file that is not there."""
     with pytest.raises(TypeError, match="cover must be bytes, a path, a file object or a FilePart, got object"):

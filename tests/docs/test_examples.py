@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tinker._loop import loop_thread
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 ELSEWHERE = {"quickstart"}  # nox sessions of its own run it to the end
@@ -34,13 +36,15 @@ def in_a_process_of_its_own(script: Path) -> None:
 
 
 @pytest.mark.parametrize("name", scripts())
-def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each example runs on ``local://`` without a setting, and what it asserts holds."""
+def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Each example runs on ``local://`` without a setting, what it asserts holds, and it waits for all that it has begun."""
     for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
     run = in_a_process_of_its_own if name == "process_pool" else in_this_process
     run(EXAMPLES / f"{name}.py")
+    loop_thread().log_unfinished("when the script ended")
+    assert [line for line in caplog.messages if "had not finished" in line] == []
 
 
 @pytest.mark.parametrize("program", ["README.md", "quickstart.py", "tinker serve"])

@@ -24,13 +24,3 @@ def test_what_a_page_names_exists(page: Path) -> None:
     paths = set(PATH.findall(text)) - MODELS
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
     assert sorted(set(FILE.findall(text)) - MODULES - FILES) == []
-
-
-def test_the_table_of_features_names_what_exists() -> None:
-    """Every feature is somewhere, and held by a test that is there."""
-    for row in (ROOT / "docs" / "features.md").read_text().splitlines():
-        where, _, test = row.partition("<br>test: ")
-        if test:
-            tests = [f"tests/{path}" for path in re.findall(r"[\w/-]+\.py", test)]
-            places = re.findall(r"(?:tinker|docs|codegen|generated)/[\w/-]+\.(?:py|md)", where)
-            assert [path for path in tests + places if not (ROOT / path).exists()] == [], row

@@ -43,7 +43,7 @@ def test_a_module_that_is_not_wanted_is_found(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(older_paths, "HOME", tmp_path)
     monkeypatch.setattr(older_paths, "OFFICIAL", data)
     stale = {file.relative_to(tmp_path).as_posix(): text for file, text in older_paths.find_stale().items()}
-    assert set(stale) == {"old.py", "model_id.py", "shared/__init__.py", "shared/one.py"}
+    assert set(stale) == {"checkpoint_archive_url_response.py", "old.py", "model_id.py", "shared/__init__.py", "shared/one.py"}
     assert stale["old.py"] is None
     assert "from tinker.types import Datum\n" in str(stale["shared/one.py"])
 

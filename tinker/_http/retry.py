@@ -17,7 +17,7 @@ import msgspec
 from tinker._clock import Clock
 from tinker._http.observers import Observers
 from tinker._http.statuses import Fate, Verdict, fate_of, judge
-from tinker.errors import APIConnectionError, APIError, APIStatusError
+from tinker.errors import APIConnectionError, APIError, APIStatusError, RequestFailedError, TinkerError
 from tinker.observing import RequestRetry
 
 logger = logging.getLogger("tinker")
@@ -26,6 +26,7 @@ MAX_HINT_SECONDS = 60.0
 HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by another try
 PAUSE_SECONDS = 5.0  # between tries while the account is blocked
 LINE_LENGTH = 300  # of what a server said, in the log
+REPETITIONS = 3  # of one sample that the server failed to carry out
 RESUBMISSIONS = 10  # of one sample whose results get lost
 # For an address that is probably wrong: longer than a server on this machine takes to start.
 WRONG_ADDRESS_SECONDS = 10.0
@@ -187,6 +188,17 @@ class Attempts:
         self._tell(error, verdict, delay, left)
         return delay
 
+    def next_repetition(self, error: RequestFailedError) -> float:
+        """Return the seconds until a sample that the server failed to carry out is submitted again; else raise ``error``."""
+        delay = longest_delay(self.policy.base_delay, self.policy.max_delay, self.count) * self._clock.random()
+        left = self.policy.total_seconds - (self._clock.monotonic() - self._started)
+        limit = REPETITIONS if self.policy.max_retries is None else min(REPETITIONS, self.policy.max_retries)
+        if error.category != "server" or self.count >= limit or delay > left or left <= 0:
+            raise error
+        self.count += 1
+        self._tell(error, Verdict.RETRY, delay, left)
+        return delay
+
     def _is_final(self, verdict: Verdict) -> bool:
         if verdict is Verdict.COOL_DOWN and self.policy.fails_fast:
             return True
@@ -204,7 +216,7 @@ class Attempts:
             return self._started
         return self._patient_since
 
-    def _tell(self, error: APIError, verdict: Verdict, delay: float, left: float) -> None:
+    def _tell(self, error: TinkerError, verdict: Verdict, delay: float, left: float) -> None:
         """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
         if self._observers:
             self._observers.notify(RequestRetry(operation=self._what, failures=self.count, delay_seconds=delay, error=error))

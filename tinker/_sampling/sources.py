@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,11 @@ class SamplerSource(Protocol):
         ...
 
     @property
+    def user_metadata(self) -> Mapping[str, object] | None:
+        """Return what the user says of the run, where it is one of this client's."""
+        ...
+
+    @property
     def base_model(self) -> str | None:
         """Return the base model, where it is known without asking."""
         ...
@@ -41,6 +47,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
 
     base_model: str | None
     model_path: str | None
+    user_metadata: None = None
 
     @property
     def training_run_id(self) -> str | None:
@@ -74,6 +81,7 @@ class SharedSession(msgspec.Struct, frozen=True, kw_only=True):
     sampling_session_id: str
     base_model: str | None
     training_run_id: str | None = None
+    user_metadata: None = None
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
         """Return the id, which is known."""

@@ -19,7 +19,19 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import Subject, TokenMailbox
-from tinker._http import RESUBMISSIONS, SAMPLE, SUBMIT, Policy, Purpose, Reply, SampleAdmission, Verdict, is_absent, judge
+from tinker._http import (
+    RESUBMISSIONS,
+    SAMPLE,
+    SUBMIT,
+    Attempts,
+    Policy,
+    Purpose,
+    Reply,
+    SampleAdmission,
+    Verdict,
+    is_absent,
+    judge,
+)
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
@@ -73,7 +85,7 @@ class Sampler:
         self._base_model: APIFuture[str] | None = None
         self._naming: asyncio.Task[str | None] | None = None
         self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
-        self._subject = Subject()
+        self._subject = Subject(training_run_id=source.training_run_id, user_metadata=source.user_metadata)
         self.created: APIFuture[None] = run(runtime, operation, self._create, subject=self._subject)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
@@ -204,7 +216,7 @@ class Sampler:
         return response.prompt_logprobs
 
     async def _sample(self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions) -> SampleResponse:
-        """Sample, again where the promise expired before it was fetched: nothing is lost then but the time of it."""
+        """Sample, again where the promise expired before it was fetched, or the server failed: nothing is lost but the time."""
         if self.session_id is None:
             await wait_before(self.created, future)
         session = self.runtime.session
@@ -212,6 +224,7 @@ class Sampler:
         async with context.limits.samples.take():
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             submissions = 0
+            failures: Attempts | None = None
             while True:
                 submissions += 1
                 try:
@@ -221,6 +234,10 @@ class Sampler:
                         raise lost from error
                     if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
                         raise
+                except RequestFailedError as error:
+                    failures = failures or self.runtime.transport.attempts(self._policy, future.operation)
+                    delay = failures.next_repetition(error)
+                    await self.runtime.transport.sleep(delay)
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""

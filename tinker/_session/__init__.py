@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinker._session.capture import Capture, wrap
 from tinker._session.metering import count_tokens, meter, prompt_use, training_use
 from tinker._session.misspelled import suggest_loss, suggest_models
 from tinker._session.negotiation import Negotiation, Trial, WireFormat
@@ -12,6 +13,7 @@ from tinker._session.session_poller import SessionPoller
 from tinker._session.telemetry import Telemetry, is_user_error
 
 __all__ = [
+    "Capture",
     "SessionPoller",
     "Description",
     "ResultSpec",
@@ -36,4 +38,5 @@ __all__ = [
     "suggest_loss",
     "suggest_models",
     "training_use",
+    "wrap",
 ]

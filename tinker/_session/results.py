@@ -47,8 +47,11 @@ _TRY_AGAIN = "try_again"
 _PENDING_STATUSES = frozenset({"pending", "queued", "running", "in_progress"})
 _METADATA_ONLY = "complete_metadata"
 # Queue states that mean waiting, and what they mean where the server gives no reason.
+_LIMITED = "paused_rate_limit"
+_OF_SAMPLERS = frozenset({"sample", "sample_stream", "compute_logprobs"})
+_LIMITED_SAMPLES = "the limit of concurrent sampler weights is reached"
 _PAUSED = {
-    "paused_rate_limit": "the limit of concurrent work is reached",
+    _LIMITED: "the limit of concurrent training clients is reached",
     "paused_capacity": "the server has no free capacity",
 }
 _RUNNING = "active"
@@ -92,7 +95,7 @@ def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
 
 def report_pause(observers: Observers, operation: str, state: str, reason: str | None) -> None:
     """Say in the log that work is paused: one line when it begins, then one a minute for as long as it lasts."""
-    fallback = _PAUSED.get(state)
+    fallback = _LIMITED_SAMPLES if state == _LIMITED and operation in _OF_SAMPLERS else _PAUSED.get(state)
     if fallback is not None and observers.should_log(f"{operation} {state}", NOTICE_SECONDS):
         logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
 

@@ -155,7 +155,7 @@ class Session:
             response=error.response,
             body=error.body,
         )
-        lost.operation = error.operation
+        lost.operation, lost.session_id = error.operation, session_id
         return lost
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:

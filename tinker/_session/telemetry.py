@@ -2,13 +2,16 @@
 
 Off unless ``TINKER_TELEMETRY`` or ``ServiceClient(telemetry=True)`` says so. It observes like any observer (`tinker.observing`)
 and nothing waits for it: events are sent in batches in the background, the oldest are dropped where there are too many, and a
-server that does not want them is not asked again. No credential is in them, no data, no traceback, and of errors that are not
-of this package only their type.
+server that does not want them is not asked again. No credential is in them, no data, no traceback. What an exception that is
+not of this package says is sent only where the user reports it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import datetime
+import itertools
 import logging
 import platform
 import re
@@ -21,12 +24,17 @@ from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
 from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
-from tinker.errors import APIError, RequestFailedError, TinkerError
+from tinker._loop import loop_thread
+from tinker._session.capture import Capture
+from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
+from tinker.futures import APIFuture, immediate
 from tinker.observing import Event, FutureSettled
 
 logger = logging.getLogger("tinker")
 
 FLUSH_SECONDS = 10.0
+DRAIN_SECONDS = 5.0  # as the end of a session may take
+RETRY_SECONDS = 1.0
 EVENTS_IN_A_REQUEST = 100
 EVENTS_KEPT = 10_000
 _LONGEST_MESSAGE = 500
@@ -43,40 +51,133 @@ class _Common(TypedDict):
 
 
 class Telemetry:
-    """Reports of one service client, from ``ServiceClient.get_telemetry``. All methods are safe in any thread."""
+    """Reporter of one service client, from ``ServiceClient.get_telemetry``. Its methods may be called in any thread.
+
+    Events are sent in the background: every hundred, and every ten seconds. No method waits for the server, but those that say
+    so, and they have a deadline. Exceptions are reported by their type and text, in which credentials are masked; tracebacks
+    and local variables are not.
+
+    >>> import tinker
+    >>> service = tinker.ServiceClient(base_url="local://toy", telemetry=True)
+    >>> training = service.create_lora_training_client("tinker/toy", rank=4)
+    >>> telemetry = training.get_telemetry()
+    >>> telemetry.log("epoch", {"number": 1})
+    True
+    >>> with telemetry.capture_exceptions(severity="CRITICAL"):
+    ...     done = training.optim_step(tinker.AdamParams()).result(timeout=30)
+    >>> telemetry.wait_until_drained()
+    True
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._thread = loop_thread()
         self._events: deque[models.TelemetryEvent] = deque(maxlen=EVENTS_KEPT)
-        self._count = 0
-        self._dropped = False
+        self._numbers = itertools.count()
+        self._flushing = asyncio.Lock()
+        self._dropped = self._stopped = self._ended = False
         self._session_id: str | None = None
         self._began = self._now()
         self.wanted: bool = True
 
     def __call__(self, event: Event) -> None:
-        """Report a failure."""
-        if isinstance(event, FutureSettled) and event.error is not None:
-            self.log_exception(event.error, operation=event.operation)
-
-    def log(self, event_name: str, event_data: Mapping[str, object] | None = None, severity: models.Severity = "INFO") -> None:
-        """Report a custom event. It is sent unchanged, so do not include secrets."""
-        self._add(models.GenericEvent(event_name=event_name, event_data=dict(event_data or {}), **self._common(severity)))
-
-    def log_exception(
-        self, exception: BaseException, severity: models.Severity = "ERROR", *, operation: str | None = None
-    ) -> None:
-        """Report an error: what kind, and of this package's errors what they say, unless the user was at fault."""
-        kind = type(exception).__name__
-        if isinstance(exception, TinkerError) and not is_user_error(exception):
-            text = f"{operation}: {exception}" if operation else str(exception)
-            event = models.UnhandledExceptionEvent(
-                error_type=kind, error_message=self._without_secrets(text), **self._common(severity)
-            )
-            self._add(event)
+        """Report a failure: of this package's errors what they say, unless the user was at fault; of others the type."""
+        if not isinstance(event, FutureSettled) or event.error is None:
             return
-        known = {"error_type": kind, "operation": operation, "status_code": getattr(exception, "status_code", None)}
-        self.log("user_error", {name: value for name, value in known.items() if value is not None}, "WARNING")
+        if isinstance(event.error, TinkerError) and not is_user_error(event.error):
+            self._log_unhandled(event.error, "ERROR", f"{event.operation}: {event.error}")
+        else:
+            self._log_user_error(event.error, "WARNING", event.operation)
+
+    def log(self, event_name: str, event_data: Mapping[str, object] | None = None, severity: models.Severity = "INFO") -> bool:
+        """Report an event of yours. It is sent unchanged, so do not include secrets.
+
+        Args:
+            event_name: What happened, from a small set of names.
+            event_data: More about it, as JSON. Optional.
+            severity: How grave it is.
+
+        Returns:
+            Whether it will be sent; False after :meth:`stop`, and if the server takes no telemetry.
+        """
+        return self._add(
+            models.GenericEvent(event_name=event_name, event_data=dict(event_data or {}), **self._common(severity))
+        )
+
+    def log_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
+        """Report an exception, which need not be one of this package's.
+
+        An error that the server attributes to you is an event ``user_error`` with its type only.
+
+        Args:
+            exception: The exception.
+            severity: How grave it is. None means ERROR, and WARNING for an error that is attributed to you.
+
+        Returns:
+            A future that is done, so that it can be awaited: whether the event will be sent.
+        """
+        return immediate(self.log_exception_sync(exception, severity), "log_exception")
+
+    def log_exception_sync(self, exception: BaseException, severity: models.Severity | None = None) -> bool:
+        """Report an exception, as :meth:`log_exception` does; return whether the event will be sent."""
+        if is_user_error(exception):
+            return self._log_user_error(exception, severity or "WARNING")
+        return self._log_unhandled(exception, severity or "ERROR", str(exception))
+
+    def log_fatal_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
+        """Report an exception that ends the program, and the end of the session.
+
+        Args:
+            exception: The exception.
+            severity: As of :meth:`log_exception`.
+
+        Returns:
+            A future of whether everything was sent, which is done after five seconds at the latest.
+        """
+        self.log_exception_sync(exception, severity)
+        self._log_end()
+        return self._drain_soon(DRAIN_SECONDS)
+
+    def log_fatal_exception_sync(self, exception: BaseException, severity: models.Severity | None = None) -> bool:
+        """Report what :meth:`log_fatal_exception` does, and block for five seconds at most; return whether it was sent."""
+        return self._wait(self.log_fatal_exception(exception, severity), DRAIN_SECONDS)
+
+    def capture_exceptions(self, fatal: bool = False, severity: models.Severity | None = None) -> Capture:
+        """Return a block, or a decorator of functions and coroutine functions, that reports the exception that leaves it.
+
+        Args:
+            fatal: Whether an exception ends the program, as for :meth:`log_fatal_exception`, which is waited for.
+            severity: As of :meth:`log_exception`.
+
+        Returns:
+            An object for ``with``, ``async with`` and ``@``. The exception goes on.
+        """
+        return Capture(self, fatal, severity)
+
+    acapture_exceptions = capture_exceptions
+
+    def wait_until_drained(self, timeout_seconds: float = DRAIN_SECONDS) -> bool:
+        """Block until every event is sent.
+
+        Args:
+            timeout_seconds: The longest time to wait in seconds. On the client's I/O thread it is 0.
+
+        Returns:
+            Whether nothing is left to send.
+        """
+        return self._wait(self._drain_soon(timeout_seconds), timeout_seconds)
+
+    async def wait_until_drained_async(self, timeout_seconds: float = DRAIN_SECONDS) -> bool:
+        """Await what :meth:`wait_until_drained` returns."""
+        try:
+            return await asyncio.wait_for(self._drain_soon(timeout_seconds).coroutine(), timeout_seconds)
+        except TimeoutError:
+            return False
+
+    def stop(self) -> None:
+        """Report nothing from now on. What is waiting is sent once more, in the background."""
+        self._stopped = True
+        self._drain_soon(DRAIN_SECONDS)
 
     # ------------------------------------------------------------------------------------------------- used on the loop only
 
@@ -90,35 +191,49 @@ class Telemetry:
         """Send what there is, from time to time."""
         while self.wanted:
             await self._transport.clock.timer(FLUSH_SECONDS)
-            try:
-                await self.flush()
-            except Exception as error:
-                logger.debug("telemetry: %s", error, exc_info=error)
+            await self.flush()
 
     async def end_session(self) -> None:
         """Send the rest."""
+        self._log_end()
         if self._session_id is not None:
-            self._add(models.SessionEndEvent(duration=str(self._now() - self._began), **self._common("INFO")))
             await self.flush()
 
     async def flush(self) -> None:
         """Send everything that is there now; what a server that cannot be reached did not get is kept for the next time."""
-        while self._events and self.wanted:
-            batch = [self._events.popleft() for _ in range(min(len(self._events), EVENTS_IN_A_REQUEST))]
-            try:
-                await self._transport.send(api.telemetry(self._request(batch)), ONE_SHOT, purpose=Purpose.HEARTBEAT)
-            except APIError as error:
-                self._note_refusal(error, batch)
-                return
+        async with self._flushing:
+            while self._events and self.wanted:
+                batch = [self._events.popleft() for _ in range(min(len(self._events), EVENTS_IN_A_REQUEST))]
+                try:
+                    await self._transport.send(api.telemetry(self._request(batch)), ONE_SHOT, purpose=Purpose.HEARTBEAT)
+                except BaseException as error:
+                    self._note_failure(error, batch)
+                    if isinstance(error, Exception):
+                        return
+                    raise
 
-    def _note_refusal(self, error: APIError, batch: list[models.TelemetryEvent]) -> None:
-        logger.debug("telemetry: %s", error)
-        if is_absent(error):
+    def _note_failure(self, error: BaseException, batch: list[models.TelemetryEvent]) -> None:
+        logger.debug("telemetry: %s", error, exc_info=not isinstance(error, TinkerError))
+        is_refused = isinstance(error, APIError) and is_absent(error)
+        if isinstance(error, APIError) and is_refused:
             self._transport.findings.note_absence(api.telemetry.__name__, error)
+        if is_refused or isinstance(error, ClientClosedError):
             self.wanted = False
             self._events.clear()
-        elif judge(error) is not Verdict.FATAL:
+        elif not isinstance(error, APIError) or judge(error) is not Verdict.FATAL:
             self._events.extendleft(reversed(batch[: EVENTS_KEPT - len(self._events)]))
+
+    async def _drain(self, seconds: float) -> None:
+        """Send until nothing is left, for so many seconds."""
+        clock = self._transport.clock
+        try:
+            async with clock.deadline(seconds):
+                await self.flush()
+                while self._events:
+                    await clock.sleep(RETRY_SECONDS)
+                    await self.flush()
+        except TimeoutError:
+            pass
 
     def _request(self, batch: list[models.TelemetryEvent]) -> models.TelemetrySendRequest:
         return models.TelemetrySendRequest(
@@ -131,19 +246,60 @@ class Telemetry:
 
     # ------------------------------------------------------------------------------------------------------------- internals
 
-    def _add(self, event: models.TelemetryEvent) -> None:
-        if not self.wanted:
-            return
+    def _log_unhandled(self, exception: BaseException, severity: models.Severity, text: str) -> bool:
+        kind, message = type(exception).__name__, self._without_secrets(text)
+        return self._add(models.UnhandledExceptionEvent(error_type=kind, error_message=message, **self._common(severity)))
+
+    def _log_user_error(self, exception: BaseException, severity: models.Severity, operation: str | None = None) -> bool:
+        status = getattr(exception, "status_code", None)
+        known = {"error_type": type(exception).__name__, "operation": operation, "status_code": status}
+        return self.log("user_error", {name: value for name, value in known.items() if value is not None}, severity)
+
+    def _log_end(self) -> None:
+        if self._session_id is not None and not self._ended:
+            self._ended = True
+            self._add(models.SessionEndEvent(duration=str(self._now() - self._began), **self._common("INFO")))
+
+    def _add(self, event: models.TelemetryEvent) -> bool:
+        if not self.wanted or self._stopped:
+            return False
         if len(self._events) == EVENTS_KEPT and not self._dropped:
             self._dropped = True
             logger.warning("telemetry: more than %d events are waiting; dropping the oldest", EVENTS_KEPT)
         self._events.append(event)
+        if event.event_session_index % EVENTS_IN_A_REQUEST == EVENTS_IN_A_REQUEST - 1:
+            self._thread.call(lambda: self._thread.background(self.flush(), "telemetry"))
+        return True
+
+    def _drain_soon(self, seconds: float) -> APIFuture[bool]:
+        """Begin to send what there is; return a future of whether everything was sent."""
+        future: APIFuture[bool] = APIFuture("telemetry")
+        if self._is_drained or self._thread is not loop_thread():  # in a child made by fork the connections are its parent's
+            future.set_result(self._is_drained)
+        else:
+            self._thread.call(lambda: self._thread.background(self._settle(future, seconds), "telemetry"))
+        return future
+
+    async def _settle(self, future: APIFuture[bool], seconds: float) -> None:
+        try:
+            await self._drain(seconds)
+        finally:
+            if future.set_running_or_notify_cancel():
+                future.set_result(self._is_drained)
+
+    @property
+    def _is_drained(self) -> bool:
+        return not self._events and not self._flushing.locked()
+
+    def _wait(self, future: APIFuture[bool], seconds: float) -> bool:
+        if not self._thread.is_current():
+            concurrent.futures.wait([future], seconds)
+        return future.done() and future.result()
 
     def _common(self, severity: models.Severity) -> _Common:
-        index, self._count = self._count, self._count + 1
         return {
             "event_id": str(uuid.uuid4()),
-            "event_session_index": index,
+            "event_session_index": next(self._numbers),
             "severity": severity,
             "timestamp": self._now(),
         }

@@ -24,6 +24,11 @@ def _hash2(values: Values, _: Weights) -> float:
     return sum(int(x) % _HASH_MODULUS for x in values) % _HASH_MODULUS
 
 
+def _hash_in_order(values: Values, _: Weights) -> float:
+    """Return what the official client computed up to 0.7, to compare with; the hash of a tuple of integers has no salt."""
+    return hash(tuple(sorted(int(x) for x in values)))
+
+
 REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
     "sum": lambda values, _: sum(values),
     "mean": _mean,
@@ -31,16 +36,17 @@ REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
     "max": lambda values, _: max(values),
     "slack": lambda values, weights: max(values) - _mean(values, weights),
     "hash2": _hash2,
-    "hash_unordered": _hash2,  # what older servers call it
+    "hash_unordered": _hash_in_order,  # of older servers
 }
 
 
 def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """Return one result: outputs concatenated in order, metrics reduced.
 
-    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` and ``hash_unordered``
-    (sum modulo 2^64), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric
-    that one of them lacks or whose reduction is not known is left out; of one chunk every metric is kept.
+    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` (sum modulo 2^64),
+    ``hash_unordered`` (the hash of the sorted values), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2``
+    ...). Of several chunks, a metric that one of them lacks or whose reduction is not known is left out; of one chunk every
+    metric is kept.
     """
     first = results[0]
     weights = [len(result.loss_fn_outputs) for result in results]

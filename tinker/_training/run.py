@@ -5,7 +5,7 @@ Operations are called from any thread and take their place in the order by that;
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -93,8 +93,7 @@ class TrainingRun:
         self.creation: Creation = creation
         self._session_id: str | None = None
         self._order = Sequencer(runtime.transport.findings)
-        self._subject = Subject()
-        self._subject.user_metadata = creation.user_metadata
+        self._subject = Subject(user_metadata=creation.user_metadata)
         now = self._order.now()
         self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, subject=self._subject)
 
@@ -273,6 +272,11 @@ class SavedForSampling(msgspec.Struct, frozen=True):
     def training_run_id(self) -> str | None:
         """Return the run, once it is created."""
         return None if self.run.model is None else self.run.model.model_id
+
+    @property
+    def user_metadata(self) -> Mapping[str, object] | None:
+        """Return what the user says of the run."""
+        return self.run.creation.user_metadata
 
     @property
     def base_model(self) -> str | None:

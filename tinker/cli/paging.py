@@ -16,6 +16,10 @@ class Listing(NamedTuple, Generic[T]):
     items: list[T]
     total: int
 
+    def to_json(self, name: str) -> dict[str, object]:
+        """Return the items under a name, how many they are, and how many there are in all."""
+        return {name: self.items, "shown": len(self.items), "total": self.total}
+
     def title(self, what: str) -> str:
         """Say how many items there are, and how many more."""
         count, hidden = len(self.items), self.total - len(self.items)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tinker._checks import check_function, check_kind
 from tinker._training import TrainingRun
 from tinker.futures import APIFuture
-from tinker.recovery.keeper import RunKeeper, SaveCall
+from tinker.recovery.keeper import RecoveryNews, RunKeeper, SaveCall
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
 from tinker.recovery.steps import Steps
 from tinker.training_client import TrainingClient
@@ -101,6 +101,9 @@ class RecoveringTrainingClient(TrainingClient):
     def recover(self, error: BaseException) -> Recovery:
         """Put a new run in the place of a lost one, and block until it is there.
 
+        Several threads may call it; a loss is recovered once. An error of a run that was replaced before changes nothing, and
+        returns the recovery that the present run comes from.
+
         Args:
             error: The error of a request of this client, or of a sampler that was made of it.
 
@@ -121,7 +124,7 @@ class RecoveringTrainingClient(TrainingClient):
         await future.wait()
         return self._end(future, error)
 
-    def _end(self, future: APIFuture[Recovery | None], error: BaseException) -> Recovery:
+    def _end(self, future: APIFuture[RecoveryNews], error: BaseException) -> Recovery:
         recovery = self._keeper.finish(future)
         if recovery is None:
             raise error

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import attrs
 
 from tinker._runtime import run
 from tinker._training import Creation, NewAdapter, RenewableRun, SavedAdapter, TrainingRun
-from tinker.errors import TinkerError
+from tinker.errors import SessionLostError, TinkerError
 from tinker.futures import APIFuture, failure_of
 from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_loss, root_of
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.types.results import SaveWeightsResponse
+
+RecoveryNews: TypeAlias = tuple[Recovery | None, bool]
+"""A recovery, None where nothing was lost, and whether nobody has received it yet."""
+
+
+def _session_of(error: TinkerError) -> str | None:
+    """Return the session that an error says is lost."""
+    root = root_of(error)
+    return root.session_id if isinstance(root, SessionLostError) else None
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +62,9 @@ class RunKeeper:
         self._save_calls: list[SaveCall] = []
         self._calls_at_save = 0
         self._saves_at_recovery = 0
+        self._recovering = asyncio.Lock()
+        self._lost: set[str | None] = set()  # runs and sessions, whose errors say nothing about the present run
+        self._last: Recovery | None = None
         self.steps_done = 0  # by all loops
 
     def note_save(self, call: SaveCall) -> None:
@@ -75,35 +89,46 @@ class RunKeeper:
         self._save_calls.append(attrs.evolve(last, loop=loop, step=0))
         return True
 
-    def start(self, error: BaseException, loop: object | None = None) -> APIFuture[Recovery | None]:
+    def start(self, error: BaseException, loop: object | None = None) -> APIFuture[RecoveryNews]:
         """Begin a recovery, if the error means that the run is lost."""
-        return run(self.run.runtime, "recover", self._recover, error, loop)
+        subject = self.run.created.progress.subject
+        return run(self.run.runtime, "recover", self._recover, error, loop, subject=subject)
 
-    def finish(self, future: APIFuture[Recovery | None]) -> Recovery | None:
-        """Return the recovery whose future is done, after the user's functions have heard of it."""
+    def finish(self, future: APIFuture[RecoveryNews]) -> Recovery | None:
+        """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""
         failure = failure_of(future)
         if isinstance(failure, RecoveryFailedError):
             self.run.dismiss()
             call_user(self._on_failure, failure)
-        recovery = future.result()
-        if recovery is not None:
+        recovery, is_new = future.result()
+        if recovery is not None and is_new:
             call_user(self._on_recovery, recovery)
         return recovery
 
-    async def _recover(self, _: APIFuture[Recovery | None], error: BaseException, loop: object | None) -> Recovery | None:
+    async def _recover(self, _: APIFuture[RecoveryNews], error: BaseException, loop: object | None) -> RecoveryNews:
+        """Recover the run once for all the errors of one loss; a loop, which has gone on since, gets no recovery twice."""
+        async with self._recovering:
+            if not isinstance(error, TinkerError):
+                return None, False
+            if self._lost.isdisjoint({error.training_run_id, _session_of(error)}):
+                return await self._replace(error, loop), True
+            return self._last if loop is None else None, False
+
+    async def _replace(self, error: TinkerError, loop: object | None) -> Recovery | None:
         lost = self.run.present
-        if not isinstance(error, TinkerError) or lost.model is None:
+        if lost.model is None or not await is_loss(lost.runtime, lost.model.model_id, error):
             return None
         run_id = lost.model.model_id
-        if not await is_loss(lost.runtime, run_id, error):
-            return None
         saved = len(self.saves())
         if saved != self._saves_at_recovery:
             self._attempts.count, self._saves_at_recovery = 0, saved
         new = await self._attempts.make(run_id, error, lambda: self._choose(loop))
         self.run.replace(new.run)
         self._calls_at_save = self.run.calls
-        return self._describe(new, run_id, error)
+        error.training_run_id = error.training_run_id or run_id
+        self._lost.update({run_id, _session_of(error)} - {None})
+        self._last = self._describe(new, run_id, error)
+        return self._last
 
     async def _choose(self, loop: object | None) -> tuple[SavePoint | None, Creation]:
         save = self._policy.choose(self.saves(loop))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
 from tinker._checks import check_count, check_function, check_kind, check_number
+from tinker._futures import Subject
 from tinker._http import SUBMIT, Budget, is_absent
 from tinker._runtime import Runtime, run
 from tinker._training import Creation
@@ -110,10 +113,16 @@ class RecoveryExecutor:
         self.runtime: Runtime = service._runtime()  # pyright: ignore[reportPrivateUsage]
         self._slots = Budget(at_once)
         self._on_recovery, self._on_failure = on_recovery, on_failure
+        self._lock = threading.Lock()
         self._pending: dict[str, APIFuture[RecoveredRun]] = {}
 
     def recover(
-        self, run_id: str, error: Exception | None = None, *, last_checkpoint: str | None = None
+        self,
+        run_id: str,
+        error: Exception | None = None,
+        *,
+        last_checkpoint: str | None = None,
+        user_metadata: Mapping[str, object] | None = None,
     ) -> APIFuture[RecoveredRun]:
         """Recover a run.
 
@@ -121,26 +130,38 @@ class RecoveryExecutor:
             run_id: The id of the run.
             error: Why it is lost, for the record; None where nobody knows.
             last_checkpoint: The path of its last checkpoint; None asks the server.
+            user_metadata: What the new run is described by; None takes that of the lost run, where the server still knows it.
 
         Returns:
             A future of the new run; the same one while a recovery of the run is under way or waits. It fails with
                 RecoveryFailedError.
         """
-        pending = self._pending.get(run_id)
-        if pending is not None and not pending.done():
-            return pending
         why = error or TinkerError(f"the training run {run_id} is lost")
-        future = self._pending[run_id] = run(self.runtime, "recover", self._recover, run_id, why, last_checkpoint)
-        on_done(future, lambda _: self._pending.pop(run_id, None))
+        with self._lock:
+            pending = self._pending.get(run_id)
+            if pending is not None and not pending.done():
+                return pending
+            subject = Subject(training_run_id=run_id, user_metadata=user_metadata)
+            future = self._pending[run_id] = run(
+                self.runtime, "recover", self._recover, run_id, why, last_checkpoint, subject=subject
+            )
+        on_done(future, partial(self._forget, run_id))
         return future
 
+    def _forget(self, run_id: str, ended: object) -> None:
+        with self._lock:
+            if self._pending.get(run_id) is ended:
+                del self._pending[run_id]
+
     async def _recover(
-        self, _: APIFuture[RecoveredRun], run_id: str, error: Exception, last_checkpoint: str | None
+        self, future: APIFuture[RecoveredRun], run_id: str, error: Exception, last_checkpoint: str | None
     ) -> RecoveredRun:
+        subject = future.progress.subject
+        assert subject is not None
         async with self._slots.take():
             attempts = RecoveryAttempts(self.runtime, self._policy)
             try:
-                new = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint))
+                new = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint, subject))
             except RecoveryFailedError as failure:
                 call_user(self._on_failure, failure)
                 raise
@@ -159,19 +180,31 @@ class RecoveryExecutor:
         call_user(self._on_recovery, recovered)
         return recovered
 
-    async def _choose(self, run_id: str, last_checkpoint: str | None) -> tuple[SavePoint | None, Creation]:
+    async def _choose(self, run_id: str, last_checkpoint: str | None, subject: Subject) -> tuple[SavePoint | None, Creation]:
         """Return the checkpoint that the policy wants of the run; TinkerError without one."""
+        is_needed = self._policy.checkpoint == LATEST and last_checkpoint is None
+        found = await self._find(run_id, is_needed=is_needed) if is_needed or subject.user_metadata is None else None
+        if subject.user_metadata is None and found is not None:
+            subject.user_metadata = found.user_metadata
         if callable(self._policy.checkpoint):
             saves = await self._list(run_id)
-        elif self._policy.checkpoint == LATEST and last_checkpoint is None:
-            found = (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
-            saves = [] if found.last_checkpoint is None else [_save_of(found.last_checkpoint)]
+        elif last_checkpoint is not None:
+            saves = [SavePoint(path=last_checkpoint)]
         else:
-            saves = [] if last_checkpoint is None else [SavePoint(path=last_checkpoint)]
+            saves = [] if found is None or found.last_checkpoint is None else [_save_of(found.last_checkpoint)]
         save = self._policy.choose(saves)
         if save is None:
             raise TinkerError(f"the training run {run_id} has no checkpoint that it can be recovered from")
-        return save, adapter_of(save, self._policy, None)
+        return save, adapter_of(save, self._policy, dict(subject.user_metadata or {}) or None)
+
+    async def _find(self, run_id: str, *, is_needed: bool) -> models.TrainingRun | None:
+        """Return what the server says of a run; None where it does not know it and need not."""
+        try:
+            return (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
+        except APIError as error:
+            if is_needed or not is_absent(error):
+                raise
+            return None
 
     async def _list(self, run_id: str) -> list[SavePoint]:
         answer = (await self.runtime.transport.send(weights_api.list_checkpoints(training_run_id=run_id), SUBMIT)).value
@@ -208,13 +241,13 @@ class RecoveryMonitor:
         check_number("poll_seconds", poll_seconds)
         self._executor = executor
         self._poll_seconds = poll_seconds
-        self._watched: dict[str, str | None] = {}  # the last checkpoint that the server named, by run
+        self._watched: dict[str, models.TrainingRun | None] = {}  # what the server said last, by run
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def watched(self) -> Mapping[str, str | None]:
         """Return the last known checkpoint of each run that is watched, by the id of the run."""
-        return dict(self._watched)
+        return {run_id: _last_path(found) for run_id, found in tuple(self._watched.items())}
 
     def watch(self, run_id: str) -> None:
         """Ask for the state of a run from now on.
@@ -274,22 +307,28 @@ class RecoveryMonitor:
         try:
             found = (await self._executor.runtime.transport.send(request, SUBMIT)).value
         except APIError as error:
-            if not is_absent(error) or self._watched.get(run_id) is None:
+            if not is_absent(error) or _last_path(self._watched.get(run_id)) is None:
                 raise
             lost = error
         else:
             if run_id in self._watched:
-                self._watched[run_id] = None if found.last_checkpoint is None else found.last_checkpoint.tinker_path
+                self._watched[run_id] = found
             if not found.corrupted:
                 return
             lost = RunMarkedCorrupted(f"the server has marked the training run {run_id} as corrupted", run_id)
         if run_id in self._watched:
-            self._executor.recover(run_id, lost, last_checkpoint=self._watched.pop(run_id))
+            known = self._watched.pop(run_id)
+            metadata = None if known is None else known.user_metadata or {}
+            self._executor.recover(run_id, lost, last_checkpoint=_last_path(known), user_metadata=metadata)
 
     def _tell(self, run_id: str, error: TinkerError) -> None:
         logger.debug("the state of the training run %s is not known: %s", run_id, error)
         if observers := self._executor.runtime.transport.observers:
-            observers.notify(RecoveryChange(run_id=run_id, stage="unknown", error=error))
+            observers.notify(RecoveryChange(run_id=run_id, training_run_id=run_id, stage="unknown", error=error))
+
+
+def _last_path(run: models.TrainingRun | None) -> str | None:
+    return None if run is None or run.last_checkpoint is None else run.last_checkpoint.tinker_path
 
 
 def _save_of(checkpoint: models.Checkpoint) -> SavePoint:

@@ -40,7 +40,8 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
     Attributes:
         loss_fn_output_type: The server's name for the format of the outputs.
         loss_fn_outputs: The tensors of each datum by name, in the order of the data; ``logprobs`` for the built-in losses.
-        metrics: Numbers by ``name:reduction``, such as ``loss:sum``.
+        metrics: Numbers by ``name:reduction``, such as ``loss:sum``. Of a batch that was sent in several requests, one
+            whose reduction is not known is left out.
     """
 
     loss_fn_output_type: str

@@ -110,7 +110,7 @@ def list_runs(options: GlobalOptions, limit: int, columns: str | None, offset: i
         spared = () if columns else _SPARED
         show_table([title for title, _ in chosen], rows, listing.title("training run"), spared=spared)
 
-    show(options, {"runs": listing.items}, table)
+    show(options, listing.to_json("runs"), table)
 
 
 def _columns(names: str) -> list[_Column]:

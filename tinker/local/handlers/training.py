@@ -167,9 +167,7 @@ def _enqueue_loss(
         model = state.store.model(model_id)
         operation = call.name if loss.backward else "forward"
         number = model.queue.assign_number(seq_id)
-        return enqueue_idempotent(
-            state, call, model, number, request_fingerprint, run, operation=operation, prepare=prepare
-        )
+        return enqueue_idempotent(state, call, model, number, request_fingerprint, run, operation=operation, prepare=prepare)
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -41,10 +41,10 @@ def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int, off
     if run_id is not None:
         found = rest.list_checkpoints(run_id).result().checkpoints
         listing = Listing(found[offset:], len(found[offset:]))
-        value: dict[str, Any] = {"run_id": run_id, "checkpoints": listing.items}
+        value = {"run_id": run_id, **listing.to_json("checkpoints")}
     else:
         listing = _fetch_newest(options, rest, limit, offset)
-        value = {"checkpoints": listing.items}
+        value = listing.to_json("checkpoints")
     show(options, value, lambda: show_table(COLUMNS, map(row, listing.items), listing.title("checkpoint"), spared=SPARED))
 
 

@@ -15,17 +15,17 @@ from tinker._installation import inspect_installation
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
 from tinker.cli.commands.doctor.report import CheckResult
+from tinker.cli.commands.version import find_version, list_packages
 from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
 
-_OPTIONAL_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
 _TESTED = re.compile(r"(?P<name>[\w-]+)<=(?P<version>[\w.]+) *;.*\btested\b")
 
 
 def check_versions() -> CheckResult:
     """List the versions of this package, the contract, Python, and the optional packages."""
     here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
-    packages = [f"{name} {_find_version(name) or 'missing'}" for name in _OPTIONAL_PACKAGES]
+    packages = [f"{name} {version}" for name, version in list_packages().items()]
     untested = list_untested(_find_requirements())
     return CheckResult("versions", "note" if untested else "ok", "; ".join([", ".join([here, *packages]), *untested]))
 
@@ -34,7 +34,7 @@ def list_untested(requirements: Iterable[str]) -> list[str]:
     """Name the packages that are newer here than the extra ``tested``, one of these requirements, allows."""
     tested = (_TESTED.match(requirement) for requirement in requirements)
     bounds = {found["name"]: found["version"] for found in tested if found}
-    here = {name: _find_version(name) for name in bounds}
+    here = {name: find_version(name) for name in bounds}
     return [
         f"{name} {here[name]} is newer than {version}, the newest release that was tested"
         for name, version in bounds.items()
@@ -47,13 +47,6 @@ def _find_requirements() -> list[str]:
         return importlib.metadata.requires("tinker") or []
     except importlib.metadata.PackageNotFoundError:  # the package runs from a folder that was never installed
         return []
-
-
-def _find_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> list[int]:
