@@ -903,7 +903,7 @@ class Foreign(torch.nn.Module):
         self.forward = forward
 
     def get_output_embeddings(self) -> torch.nn.Module:
-        return self
+        return torch.nn.Identity()
 
 
 @pytest.mark.parametrize("forward", [older_forward, newer_forward])

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import peft
 import torch
+import transformers
 
 MIXES_TOKENS = re.compile(r"attn|attention|mamba|(^|[._])conv([._]|$)", re.IGNORECASE)
 KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa"})  # of attention, whatever its module is called
@@ -93,12 +94,13 @@ def _mixes_tokens(model: Any, name: str) -> bool:
 def _find_refused(model: Any) -> frozenset[str]:
     """Return the last name parts of modules that PEFT adapts in no model of this kind: fast kernels bypass them."""
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    return frozenset(leaf for leaf in leaves if not _can_peft_adapt(model.config, leaf))
+    return frozenset(leaf for leaf in leaves if not _can_peft_adapt(model.config.model_type, leaf))
 
 
-def _can_peft_adapt(config: Any, leaf: str) -> bool:
+def _can_peft_adapt(model_type: str, leaf: str) -> bool:
     model = torch.nn.ModuleDict({leaf: torch.nn.Linear(1, 1, device="meta")})
-    model.config = config
+    model.config = transformers.PretrainedConfig(tie_word_embeddings=False)  # of a tied head some versions of PEFT warn
+    model.config.model_type = model_type
     try:
         peft.inject_adapter_in_model(peft.LoraConfig(target_modules=[leaf]), model)
     except ValueError:
