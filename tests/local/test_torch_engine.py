@@ -915,6 +915,9 @@ class Foreign(torch.nn.Module):
         super().__init__()
         self.forward = forward
 
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return torch.nn.Identity()
+
 
 @pytest.mark.parametrize("forward", [older_forward, newer_forward])
 @pytest.mark.parametrize("cache", [None, "before"])

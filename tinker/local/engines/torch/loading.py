@@ -57,12 +57,21 @@ def check_kind(config: Any, source: str) -> None:
         )
 
 
+def _is_with_tower(config: Any) -> bool:
+    """Return whether a checkpoint is of the class that has a tower for images beside its language model.
+
+    That class is loaded even where its images are not read, because other programs look for adapters by the names it has.
+    """
+    kind = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    return kind is not None and (reads_images(config) or kind.__name__ in (config.architectures or ()))
+
+
 def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
     """Load model and tokenizer. Raises ValueError when a model that is spread over devices does not fit them."""
     with _silence_transformers():
         config = transformers.AutoConfig.from_pretrained(source)
         check_kind(config, source)
-        kind = transformers.AutoModelForImageTextToText if reads_images(config) else transformers.AutoModelForCausalLM
+        kind = transformers.AutoModelForImageTextToText if _is_with_tower(config) else transformers.AutoModelForCausalLM
         options = {} if place.device_map is None else {"device_map": place.device_map}
         model: Any = kind.from_pretrained(source, dtype=place.dtype, **options)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)

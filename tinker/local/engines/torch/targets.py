@@ -14,9 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
+import peft
 import torch
+import transformers
 
 MIXES_TOKENS = re.compile(r"attn|attention|mamba|(^|[._])conv([._]|$)", re.IGNORECASE)
+KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa"})  # of attention, whatever its module is called
 ROUTERS = frozenset({"gate", "router"})
 STACK_RULES = (
     "is_transposed",
@@ -61,10 +64,10 @@ class FoundTargets:
 def find_targets(model: Any) -> FoundTargets:
     """Find every matrix of the language model: its head, those of layers that mix tokens (``attn``), and others (``mlp``)."""
     head, found, seen = model.get_output_embeddings(), list[LoraTarget](), set[str]()
-    inside = _prefix_of_decoder(model)
+    inside, refused = _prefix_of_decoder(model), _find_refused(model)
     for name, module in model.named_modules():
-        if module is head or name.startswith(inside):
-            kind = "unembed" if module is head else "attn" if MIXES_TOKENS.search(name.rpartition(".")[0]) else "mlp"
+        if module is head or (name.startswith(inside) and name.rpartition(".")[2] not in refused):
+            kind = "unembed" if module is head else "attn" if _mixes_tokens(model, name) else "mlp"
             new = list(_targets_of(model, name, module, kind))
             found += new
             seen |= {f"{one.name}.{one.parameter}" for one in new}
@@ -78,6 +81,31 @@ def _prefix_of_decoder(model: Any) -> str:
     """Return how the names of the language model begin; a tower for images stands beside it."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     return next((f"{name}." for name, module in model.named_modules() if name and module is decoder), "")
+
+
+def _mixes_tokens(model: Any, name: str) -> bool:
+    """Return whether a module is part of one that mixes tokens: by its name, or because it holds keys or a convolution."""
+    parent = name.rpartition(".")[0]
+    parts = dict(model.get_submodule(parent).named_children())
+    is_mixer = not KEYS.isdisjoint(parts) or any(isinstance(part, torch.nn.Conv1d) for part in parts.values())
+    return is_mixer or MIXES_TOKENS.search(parent) is not None
+
+
+def _find_refused(model: Any) -> frozenset[str]:
+    """Return the last name parts of modules that PEFT adapts in no model of this kind: fast kernels bypass them."""
+    leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return frozenset(leaf for leaf in leaves if not _can_peft_adapt(model.config.model_type, leaf))
+
+
+def _can_peft_adapt(model_type: str, leaf: str) -> bool:
+    model = torch.nn.ModuleDict({leaf: torch.nn.Linear(1, 1, device="meta")})
+    model.config = transformers.PretrainedConfig(tie_word_embeddings=False)  # of a tied head some versions of PEFT warn
+    model.config.model_type = model_type
+    try:
+        peft.inject_adapter_in_model(peft.LoraConfig(target_modules=[leaf]), model)
+    except ValueError:
+        return False
+    return True
 
 
 def _targets_of(model: Any, name: str, module: torch.nn.Module, kind: str) -> Iterator[LoraTarget]:
