@@ -38,7 +38,7 @@ class RecordedSequence:
     used_at: float
 
 
-class _Row(msgspec.Struct, frozen=True, array_like=True):
+class _SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     sequence_id: str
     session_id: str
     prompt_length: int
@@ -57,7 +57,7 @@ class RecordedSequences:
         self._is_announced = False
         if journal is not None:
             journal.add_tables(_SCHEMA)
-            for row in journal.read(_READ, _Row):
+            for row in journal.read(_READ, _SequenceRow):
                 tokens, logprobs = np.frombuffer(row.tokens, np.int32), np.frombuffer(row.logprobs, np.float32)
                 self._put(row.sequence_id, RecordedSequence(row.session_id, row.prompt_length, tokens, logprobs, row.used_at))
 

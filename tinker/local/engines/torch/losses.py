@@ -54,7 +54,7 @@ def _dro(logprobs: torch.Tensor, inputs: TorchInputs, options: TorchOptions) -> 
     return -(logprobs * inputs["advantages"] - 0.5 * options["beta"] * drift.square())
 
 
-def _truncated_reinforce(logprobs: torch.Tensor, inputs: TorchInputs, options: TorchOptions) -> torch.Tensor:
+def _reinforce(logprobs: torch.Tensor, inputs: TorchInputs, options: TorchOptions) -> torch.Tensor:
     factor = ratio(logprobs, inputs).clamp(max=options["clip_high_threshold"]).detach() * inputs["advantages"]
     return -factor * logprobs + 0.5 * options["kl_coeff"] * (logprobs - inputs["logprobs"]).square()
 
@@ -66,6 +66,6 @@ TORCH_LOSSES: Mapping[str, TorchLoss] = {
     "cispo": _cispo,
     "gspo": _ppo,
     "dro": _dro,
-    "stable_reinforce": _truncated_reinforce,
+    "stable_reinforce": _reinforce,
 }
 assert TORCH_LOSSES.keys() == LOSS_FORMS.keys()

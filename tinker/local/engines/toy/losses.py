@@ -51,7 +51,7 @@ def _dro(logprobs: Float64, inputs: ToyInputs, options: ToyOptions) -> tuple[Flo
     return -(logprobs * inputs["advantages"] - 0.5 * beta * drift**2), -(inputs["advantages"] - beta * drift)
 
 
-def _truncated_reinforce(logprobs: Float64, inputs: ToyInputs, options: ToyOptions) -> tuple[Float64, Float64]:
+def _reinforce(logprobs: Float64, inputs: ToyInputs, options: ToyOptions) -> tuple[Float64, Float64]:
     factor = np.minimum(ratio(logprobs, inputs), options["clip_high_threshold"]) * inputs["advantages"]
     drift, strength = logprobs - inputs["logprobs"], options["kl_coeff"]
     return -factor * logprobs + 0.5 * strength * drift**2, -factor + strength * drift
@@ -64,7 +64,7 @@ TOY_LOSSES: Mapping[str, ToyLoss] = {
     "cispo": _cispo,
     "gspo": _ppo,
     "dro": _dro,
-    "stable_reinforce": _truncated_reinforce,
+    "stable_reinforce": _reinforce,
 }
 
 
