@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from tinker.observing import (
     Timings,
     TokensUsed,
 )
+from tinker.testing import SteppedClock, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()

@@ -318,5 +318,7 @@ def test_a_stop_reason_survives(reason: str) -> None:
 def test_a_stop_reason_without_a_number_is_refused() -> None:
     """A reason that the message cannot carry is not turned into another one."""
     response = SampleResponse(sequences=[SampledSequence(stop_reason="content_filter", tokens=[1])])
-    with pytest.raises(ValueError, match="stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"):
+    with pytest.raises(
+        ValueError, match="stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"
+    ):
         proto.encode_sample(response)
