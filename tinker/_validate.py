@@ -42,6 +42,8 @@ def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
     __tracebackhide__ = True
     if isinstance(data, Datum):
         raise TypeError("data must be a list of Datum, got one Datum: write [datum]")
+    if isinstance(data, str) and not isinstance(loss_fn, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError("data must be a list of Datum, got str: are data and loss_fn swapped?")
     if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"data must be a list of Datum, got {type(data).__name__}")
     if not isinstance(loss_fn, str):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -48,7 +48,7 @@ def prepare(kind: type[S]) -> type[S]:
 
 def sent(default: S) -> S:
     """Return a field that is sent also at its default; msgspec leaves out what equals a default that it knows."""
-    return cast("S", msgspec.field(default_factory=lambda: default))
+    return msgspec.field(default_factory=lambda: default)
 
 
 def _refuse_change(record: Record, name: str, value: object = None) -> NoReturn:

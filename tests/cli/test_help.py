@@ -373,6 +373,7 @@ def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_cannot_be_fetched(tmp_path: Path) -> None:
     """It is one line, at once, without the attempts that the hub's client repeats."""
+    pytest.importorskip("transformers")
     away = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
     words = ["--base-url", "local://toy", "sample", "--tokenizer", "nosuch/tok", "hi"]
     command = [sys.executable, "-m", "tinker.cli", *words]

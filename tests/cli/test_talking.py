@@ -168,6 +168,7 @@ def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) ->
 
 def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     """The error says what kind of checkpoint it is and which command makes one to sample from, and that command does."""
+    pytest.importorskip("transformers")
     advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {run.training} --sampler\n"
     sampled = call("sample", "hi", "--model", run.training)
     assert sampled.exit_code == 1

@@ -59,6 +59,7 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
         (("cross_entropy", [DATUM]), "data must be a list of Datum, got str"),
         ((DATUM, "cross_entropy"), r"data must be a list of Datum, got one Datum: write \[datum\]"),
         ((None, "cross_entropy"), "data must be a list of Datum, got NoneType"),
+        (("cross_entropy", [DATUM]), "data must be a list of Datum, got str: are data and loss_fn swapped[?]"),
         (
             ([DATUM], len),
             "loss_fn must be the name of a loss, got builtin.*; for your own function, use forward_backward_custom",
@@ -765,3 +766,10 @@ def test_methods_look_as_they_are_written(client: type) -> None:
             assert inspect.signature(method) == inspect.signature(written)
             assert inspect.iscoroutinefunction(method) == inspect.iscoroutinefunction(written)
             assert not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(method).parameters.values())
+
+
+@pytest.mark.parametrize("loss", [lambda logprobs: (0.0, {}), lambda data, logprobs, more: (0.0, {})])
+def test_a_custom_loss_with_other_parameters(training: tinker.TrainingClient, datum: MakeDatum, loss: Any) -> None:
+    """A function that cannot be called with data and log-probabilities is refused on the line of the call."""
+    with pytest.raises(TypeError, match=r"a custom loss is called as loss_fn\(data, logprobs\), but this function takes \("):
+        training.forward_backward_custom([datum()], loss)

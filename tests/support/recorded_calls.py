@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 import pytest
-import torch
 from click.testing import CliRunner
 
 import tinker
@@ -182,6 +181,7 @@ def forward_backward_cross_entropy(player: Player) -> None:
 
 @recorded("forward_backward_variants")
 def forward_backward_variants(player: Player) -> None:
+    torch = pytest.importorskip("torch")
     run = player.training()
     run.forward_backward([POLICY], "importance_sampling").result(SECONDS)
     run.forward_backward([POLICY], "ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}).result(SECONDS)
@@ -240,6 +240,7 @@ def minus_sum(data: Any, logprobs: Any) -> Any:
 
 @recorded("custom_loss_client_side")
 def custom_loss_client_side(player: Player) -> None:
+    torch = pytest.importorskip("torch")
     run = player.training()
     step = run.forward_backward_custom(FIVE[:3], minus_sum)
     run.optim_step(tinker.AdamParams(grad_clip_norm=1.0)).result(SECONDS)
@@ -254,6 +255,7 @@ def custom_loss_client_side(player: Player) -> None:
 
 def fancy(logprobs: Any, weights: Any) -> Any:
     """A loss with an argument of every kind in its graph."""
+    torch = pytest.importorskip("torch")
     torch.exp(logprobs)[..., :1] + 0.0
     loss = (-(logprobs * weights).clamp(max=math.inf).sum(dim=(0,))).to(torch.float32)
     return loss, {"custom/neg_ll:sum": loss}
@@ -261,6 +263,7 @@ def fancy(logprobs: Any, weights: Any) -> Any:
 
 @recorded("custom_loss_server_side")
 def custom_loss_server_side(player: Player) -> None:
+    pytest.importorskip("torch")
     service = player.service()
     run = service.create_lora_training_client(BASE).result(SECONDS)
     handle = service.create_custom_loss(fancy, {"logprobs": 1, "weights": 1}).result(SECONDS)
@@ -529,6 +532,7 @@ def redirect_audit(player: Player) -> None:
 
 @recorded("legacy_041")
 def legacy_041(player: Player) -> None:
+    pytest.importorskip("torch")
     service, run = legacy_training(player)
     run.load_state(STATE).result(SECONDS)
     sampler = legacy_sampling(service, run)
@@ -539,6 +543,7 @@ def legacy_041(player: Player) -> None:
 
 @recorded("legacy_070")
 def legacy_070(player: Player) -> None:
+    pytest.importorskip("torch")
     service, run = legacy_training(player)
     run.load_state(STATE).result(SECONDS)
     run.load_state_with_optimizer(STATE).result(SECONDS)

@@ -32,7 +32,7 @@ def test_the_repr_of_a_long_example_is_short() -> None:
     assert "tokens=[0, 1, 2, 3, ..., 4094, 4095], 4,096 tokens" in shown
     assert "'weights': float32[4096]" in shown
     sample = tinker.SampledSequence(stop_reason="stop", tokens=[1, 2, 3])
-    assert repr(sample) == "SampledSequence(stop_reason='stop', sequence_id=None, tokens=[1, 2, 3])"
+    assert repr(sample) == "SampledSequence(stop_reason='stop', sequence_id=None, tokens=[1, 2, 3], logprobs=None)"
     assert "tokens=[1, 2, 3], type='encoded_text'" in repr(tinker.ModelInput.from_ints([1, 2, 3]))
     assert "TensorData([1, 1, 1], float32, shape=[3])" in repr(long_datum(3))
     assert "..." not in repr(long_datum(64).model_input)

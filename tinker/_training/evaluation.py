@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -42,8 +43,21 @@ def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluat
     function = partial(_sum_losses, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
     if not callable(function):
         raise TypeError(f"loss_fn must be a function, with_gradients(function) or a LossHandle, got {type(loss_fn).__name__}")
+    _check_parameters(function)
     require_torch()
     return partial(_by_torch, function)
+
+
+def _check_parameters(function: Callable[..., object]) -> None:
+    """Raise TypeError for a function that cannot be called with the data and the log-probabilities."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not say
+        return
+    try:
+        signature.bind((), ())
+    except TypeError as error:
+        raise TypeError(f"a custom loss is called as loss_fn(data, logprobs), but this function takes {signature}") from error
 
 
 def require_torch() -> None:

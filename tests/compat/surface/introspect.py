@@ -1664,13 +1664,16 @@ def argument_probes() -> dict[str, str]:
     out: dict[str, str] = {}
 
     def hold(name: str, values: dict[str, object], judge) -> None:
-        required = {k: v for k, v in values.items()}
         for argument, value in values.items():
             for form, other in forms(value).items():
-                out[f"{name}({argument}={form})"] = judge({**required, argument: other})
+                out[f"{name}({argument}={form})"] = judge({**values, argument: other})
 
     for name, (kind, values) in made.items():
-        hold(name, values, lambda given, kind=kind: built(lambda: kind(*given.values()) if "." in name else kind(**given)))
+        hold(
+            name,
+            values,
+            lambda given, kind=kind, name=name: built(lambda: kind(*given.values()) if "." in name else kind(**given)),
+        )
     creation = {
         "base_model": "b",
         "rank": 8,
