@@ -134,7 +134,8 @@ async def _check_settings(prober: Prober) -> CheckResult:
     if not facts.answered:
         return CheckResult("settings", "note", "the server gives clients none, so they speak JSON to it first")
     default = models.ClientConfigResponse()
-    changed = [name for name, value in facts.config.model_dump().items() if value != getattr(default, name)]
+    values = facts.config.model_dump()
+    changed = [name for name, usual in default.model_dump().items() if usual is not None and values[name] != usual]
     differing = f"not at their defaults: {', '.join(changed)}" if changed else "all at their defaults"
     return CheckResult("settings", "ok", f"received; {differing}")
 
