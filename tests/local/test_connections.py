@@ -8,7 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type
 
 
 @contextlib.contextmanager
-def serving(path: Path, **settings: Any) -> Iterator[tuple[str, int]]:
+def serving(path: Path, **settings: Any) -> Generator[tuple[str, int]]:
     """A server with these settings."""
     with running_server(Settings(data_dir=path, **settings)) as url:
         yield "127.0.0.1", httpx.URL(url).port or 0

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 log: logging.Logger = logging.getLogger("tinker.local")
 BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given up
@@ -134,9 +134,10 @@ class LimitedProtocol(H11Protocol):
         if not self._is_counted:
             return
         self.limits.waiting.pop(self, None)
-        if self.cycle is None or self.cycle.response_complete:
+        request = self._request
+        if request is None or request.response_complete:
             self.limits.waiting[self] = None
-        stage, request = self._find_stage(), self.cycle
+        stage = self._find_stage()
         if (stage, request) == (self._stage, self._of):
             return
         self._stage, self._of, self._nbytes = stage, request, 0
@@ -145,10 +146,15 @@ class LimitedProtocol(H11Protocol):
         if stage is not None:
             self._start()
 
+    @property
+    def _request(self) -> RequestResponseCycle | None:
+        """Return the last request; None before the first one."""
+        return self.cycle
+
     def _find_stage(self) -> _Stage:
         if self.conn.their_state is h11.SEND_BODY:
             return "body"
-        has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        has_begun = self._request is None or bool(self.conn.trailing_data[0])
         return "head" if self.conn.their_state is h11.IDLE and has_begun else None
 
     def _start(self) -> None:
