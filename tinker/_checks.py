@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import cast
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T", bool, int)
 
 
 def check_number(name: str, value: object, *, positive: bool = False, finite: bool = True) -> None:
@@ -22,6 +29,29 @@ def check_integer(name: str, value: object) -> None:
     """Raise TypeError unless it is an integer of Python or numpy."""
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+
+
+def read_integer(name: str, value: object) -> int:
+    """Return an integer: of Python or numpy, a whole float, a tensor or array of one number, or text. TypeError otherwise."""
+    return value if type(value) is int else _read(name, value, int, "an integer")
+
+
+def read_flag(name: str, value: object) -> bool:
+    """Return True or False: of Python or numpy, a tensor or array of one, 0 or 1, or text. TypeError otherwise."""
+    return value if type(value) is bool else _read(name, value, bool, "True or False")
+
+
+def _read(name: str, value: object, kind: type[T], words: str) -> T:
+    is_flag = isinstance(value, bool) and kind is int
+    try:
+        return msgspec.convert(None if is_flag else to_plain(value), kind, strict=False)
+    except msgspec.ValidationError:
+        raise TypeError(f"{name} must be {words}, got {type(value).__name__}") from None
+
+
+def to_plain(value: object) -> object:
+    """Return the number of Python that a number, array or tensor of one number holds; anything else as it is."""
+    return cast("np.generic", value).item() if getattr(value, "ndim", None) == 0 else value
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:

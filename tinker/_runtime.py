@@ -68,7 +68,7 @@ def open_runtime(
     thread = loop_thread()
     auth = Auth(find_source(config), time, thread)
     watched = Observers(time, observers, description.user_metadata)
-    circuits = None if registry is None else Circuits(registry, config, watched)
+    circuits = None if registry is None else Circuits(registry, config.base_url, auth, watched)
     engine, dump = open_engine(config, watched, transport), open_dump(config.dump_http)
     report_before_others()  # a server in this process ends with the program
     exchanges = Transport(config, time, auth, engine, watched, circuits, dump=dump)

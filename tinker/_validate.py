@@ -13,7 +13,7 @@ import numpy as np
 from tinker_wire import limits
 from tinker_wire.models import AccessScope
 
-from tinker._checks import check_integer
+from tinker._checks import read_integer
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput, suggest_model_input
 from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams, SamplingParams
@@ -92,9 +92,6 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
     if length == 0:
         raise ValueError(f"data[{index}].model_input has no tokens")
     for name, tensor in datum.loss_fn_inputs.items():
-        if not isinstance(tensor, TensorData):  # pyright: ignore[reportUnnecessaryIsInstance]
-            where = f"data[{index}].loss_fn_inputs[{name!r}]"
-            raise TypeError(f"{where} must be TensorData, got {type(tensor).__name__}; Datum(...) converts lists and arrays")
         shape = dimensions(tensor)
         if not shape:
             continue
@@ -156,27 +153,12 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
 
 
 def check_optim_params(params: AdamParams | DimuonParams | None) -> AdamParams | DimuonParams:
-    """Return the parameters. TypeError for anything else; ValueError for an infinite number and a negative learning rate."""
+    """Return the parameters, which have checked their values. TypeError for anything else."""
     __tracebackhide__ = True
     if not isinstance(params, (AdamParams, DimuonParams)):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = "None" if params is None else type(params).__name__
         raise TypeError(f"optim_step needs AdamParams or DimuonParams, such as AdamParams(learning_rate=1e-4); got {got}")
-    for name in params.__struct_fields__:
-        if not math.isfinite(getattr(params, name)):
-            raise ValueError(f"{type(params).__name__}.{name} must be finite, got {getattr(params, name)}")
-    if params.learning_rate < 0:
-        raise ValueError(f"{type(params).__name__}.learning_rate must be at least 0, got {params.learning_rate}")
-    if isinstance(params, AdamParams):
-        _check_adam(params)
     return params
-
-
-def _check_adam(params: AdamParams) -> None:
-    if params.eps < 0:
-        raise ValueError(f"AdamParams.eps must be at least 0, got {params.eps}")
-    for name, value in (("beta1", params.beta1), ("beta2", params.beta2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"AdamParams.{name} must be at least 0 and below 1, got {value}")
 
 
 def check_base_model(base_model: str) -> None:
@@ -195,26 +177,26 @@ def check_optimizer(optimizer: object) -> None:
         raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {got}")
 
 
+def check_prompt(prompt: ModelInput) -> None:
+    """Raise TypeError unless it is a ModelInput."""
+    __tracebackhide__ = True
+    if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
+
+
 def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
     """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer.
 
     ``longest`` is how many tokens the model takes; None where the server has not said so.
     """
     __tracebackhide__ = True
-    if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
-    if type(options.num_samples) is not int:  # the check is for numpy's integers, and for what is none
-        check_integer("num_samples", options.num_samples)
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(options.sampling_params).__name__
         raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
-        count = getattr(options, name)
-        if type(count) is not int:
-            check_integer(name, count)
-        if count < 0:
+        if (count := getattr(options, name)) < 0:
             raise ValueError(f"{name} must not be negative, got {count}")
     if options.prompt_logprobs_last_n is not None:
         _check_last_n(options.prompt_logprobs_last_n, options.include_prompt_logprobs)
@@ -227,7 +209,6 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
 def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
     if not include_prompt_logprobs:
         raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
-    check_integer("prompt_logprobs_last_n", last_n)
     if last_n < 1:
         raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {last_n}")
 
@@ -254,14 +235,17 @@ MIN_TTL_SECONDS, MAX_TTL_SECONDS = limits.TTL_SECONDS_MINIMUM, limits.TTL_SECOND
 ACCESS_SCOPES: tuple[str, ...] = get_args(AccessScope)
 
 
-def check_ttl(ttl_seconds: int | None) -> None:
-    """Raise ValueError unless the time is None, which is forever, or an integer of seconds that a checkpoint may live."""
+def read_ttl(ttl_seconds: int | None) -> int | None:
+    """Return the seconds that a checkpoint may live; None is forever. ValueError for what is no such integer."""
     if ttl_seconds is None:
-        return
-    if isinstance(ttl_seconds, bool) or not isinstance(ttl_seconds, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"ttl_seconds must be an integer (seconds) or None, got {ttl_seconds!r}")
-    if not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
-        raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {ttl_seconds}")
+        return None
+    try:
+        seconds = read_integer("ttl_seconds", ttl_seconds)
+    except TypeError:
+        raise ValueError(f"ttl_seconds must be an integer (seconds) or None, got {ttl_seconds!r}") from None
+    if not MIN_TTL_SECONDS <= seconds <= MAX_TTL_SECONDS:
+        raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {seconds}")
+    return seconds
 
 
 MAX_RECIPIENTS = limits.SAVE_WEIGHTS_EXTERNAL_REQUEST_AGE_ENCRYPTION_RECIPIENTS_MAX_ITEMS
@@ -271,14 +255,15 @@ def check_recipients(recipients: Sequence[str] | None) -> list[str] | None:
     """Return the public keys as a list; ValueError for more than there may be, or for one text instead of several."""
     if recipients is None:
         return None
-    if isinstance(recipients, str) or len(recipients) > MAX_RECIPIENTS:
+    keys = list(recipients)
+    if isinstance(recipients, str) or len(keys) > MAX_RECIPIENTS:
         raise ValueError(f"age_encryption_recipients must be a list of at most {MAX_RECIPIENTS} public keys")
-    return list(recipients)
+    return keys
 
 
 def check_page(limit: int, offset: int) -> None:
     """Raise ValueError for a page that no list has."""
-    if limit < 1 or offset < 0:
+    if read_integer("limit", limit) < 1 or read_integer("offset", offset) < 0:
         raise ValueError(f"limit must be at least 1 and offset not negative, got limit {limit} and offset {offset}")
 
 

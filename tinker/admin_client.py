@@ -15,7 +15,7 @@ from tinker._clients import SessionHolder
 from tinker._clock import Clock
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
-from tinker._validate import check_access_scope, check_page, check_ttl
+from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.requests import GetBillingUsageRequest
@@ -122,8 +122,8 @@ def _check_day(day: datetime.date | None) -> None:
         raise ValueError(f"day must be a datetime.date, got {type(day).__name__}")
 
 
-_CHECKS: Mapping[str, Callable[[Any], None]] = {
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
     "access_scope": check_access_scope,
-    "ttl_seconds": check_ttl,
+    "ttl_seconds": read_ttl,
     "day": _check_day,
 }

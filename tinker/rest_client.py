@@ -18,7 +18,7 @@ from tinker_wire.runtime import Request
 
 from tinker._clock import Clock
 from tinker._http import ARCHIVE, read_claims
-from tinker._validate import check_ttl
+from tinker._validate import read_ttl
 from tinker.admin_client import AdminMethods
 from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedError, UnknownIdentityError
 from tinker.futures import APIFuture
@@ -114,9 +114,8 @@ class RestClient(AdminMethods, RestOperations):
         project = destination_project_id or self._rest.runtime.config.project_id
         if not project:
             raise ValueError("copy_weights needs a project: pass destination_project_id or set TINKER_PROJECT_ID")
-        check_ttl(ttl_seconds)
         body = models.CopyWeightsRequest(
-            destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=ttl_seconds
+            destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=read_ttl(ttl_seconds)
         )
         request = weights_api.copy_weights(body, x_tinker_weights_access_token=weights_access_token)
 

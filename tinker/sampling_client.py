@@ -22,7 +22,7 @@ from tinker._sampling import (
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_sample
+from tinker._validate import check_prompt, check_sample
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types._values import Signposted
@@ -102,6 +102,7 @@ class SamplingClient(Signposted, ReadyClient):
             ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
         """
+        check_prompt(prompt)
         options = SampleOptions.from_arguments(locals())
         check_sample(prompt, options, self._sampler.context_length)
         return self._sampler.sample(prompt, options)
@@ -135,6 +136,7 @@ class SamplingClient(Signposted, ReadyClient):
             ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
         """
+        check_prompt(prompt)
         options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
         check_sample(prompt, options, self._sampler.context_length)
         check_number("silence_seconds", silence_seconds, positive=True)
@@ -157,6 +159,7 @@ class SamplingClient(Signposted, ReadyClient):
             ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
         """
+        check_prompt(prompt)
         options = SampleOptions(
             num_samples=1,
             sampling_params=SamplingParams(max_tokens=1),

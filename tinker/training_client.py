@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from tinker_wire import models
 
 from tinker import _tokenizers
+from tinker._checks import read_flag
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, name_maker, twin_of
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
@@ -21,8 +22,8 @@ from tinker._validate import (
     check_name,
     check_optim_params,
     check_recipients,
-    check_ttl,
     read_batch,
+    read_ttl,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
@@ -206,7 +207,7 @@ class TrainingClient(Signposted, ReadyClient):
             A future of the server's response, which may contain metrics.
 
         Raises:
-            ValueError: At once, if both arguments are given, a parameter is not finite, or the learning rate is negative.
+            ValueError: At once, if both arguments are given.
             TypeError: At once, if neither argument is given, or the argument has the wrong type.
         """
         if optim_params is not None and adam_params is not None:
@@ -238,8 +239,8 @@ class TrainingClient(Signposted, ReadyClient):
             ValueError: At once, if the name or time is invalid.
         """
         check_name(name)
-        check_ttl(ttl_seconds)
-        return self._run.send(requests.save_state(name, ttl_seconds, overwrite, user_metadata))
+        seconds, overwrites = read_ttl(ttl_seconds), read_flag("overwrite", overwrite)
+        return self._run.send(requests.save_state(name, seconds, overwrites, user_metadata))
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
@@ -260,8 +261,7 @@ class TrainingClient(Signposted, ReadyClient):
             ValueError: At once, if the name or time is invalid.
         """
         check_name(name)
-        check_ttl(ttl_seconds)
-        return self._run.send(requests.save_weights_for_sampler(name, ttl_seconds, user_metadata))
+        return self._run.send(requests.save_weights_for_sampler(name, read_ttl(ttl_seconds), user_metadata))
 
     def save_weights_external(
         self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: Sequence[str] | None = None
@@ -281,9 +281,8 @@ class TrainingClient(Signposted, ReadyClient):
             ValueError: At once, if the name, time or list of keys is invalid.
         """
         check_name(name)
-        check_ttl(ttl_seconds)
-        recipients = check_recipients(age_encryption_recipients)
-        return self._run.send(requests.save_weights_external(name, ttl_seconds, recipients))
+        seconds, recipients = read_ttl(ttl_seconds), check_recipients(age_encryption_recipients)
+        return self._run.send(requests.save_weights_external(name, seconds, recipients))
 
     def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
         """Load saved weights into this run, with a fresh optimizer.

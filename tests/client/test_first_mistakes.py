@@ -38,12 +38,12 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
         ((PROMPT, PARAMS, 1), "num_samples must be an integer, got SamplingParams"),
         ((1, PROMPT, PARAMS), "prompt must be a ModelInput, got int"),
         ((PROMPT, 1, 2), r"must be a SamplingParams, such as SamplingParams\(max_tokens=64\); got int"),
-        ((PROMPT, 1, {"max_tokens": 2}), r"must be a SamplingParams, such as SamplingParams\(max_tokens=64\); got dict"),
-        ((PROMPT, "1", PARAMS), "num_samples must be an integer, got str"),
+        ((PROMPT, 1, {"max_token": 2}), r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?"),
+        ((PROMPT, "one", PARAMS), "num_samples must be an integer, got str"),
         ((PROMPT, 1.5, PARAMS), "num_samples must be an integer, got float"),
         ((PROMPT, True, PARAMS), "num_samples must be an integer, got bool"),
-        ((PROMPT, 1, PARAMS, True, 2.0), "topk_prompt_logprobs must be an integer, got float"),
-        ((PROMPT, 1, PARAMS, True, 0, 0, None, 0, "2"), "prompt_logprobs_last_n must be an integer, got str"),
+        ((PROMPT, 1, PARAMS, True, 2.5), "topk_prompt_logprobs must be an integer, got float"),
+        ((PROMPT, 1, PARAMS, True, 0, 0, None, 0, "two"), "prompt_logprobs_last_n must be an integer, got str"),
     ],
 )
 def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, arguments: Any, message: str) -> None:
@@ -368,13 +368,12 @@ def test_sampling_parameters_that_cannot_be(wrong: Any, words: str) -> None:
     [
         (None, TypeError, r"^optim_step needs AdamParams or DimuonParams, such as AdamParams\(learning_rate=1e-4\); got None"),
         (1e-4, TypeError, "got float$"),
-        (tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),
     ],
 )
 def test_parameters_of_an_optimizer_that_cannot_be(
     training: tinker.TrainingClient, wire: Any, params: Any, error: type[Exception], words: str
 ) -> None:
-    """What is no set of parameters, or has a negative learning rate, is refused on the line of the call, and nothing is sent."""
+    """What is no set of parameters is refused on the line of the call, and nothing is sent."""
     with pytest.raises(error, match=words):
         training.optim_step(params)
     assert wire.requests("optim_step") == []
@@ -444,14 +443,30 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
         assert frames == ["test_frames_of_functions_of_the_user_stay", "result", "fail"]
 
 
-@pytest.mark.parametrize("value", [[1.0, 1.0, 1.0], np.ones(3), None])
-def test_a_loss_input_that_was_assigned_to_a_datum(training: tinker.TrainingClient, datum: MakeDatum, value: Any) -> None:
-    """A value that Datum did not convert is refused with its place."""
+@pytest.mark.parametrize("value", [[1.0, 0.0, 1.0], np.array([1, 0, 1], np.float64)])
+def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) -> None:
+    """A value that is assigned to a name becomes the tensor that the constructor makes of it, in every way to assign it."""
+    wanted = tinker.Datum(datum().model_input, {"weights": value}).loss_fn_inputs["weights"]
+    for assign in (
+        lambda inputs: inputs.__setitem__("weights", value),
+        lambda inputs: inputs.update(weights=value),
+        lambda inputs: inputs.__ior__({"weights": value}),
+        lambda inputs: (inputs.pop("weights", None), inputs.setdefault("weights", value)),
+    ):
+        one = datum()
+        assign(one.loss_fn_inputs)
+        assert one.loss_fn_inputs["weights"] == wanted
+        assert type(one.loss_fn_inputs["weights"]) is tinker.TensorData
+    assert pickle.loads(pickle.dumps(one)) == one == tinker.Datum.model_validate_json(one.model_dump_json())
+
+
+def test_a_loss_input_that_is_no_tensor_is_refused_where_it_is_assigned(datum: MakeDatum) -> None:
+    """The assignment raises what the constructor raises, and the datum keeps what it had."""
     one = datum()
-    one.loss_fn_inputs["weights"] = value
-    place = re.escape("data[1].loss_fn_inputs['weights'] must be TensorData, got")
-    with pytest.raises(TypeError, match=rf"^{place} {type(value).__name__}; Datum\(...\) converts lists and arrays"):
-        training.forward_backward([datum(), one], "cross_entropy")
+    before = dict(one.loss_fn_inputs)
+    with pytest.raises(TypeError, match=r"^loss_fn_inputs\['weights'\] must be a list, .*, got NoneType"):
+        one.loss_fn_inputs["weights"] = None  # type: ignore[assignment]
+    assert one.loss_fn_inputs == before
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "lr", "learning_rte"])
@@ -551,9 +566,17 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
         (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
         (lambda: tinker.AdamParams(1e-4), TypeError, r"takes no positional arguments: write AdamParams\(learning_rate=...\)"),
         (lambda: tinker.ServiceClient(api_key=3), TypeError, "api_key must be a string, got int"),
-        (lambda: tinker.ServiceClient(base_url="http://h/api/v1"), ValueError, "which the client adds: 'http://h'"),
+        (
+            lambda: tinker.ServiceClient(base_url="http://h/api/v1"),
+            ValueError,
+            "base_url ends in /api/v1, which the client adds; write 'http://h'",
+        ),
         (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
+        (lambda: tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),
+        (lambda: tinker.AdamParams(eps=-1), ValueError, "^AdamParams.eps must be at least 0, got -1.0"),
+        (lambda: tinker.AdamParams(beta2=1), ValueError, "^AdamParams.beta2 must be at least 0 and below 1, got 1.0"),
+        (lambda: tinker.AdamParams(weight_decay=float("nan")), ValueError, "^AdamParams.weight_decay must be finite, got nan"),
         (lambda: tinker.types.LoraConfig(rank=1.5), ValueError, "LoraConfig.rank must be an integer, got 1.5"),
         (lambda: tinker.SamplingParams(seed="a"), ValueError, "SamplingParams.seed must be an integer or None, got 'a'"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 import tinker
 from tinker._http.limits import THROTTLED_SECONDS, THROTTLED_SLOTS, SampleAdmission
+from tinker.testing import SteppedClock
 
 Connect = Callable[..., tinker.ServiceClient]
 MakeLimits = Callable[..., Any]
@@ -23,7 +24,7 @@ def make_limits(connect: Connect, wire: Any) -> MakeLimits:
 
     def make(nbytes: int = 10**9, **options: Any) -> Any:
         wire.fail("client/config", 200, body={"sample_dispatch_bytes_semaphore_size": nbytes})
-        service = connect(api_key=f"tml-{nbytes}", **options)
+        service = connect(**{"api_key": f"tml-{nbytes}", **options})
         sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
         return sampler._sampler.runtime.session._starting.result().limits
 
@@ -113,3 +114,16 @@ def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock:
     assert clock.slept == []
     clock.now += 5.0
     asyncio.run(submit())
+
+
+def test_accounts_of_different_commands_do_not_slow_each_other(make_limits: MakeLimits, clock: SteppedClock) -> None:
+    """A 429 for the credential of one command does not pause clients whose credential another command prints."""
+    shared = clock.clock()
+
+    def limits_of(account: str) -> Any:
+        config = tinker.Config.load(base_url="http://server", credential_cmd=f"echo {account}")
+        return make_limits(api_key=None, config=config, clock=shared)
+
+    one, other, same = limits_of("one"), limits_of("other"), limits_of("one")
+    one.cool_down.close_for(too_much(), 60)
+    assert (same.cool_down.throttled, other.cool_down.throttled) == (True, False)

@@ -174,7 +174,7 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
         (lambda rest: rest.get_external_weights_urls(PATH), "external_weights"),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3599), "3600 to 315360000, got 3599"),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 10**9), "3600 to 315360000"),
-        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3600.0), "integer"),
+        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3600.5), "integer"),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, True), "integer"),
         (lambda rest: rest.get_training_run(""), "training_run_id"),
         (lambda rest: rest.get_training_run("../../admin"), "training_run_id"),

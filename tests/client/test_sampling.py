@@ -52,6 +52,16 @@ def test_prompt_logprobs_and_topk(connect: Callable[..., tinker.ServiceClient], 
     assert [len(row or ()) for row in response.sequences[0].topk_logprobs or ()] == [3] * 4
 
 
+def test_parameters_as_plain_data_and_numbers_of_numpy(sampler: tinker.SamplingClient) -> None:
+    """A dictionary of parameters, and numbers of numpy in the place of plain ones, sample as the plain values do."""
+    plain: Any = {"max_tokens": 4, "seed": np.int64(7), "stop": []}
+    wanted = sampler.sample(PROMPT, 2, PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2).result(10)
+    numbers: tuple[Any, ...] = (np.int64(2), plain, np.bool_(True), np.array(2))
+    response = sampler.sample(PROMPT, *numbers).result(10)
+    assert [one.tokens for one in response.sequences] == [one.tokens for one in wanted.sequences]
+    assert response.topk_prompt_logprobs == wanted.topk_prompt_logprobs
+
+
 def test_compute_logprobs(sampler: tinker.SamplingClient) -> None:
     """The logprobs of a prompt are those that sampling reports about it."""
     logprobs = sampler.compute_logprobs(PROMPT).result(10)

@@ -339,6 +339,70 @@ def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.Trai
     assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2, 4]
 
 
+def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
+    """Accept the next request of an operation, and answer with a result that refuses its number."""
+    wire.answer(operation, lambda *_: httpx.Response(200, json={"request_id": f"refused-{got}"}))
+    conflict = {"detail": f"Sequence conflict: expected {expected}, got {got}."}
+    wire.answer("retrieve_future", lambda *_: httpx.Response(409, json=conflict))
+
+
+@pytest.mark.parametrize("operation", ["optim_step", "forward_backward"])
+def test_a_result_that_refuses_the_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str) -> None:
+    """A request whose result says that the number of a refused request is expected is sent again under that one, once."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    refuse_number(wire, operation, expected=2, got=3)
+    send = CHANGES[operation][1]
+    assert send(training, datum()).result(10)
+    assert [exchange.seq_id for exchange in wire.requests(operation)] == [3, 2]
+    assert training.save_state("kept").result(10).path
+    assert wire.requests("save_weights")[-1].seq_id == 3
+
+
+@pytest.mark.parametrize("step_fails_first", [False, True])
+def test_results_that_refuse_the_numbers_of_several(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, step_fails_first: bool
+) -> None:
+    """Where later requests are under way, none is sent again out of order: they fail, and the next call gets the number."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    release = wire.hold("retrieve_future")
+    refuse_number(wire, "forward_backward", expected=2, got=3)
+    refuse_number(wire, "optim_step", expected=2, got=4)
+    gradient, step = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    if step_fails_first:
+        assert isinstance(step.exception(10), tinker.ConflictError)
+    wire.wait_for("optim_step")
+    release()
+    assert isinstance(gradient.exception(10), tinker.ConflictError)
+    assert isinstance(step.exception(10), tinker.ConflictError)
+    assert training.forward_backward([datum()], "cross_entropy").result(10)
+    assert training.optim_step(ADAM).result(10)
+    sent = [one for one in wire.exchanges if one.operation in ("forward_backward", "optim_step")]
+    assert [exchange.seq_id for exchange in sent] == [3, 4, 2, 3]
+
+
+def test_a_result_that_expects_an_accepted_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A request is not sent again under a number that the server has accepted before."""
+    assert training.forward_backward([datum()], "cross_entropy").result(10)
+    refuse_number(wire, "optim_step", expected=2, got=3)
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.ConflictError)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3]
+
+
+def test_a_custom_loss_whose_number_is_refused(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A step of several requests fails when the number of its first is refused; the next one gets the expected number."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    refuse_number(wire, "forward_backward", expected=2, got=3)
+    assert isinstance(training.forward_backward_custom([datum()], own_loss).exception(10), tinker.ConflictError)
+    assert training.forward_backward_custom([datum()], own_loss).result(10)
+    assert [exchange.seq_id for exchange in wire.requests("forward_backward")] == [3, 2, 3]
+
+
 def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """Where a server has read a request that it turned away, its number is not used again for long."""
     wire.fail("save_weights", 403, apply=True)

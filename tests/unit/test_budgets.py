@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import attrs
@@ -11,6 +12,8 @@ import pytest
 
 from tinker import errors
 from tinker._clock import Clock
+from tinker._http import limits
+from tinker._http.auth import Credential, CredentialCommand
 from tinker._http.limits import THROTTLED_SECONDS, Budget, CoolDown, cool_down_for
 
 
@@ -215,11 +218,25 @@ def test_throttling_ends_a_while_after_the_gate_has_opened() -> None:
 
 
 def test_gates_are_shared_by_server_and_key() -> None:
-    """Clients of one server, one key and one clock share a gate; no others do."""
+    """Clients of one server, one key or command, and one clock share a gate; no others do."""
     clock, other = Time().clock(), Time().clock()
-    gate = cool_down_for("http://a", "k", clock)
-    assert cool_down_for("http://a", "k", clock) is gate
-    assert cool_down_for("http://b", "k", clock) is not gate
-    assert cool_down_for("http://a", "l", clock) is not gate
-    assert cool_down_for("http://a", "k", clock) is gate
-    assert cool_down_for("http://a", "k", other) is not gate
+    key, command = Credential("k"), CredentialCommand("k")
+    gate, printed = cool_down_for("http://a", key, clock), cool_down_for("http://a", command, clock)
+    assert cool_down_for("http://a", Credential("k"), clock) is gate
+    assert cool_down_for("http://a", CredentialCommand("k"), clock) is printed is not gate
+    assert cool_down_for("http://a", CredentialCommand("l"), clock) is not printed
+    assert cool_down_for("http://a", None, clock) not in (gate, printed)
+    assert cool_down_for("http://b", key, clock) is not gate
+    assert cool_down_for("http://a", Credential("l"), clock) is not gate
+    assert cool_down_for("http://a", key, clock) is gate
+    assert cool_down_for("http://a", key, other) is not gate
+
+
+def test_a_gate_goes_with_its_last_session() -> None:
+    """The table has no gate that nobody holds, so a program with ever new keys does not grow."""
+    clock = Time().clock()
+    gates = [cool_down_for("http://a", Credential(f"key {index}"), clock) for index in range(3)]
+    assert len([server for server, _ in limits._cool_downs if server == "http://a"]) == len(gates)
+    gates.clear()
+    gc.collect()
+    assert not [server for server, _ in limits._cool_downs if server == "http://a"]

@@ -62,10 +62,16 @@ def test_an_address_must_be_text() -> None:
         ("local://toy?profile=skyrl", "local://toy?profile=skyrl"),
         ("http://user:hush@host:1/x", "http://host:1/x"),
         ("http://user@[::1]:1", "http://[::1]:1"),
+        ("https://host:443", "https://host"),
+        ("https://HOST/A", "https://host/A"),
+        ("http://User@Host:80/", "http://host"),
+        ("http://host:443", "http://host:443"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("https://host:", "https://host"),
     ],
 )
 def test_addresses(url: str, known: str) -> None:
-    """An address is taken as it is, without the slash at its end and without a name and password."""
+    """An address is taken in one form: no slash at its end, no name and password, no default port, a host in lower case."""
     assert _config.load_config(base_url=url, environ=NOTHING).base_url == known
 
 

@@ -107,6 +107,14 @@ def test_numbers_of_numpy_become_plain() -> None:
     assert types.SamplingParams(stop=("a", "b")).stop == ["a", "b"]
 
 
+def test_plain_data_in_the_place_of_values() -> None:
+    """Chunks and model inputs may be given as the plain data that `model_dump` returns, alone and among values."""
+    plain = PROMPT.model_dump()
+    assert types.ModelInput(chunks=[*plain["chunks"], PROMPT.chunks[0]]).to_ints() == [1, 2, 3, 1, 2, 3]
+    assert PROMPT.append(plain["chunks"][0]).length == 6
+    assert types.Datum(model_input=plain).model_input == PROMPT  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

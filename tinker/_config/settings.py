@@ -216,8 +216,16 @@ def _base_url(url: object) -> str:
     parts = _split(url.rstrip("/"))
     if parts.path.endswith(_API_PATH):
         shown = _redact(url.rstrip("/").removesuffix(_API_PATH))
-        raise ValueError(f"base_url must be the address before {_API_PATH}, which the client adds: {shown!r}")
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        raise ValueError(f"base_url ends in {_API_PATH}, which the client adds; write {shown!r}")
+    return parts._replace(netloc=_normal_host(parts)).geturl()
+
+
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def _normal_host(parts: SplitResult) -> str:
+    """Return the host and port in the one form that clients of the same server share: lower case, no default port."""
+    return parts.netloc.rpartition("@")[2].lower().removesuffix(_DEFAULT_PORTS[parts.scheme]).removesuffix(":")
 
 
 def _split(url: str) -> SplitResult:

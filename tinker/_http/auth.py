@@ -38,7 +38,17 @@ class Credential:
     secret: str = attrs.field(repr=False)
 
 
-CredentialCommand: TypeAlias = Callable[[], Awaitable[Credential]]
+@attrs.frozen
+class CredentialCommand:
+    """A command that prints the credential. The repr hides it, as a command may contain a secret."""
+
+    command: str = attrs.field(repr=False)
+
+    async def fetch(self) -> Credential:
+        """Run the command. TinkerError, without the output, if it fails."""
+        return await asyncio.to_thread(_output, self.command)
+
+
 CredentialSource: TypeAlias = Credential | CredentialCommand
 TokenExchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
@@ -51,7 +61,7 @@ def find_source(config: Config) -> CredentialSource | None:
     if config.api_key is not None:
         return Credential(config.api_key)
     if config.credential_cmd is not None:
-        return _command(config.credential_cmd)
+        return CredentialCommand(config.credential_cmd)
     if not config.is_hosted:
         return None
     stored = default_key(config.credentials_file)
@@ -69,18 +79,11 @@ def find_command(config: Config) -> CredentialCommand:
     """Return the command as the source, for a server that requires it. Raises TinkerError if no command is set."""
     if config.credential_cmd is None:
         raise TinkerError("this server only accepts credentials from TINKER_CREDENTIAL_CMD, which is not set")
-    return _command(config.credential_cmd)
-
-
-def _command(command: str) -> CredentialCommand:
-    async def source() -> Credential:
-        return await asyncio.to_thread(_output, command)
-
-    return source
+    return CredentialCommand(config.credential_cmd)
 
 
 async def _fetch(source: CredentialSource) -> Credential:
-    return source if isinstance(source, Credential) else await source()
+    return source if isinstance(source, Credential) else await source.fetch()
 
 
 def _output(command: str) -> Credential:
@@ -151,6 +154,11 @@ class Auth:
         """Use the result of ``exchange`` for all later requests. It exchanges the credential, or that of ``source``."""
         self._exchange = exchange
         self._source = source or self._source
+
+    @property
+    def source(self) -> CredentialSource | None:
+        """Return where the credential comes from. Clients with equal sources have the same account, as far as is known."""
+        return self._source
 
     @property
     def key(self) -> Credential | None:

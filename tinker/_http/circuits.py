@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tinker._config import Config
+from tinker._http.auth import Auth, CredentialSource
 from tinker._http.limits import Admission
 from tinker._http.messages import Purpose
 from tinker._http.observers import Observers
@@ -170,7 +170,7 @@ class CircuitRegistry:
         self._lock = threading.Lock()
         self._circuits: dict[tuple[str, str | None], Circuit] = {}
 
-    def circuit(self, name: str, credential: str | None = None) -> Circuit:
+    def circuit(self, name: str, credential: CredentialSource | None = None) -> Circuit:
         """Return the circuit of a name, under one credential."""
         with self._lock:
             found = self._circuits.get((name, credential))
@@ -194,7 +194,8 @@ class Circuits(msgspec.Struct, frozen=True):
     """The circuits of one client: one for each kind of call, which it shares with clients of the same server and key."""
 
     registry: CircuitRegistry
-    config: Config
+    base_url: str
+    auth: Auth
     observers: Observers
 
     def guard(self, operation: str, purpose: Purpose, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
@@ -207,8 +208,7 @@ class Circuits(msgspec.Struct, frozen=True):
             return None
         from tinker_wire.operations import OPERATIONS  # a long table, for those who have a breaker
 
-        credential = self.config.api_key or self.config.credential_cmd
-        circuit = self.registry.circuit(f"{self.config.base_url} {OPERATIONS[operation].tag}", credential)
+        circuit = self.registry.circuit(f"{self.base_url} {OPERATIONS[operation].tag}", self.auth.source)
         return CircuitGuard(circuit, self.registry.rules, self._tell, admit)
 
     def _tell(self, change: CircuitChange) -> None:

@@ -6,10 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from tinker._clock import Clock
+from tinker._http.auth import CredentialSource
 from tinker.errors import APIStatusError, copy_error
 
 # Submissions of samples at once while the server says that it is too much.
@@ -81,7 +83,7 @@ class Holding:
         self._budget.release(self._amount)
 
 
-class CoolDown(msgspec.Struct):
+class CoolDown(msgspec.Struct, weakref=True, eq=False):
     """A gate that closes for a while after a 429 response. All requests that share it wait."""
 
     clock: Clock
@@ -119,12 +121,13 @@ class CoolDown(msgspec.Struct):
             raise error from self._why
 
 
-_cool_downs: dict[tuple[str, str | None], CoolDown] = {}
+# A gate is dropped with the last session that has it.
+_cool_downs: WeakValueDictionary[tuple[str, CredentialSource | None], CoolDown] = WeakValueDictionary()
 
 
-def cool_down_for(base_url: str, api_key: str | None, clock: Clock) -> CoolDown:
-    """Return the process's gate for one server and one key. Other keys and servers are not slowed down."""
-    key = (base_url, api_key)
+def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clock) -> CoolDown:
+    """Return the process's gate for one server and one credential. Other credentials and servers are not slowed down."""
+    key = (base_url, credential)
     gate = _cool_downs.get(key)
     if gate is None or gate.clock != clock:
         gate = _cool_downs[key] = CoolDown(clock)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
+import msgspec.structs
 from tinker_wire import models
 
+from tinker._checks import read_flag, read_integer
 from tinker._wire import json
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
@@ -36,6 +39,21 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Those that count something, for which 0 stands for nothing.
     COUNTS: ClassVar = ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k")
+
+    def __post_init__(self) -> None:
+        """Read what is plain data, or a number of numpy or torch. TypeError for what is neither."""
+        __tracebackhide__ = True
+        if not isinstance(self.sampling_params, SamplingParams) and isinstance(self.sampling_params, Mapping):
+            msgspec.structs.force_setattr(self, "sampling_params", SamplingParams(**self.sampling_params))
+        for name in ("num_samples", *self.COUNTS):
+            if type(count := getattr(self, name)) is not int:
+                msgspec.structs.force_setattr(self, name, read_integer(name, count))
+        if type(self.include_prompt_logprobs) is not bool:
+            flag = read_flag("include_prompt_logprobs", self.include_prompt_logprobs)
+            msgspec.structs.force_setattr(self, "include_prompt_logprobs", flag)
+        if self.prompt_logprobs_last_n is not None:
+            last = read_integer("prompt_logprobs_last_n", self.prompt_logprobs_last_n)
+            msgspec.structs.force_setattr(self, "prompt_logprobs_last_n", last)
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> Self:

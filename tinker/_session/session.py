@@ -285,7 +285,7 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
         training_nbytes=Budget(config.fwdbwd_dispatch_bytes_semaphore_size),
         result_nbytes=Budget(config.inflight_response_bytes_semaphore_size),
-        cool_down=cool_down_for(settings.base_url, settings.api_key, transport.clock),
+        cool_down=cool_down_for(settings.base_url, transport.auth.source, transport.clock),
         sleep=transport.sleep,
         fails_fast=settings.fail_fast,
     )

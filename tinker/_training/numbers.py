@@ -3,7 +3,7 @@
 A server runs the requests of a run in the order of their numbers, and tells a repetition by its number. So a number that the
 server may have accepted is never used for another request; one that it never saw is used by the next request, so that no
 server waits for it; and one that it read and refused is left out, as the official client does, unless the server says that it
-still expects it.
+still expects it. A server says so when it refuses a request, or as the result of one that it had accepted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from tinker._http import Fate, Findings, fate_of
-from tinker.errors import APIStatusError
+from tinker.errors import APIStatusError, RequestFailedError
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class Numbers:
         self._next = FIRST_NUMBER
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
+        self._expected: int | None = None  # by the server, according to a result, and not sent yet
 
     @property
     def next(self) -> int:
@@ -68,6 +69,28 @@ class Numbers:
                 self._reused.discard(number)
                 return sent
 
+    @property
+    def is_out_of_step(self) -> bool:
+        """Return whether the server has refused results for their numbers, and the number that it expects was not sent yet."""
+        return self._expected is not None
+
+    def expect(self, last: int, error: Exception) -> bool:
+        """Return whether the result of a request, whose last number was ``last``, says that the server expects a refused one.
+
+        Nothing numbered later has run then. The next request gets the expected number, after :meth:`restart`.
+        """
+        conflict = _find_conflict(error)
+        if conflict is None or not conflict[0] < conflict[1] <= last or conflict[0] not in self._refused:
+            return False
+        self._expected = conflict[0]
+        self._note_expected(*conflict)
+        return True
+
+    def restart(self) -> None:
+        """Go on with the number that the server expects, if a result has said so; no other request is under way."""
+        if self._expected is not None:
+            self._next, self._expected = self._expected, None
+
     def abandon(self, first: int, outcomes: Sequence[object]) -> None:
         """Settle requests that were sent together, numbered from ``first``, and failed at least in part.
 
@@ -95,14 +118,17 @@ class Numbers:
         if expected is not None and (expected > number or expected in self._refused):
             self._refused.discard(number)
             self._next = expected + 1
-            if self._findings is not None:
-                answer = f"expected {expected}, got {number}"
-                self._findings.note("numbers", "training requests", "the number of a refused request is used again", answer)
+            self._note_expected(expected, number)
             return expected
         if number in self._reused:  # the server has seen it after all
             self._reused.discard(number)
             return self.take()
         return None
+
+    def _note_expected(self, expected: int, number: int) -> None:
+        if self._findings is not None:
+            answer = f"expected {expected}, got {number}"
+            self._findings.note("numbers", "training requests", "the number of a refused request is used again", answer)
 
 
 def _is_unseen(error: Exception) -> bool:
@@ -111,5 +137,11 @@ def _is_unseen(error: Exception) -> bool:
 
 def _find_expected_number(error: Exception, number: int) -> int | None:
     """Return the number that the server says it expects in place of ``number``."""
-    found = _EXPECTED.search(str(error)) if isinstance(error, APIStatusError) else None
-    return int(found[1]) if found is not None and int(found[2]) == number and int(found[1]) != number else None
+    expected, got = _find_conflict(error) or (number, number)
+    return expected if got == number != expected else None
+
+
+def _find_conflict(error: Exception) -> tuple[int, int] | None:
+    """Return the number that the server says it expects, and the one that it got."""
+    found = _EXPECTED.search(str(error)) if isinstance(error, (APIStatusError, RequestFailedError)) else None
+    return None if found is None else (int(found[1]), int(found[2]))

@@ -77,6 +77,25 @@ class Sequencer:
         if block is not None:
             raise block.stop(turn.future, "sent")
 
+    def can_repeat(self, turn: Turn, error: Exception) -> bool:
+        """Return whether a request is sent again whose result says that its number was not the expected one.
+
+        It is if no other request of the run is under way, so that the order stays that of the calls. Otherwise the server
+        refuses those too, and the next request gets the expected number.
+        """
+        has_later = self.numbers.next != turn.last_number + 1 or self.numbers.is_out_of_step
+        is_alone = not has_later and all(one.future.done() for one in self._turns if one.position < turn.position)
+        if not self.numbers.expect(turn.last_number, error) or not is_alone:
+            return False
+        self.numbers.restart()
+        return True
+
+    async def restart(self, turn: Turn) -> None:
+        """Go on with the number that the server expects, once everything before this is over."""
+        for earlier in [one for one in self._turns if one.position < turn.position]:
+            await earlier.future.wait()
+        self.numbers.restart()
+
     async def explain_stop(self, turn: Turn, reason: NotRunError) -> PrecedingRequestFailed:
         """Return the error of a request that the server did not run, once everything before it is over.
 
@@ -158,6 +177,8 @@ class Turn:
     async def __aenter__(self) -> Numbers:
         try:
             await self._turn.wait()
+            if self._sequencer.numbers.is_out_of_step:
+                await self._sequencer.restart(self)
             self._sequencer.check(self)
         except BaseException:
             self.leave()

@@ -5,7 +5,7 @@ Operations are called from any thread and take their place in the order by that;
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -29,6 +29,7 @@ from tinker.futures import APIFuture, take_over
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -161,10 +162,13 @@ class TrainingRun:
         turn = self._order.take_turn(future, called)
         async with self._turn(turn, changes_run=request.changes_run) as (numbers, target):
             submit = partial(request.submit, self.runtime.transport, target)
-            submission = await (numbers.send(submit) if request.is_numbered else submit(0))
+            send = partial(numbers.send, submit) if request.is_numbered else partial(submit, 0)
+            submission = await send()
         context = await self.runtime.session.ensure_started()
         async with self._result_of(turn, changes_run=request.changes_run):
-            return await context.results.wait(submission, request.spec, future)
+            return await self._await_result(
+                turn, submission, lambda sent: context.results.wait(sent, request.spec, future), send
+            )
 
     async def _compute_loss(
         self, future: APIFuture[ForwardBackwardOutput], data: Sequence[Datum], job: LossJob, called: int
@@ -174,12 +178,26 @@ class TrainingRun:
             requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
         try:
             async with self._turn(turn, changes_run=changes_run) as (numbers, target):
-                accepted = await requests.submit(numbers, target, future)
+                send = partial(requests.submit, numbers, target, future)
+                accepted = await send()
             async with self._result_of(turn, changes_run=changes_run):
-                return await requests.result(accepted, future)
+                return await self._await_result(turn, accepted, lambda sent: requests.result(sent, future), send)
         except Exception as error:
             suggest_loss(error, job.loss_fn)
             raise
+
+    async def _await_result(
+        self, turn: Turn, sent: S, wait: Callable[[S], Awaitable[T]], send: Callable[[], Awaitable[S]]
+    ) -> T:
+        """Wait for the result of what was sent; where it refuses the number, send it again, once."""
+        try:
+            return await wait(sent)
+        except Exception as error:
+            if not self._order.can_repeat(turn, error):
+                raise
+        with turn.future.shield():
+            sent = await send()
+        return await wait(sent)
 
     async def _compute_custom_loss(
         self, future: APIFuture[ForwardBackwardOutput], prepared: PreparedLoss, called: int
@@ -236,6 +254,7 @@ class TrainingRun:
         """
         if isinstance(error, NotRunError):
             raise await self._order.explain_stop(turn, error)
+        self._order.numbers.expect(turn.last_number, error)
         lost: SessionLostError | None = None
         if self._session_id is not None:
             lost = await self.runtime.session.explain_loss(self._session_id, error)

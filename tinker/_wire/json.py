@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
 
+from tinker._checks import to_plain
 from tinker.types.datum import Datum
 from tinker.types.model_input import (
     DmelChunk,
@@ -37,12 +38,12 @@ MEDIA_TYPE = "application/json"
 
 
 def _fragment(value: object) -> msgspec.Raw:
-    """Return an array as JSON numbers, a numpy number as one. float32 goes through Python floats, which keeps every bit."""
+    """Return an array as JSON numbers, a number of numpy or a tensor of one as a number. float32 goes through Python floats, which keeps every bit."""
+    if (number := to_plain(value)) is not value:
+        return msgspec.Raw(msgspec.json.encode(number))
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
         return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
-    if isinstance(value, np.generic):
-        return msgspec.Raw(msgspec.json.encode(value.item()))
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 

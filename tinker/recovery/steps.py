@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker._checks import check_count
-from tinker._validate import check_name, check_ttl
+from tinker._validate import check_name, read_ttl
 from tinker.errors import copy_error
 from tinker.futures import APIFuture
 from tinker.recovery.keeper import RunKeeper, SaveCall
@@ -72,10 +72,9 @@ class Steps:
         check_count("count", count, least=0)
         check_count("save_every", save_every)
         check_name(name)
-        check_ttl(ttl_seconds)
         self._keeper, self._save_as = keeper, save
         self._count, self._save_every = count, save_every
-        self._name, self._ttl_seconds = name, ttl_seconds
+        self._name, self._ttl_seconds = name, read_ttl(ttl_seconds)
         self._done = 0  # the steps whose body has run, without those that were lost
         self._offset = keeper.steps_done
         self._begun = self._rewound = False

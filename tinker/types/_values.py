@@ -11,6 +11,7 @@ import attrs
 import msgspec
 import msgspec.structs
 
+from tinker._checks import to_plain
 from tinker_records import FieldInfo, Value, explain_change
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def convert_numbers(record: Record) -> None:
 
 
 def _number(record: Record, name: str, value: object, kind: object) -> object:
-    number = cast("Any", value).item() if getattr(value, "ndim", None) == 0 else value
+    number = to_plain(value)
     try:
         return msgspec.convert(number, cast("type[object]", kind), strict=False)
     except msgspec.ValidationError as error:

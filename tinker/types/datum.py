@@ -18,6 +18,8 @@ from tinker.types.tensor_data import TensorData
 if TYPE_CHECKING:
     from typing import Self
 
+    import torch
+
 # A Python list has no dtype of its own; the names known to the losses say which one is meant.
 LIST_DTYPES = cast("dict[str, TensorDtype]", limits.LOSS_FN_TYPE_INPUT_DTYPES)
 # Two-dimensional torch tensors under these names are sent sparse where that is smaller.
@@ -109,10 +111,33 @@ def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(LIST_DTYPES.get(name, "float32")) if array.dtype.kind == "b" else array
 
 
-def _tensors(inputs: Mapping[str, object]) -> LossFnInputs:
+class NamedTensors(dict[str, TensorData]):
+    """The tensors of a loss by name. What is assigned to a name is converted as in the constructor of a Datum."""
+
+    def __setitem__(self, name: str, value: LossFnInputValue | torch.Tensor) -> None:
+        super().__setitem__(name, to_tensor_data(name, value))
+
+    if not TYPE_CHECKING:  # the signatures are those of a dict
+
+        def setdefault(self, name, default=None):
+            return super().setdefault(name, to_tensor_data(name, default))
+
+        def update(self, *args, **values):
+            super().update(_tensors(dict(*args, **values)))
+
+        def __ior__(self, other):
+            self.update(other)
+            return self
+
+
+def _tensors(inputs: Mapping[str, object]) -> NamedTensors:
     if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"loss_fn_inputs must be a mapping of names to tensors, got {type(inputs).__name__}")
-    return {name: to_tensor_data(name, value) for name, value in inputs.items()}
+    return NamedTensors({name: to_tensor_data(name, value) for name, value in inputs.items()})
+
+
+def _model_input(value: ModelInput | Mapping[str, object]) -> ModelInput:
+    return ModelInput.model_validate(value) if isinstance(value, Mapping) and "chunks" in value else value
 
 
 def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:
@@ -136,10 +161,11 @@ class Datum(AttrsValue):
     """One training example: its model input and the tensors of its loss.
 
     Attributes:
-        model_input: The tokens and other chunks that the model reads.
+        model_input: The tokens and other chunks that the model reads, a ModelInput or its plain data.
         loss_fn_inputs: Tensors by name: TensorData, numpy arrays, torch tensors or lists. Their first dimension is the length
             of ``model_input``. The dtype of a list depends on the name (``target_tokens`` is int64; ``weights``,
-            ``advantages`` and ``logprobs`` are float32); for other names, it depends on the values.
+            ``advantages`` and ``logprobs`` are float32); for other names, it depends on the values. A tensor that you assign
+            to a name later is converted too.
         model_input_spans: The origin of the tokens of ``model_input``; None if unknown. Pass both lists of spans, or
             neither.
         loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None if unknown.
@@ -149,8 +175,8 @@ class Datum(AttrsValue):
     'int64'
     """
 
-    model_input: ModelInput
-    loss_fn_inputs: LossFnInputs = attrs.field(factory=lambda: dict[str, TensorData](), converter=_tensors)
+    model_input: ModelInput = attrs.field(converter=_model_input)
+    loss_fn_inputs: NamedTensors = attrs.field(factory=NamedTensors, converter=_tensors)
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
@@ -177,7 +203,6 @@ class Datum(AttrsValue):
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         inputs: Mapping[str, object] = fields.get("loss_fn_inputs") or {}
-        fields["model_input"] = ModelInput.model_validate(fields["model_input"])
         fields["loss_fn_inputs"] = {name: _read_tensor(value) for name, value in inputs.items()}
         fields.update((name, _read_spans(fields[name])) for name in _SPANS if fields.get(name) is not None)
         return cls(**fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
@@ -14,9 +14,6 @@ from tinker_wire import models
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._values import AttrsValue, explain_changes, parameters, refuse_change
 from tinker_records import FieldInfo, Value
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class EncodedTextChunk(Value):
@@ -203,8 +200,8 @@ ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageCh
 _CHUNKS = (EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, DmelChunk)
 
 
-def _chunk_list(chunks: Iterable[ModelInputChunk]) -> list[ModelInputChunk]:
-    result = list(chunks)
+def _chunk_list(chunks: Iterable[ModelInputChunk | Mapping[str, object]]) -> list[ModelInputChunk]:
+    result = [chunk if isinstance(chunk, _CHUNKS) else cast("ModelInputChunk", _read_chunk(chunk)) for chunk in chunks]
     for index, chunk in enumerate(result):
         if not isinstance(chunk, _CHUNKS):  # pyright: ignore[reportUnnecessaryIsInstance]
             is_token = isinstance(cast("object", chunk), numbers.Integral)
@@ -256,7 +253,7 @@ class ModelInput(AttrsValue):
     """Input of the model: chunks in order.
 
     Attributes:
-        chunks: The chunks; any iterable is accepted and copied to a list.
+        chunks: The chunks, or their plain data; any iterable is accepted and copied to a list.
 
     >>> ModelInput.from_ints([1, 2]).append_int(3).to_ints()
     [1, 2, 3]
@@ -265,11 +262,6 @@ class ModelInput(AttrsValue):
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
 
     _advice: ClassVar[str] = "; for token ids use ModelInput.from_ints(tokens)"
-
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        fields["chunks"] = [_read_chunk(chunk) for chunk in fields["chunks"]]
-        return cls(**fields)
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:

@@ -50,19 +50,35 @@ def _advise(kind: type[Record], name: str) -> str:
 
 
 class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
-    """Parameters of one Adam step with decoupled weight decay. Raises ValueError if a value is not a number.
+    """Parameters of one Adam step with decoupled weight decay. Raises ValueError if a value is not a number or is out of range.
 
     Attributes:
-        learning_rate (float): The learning rate, 1e-4 by default.
-        beta1 (float): The decay of the first moment, 0.9 by default.
-        beta2 (float): The decay of the second moment, 0.95 by default.
-        eps (float): The term that keeps the denominator from zero, 1e-12 by default.
+        learning_rate (float): The learning rate, 0 or more, 1e-4 by default.
+        beta1 (float): The decay of the first moment, from 0 to below 1, 0.9 by default.
+        beta2 (float): The decay of the second moment, from 0 to below 1, 0.95 by default.
+        eps (float): The term that keeps the denominator from zero, 0 or more, 1e-12 by default.
         weight_decay (float): The decoupled weight decay, 0 by default.
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
     def __post_init__(self) -> None:
+        __tracebackhide__ = True
         convert_numbers(self)
+        _check_step(self)
+
+
+def _check_step(params: AdamParams | DimuonParams) -> None:
+    """Raise ValueError for numbers with which no step can be made."""
+    __tracebackhide__ = True
+    kind = type(params).__name__
+    for name in params.__struct_fields__:
+        value: float = getattr(params, name)
+        if not math.isfinite(value):
+            raise ValueError(f"{kind}.{name} must be finite, got {value}")
+        if name in ("learning_rate", "eps") and value < 0:
+            raise ValueError(f"{kind}.{name} must be at least 0, got {value}")
+        if name in ("beta1", "beta2") and not 0 <= value < 1:
+            raise ValueError(f"{kind}.{name} must be at least 0 and below 1, got {value}")
 
 
 class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
@@ -75,9 +91,9 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
     """
 
     def __post_init__(self) -> None:
+        __tracebackhide__ = True
         convert_numbers(self)
-        if not all(math.isfinite(value) for value in (self.learning_rate, self.grad_clip_norm)):
-            raise ValueError("DimuonParams: learning_rate and grad_clip_norm must be finite")
+        _check_step(self)
 
 
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):

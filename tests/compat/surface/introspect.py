@@ -5,8 +5,7 @@ Usage:
     python introspect_surface.py OUT.json
     PYTHONPATH=/path/to/other/impl python introspect_surface.py OUT.json
 
-The output is compared with compare_surface.py.  No network access is made and no
-client is constructed.  Groups written:
+The output is compared with compare.py.  Nothing outside this machine is asked.  Groups written:
 
   tinker, tinker.types, tinker.auth, tinker.resources, tinker.lib.public_interfaces
       exported name -> description (kind, bases, ctor, fields, methods, ...)
@@ -17,6 +16,8 @@ client is constructed.  Groups written:
   package   distribution metadata: requires, extras, console scripts
   cli       the whole click tree (or, failing that, parsed --help output)
   probes    small offline behaviour probes (hash/eq/pickle/deepcopy/frozen/...)
+  arguments which forms of each argument are taken (dict, numpy, tensor, str, ...), of types and of the clients' methods,
+            which talk to a stub of a server on loopback
   cli_probes  offline CLI invocations: exit code, stdout, stderr
 
 An object reached under several names is described once (first name wins) and later
@@ -1480,6 +1481,222 @@ def _after_close(c):
     return c.create_sampling_client(base_model="x")
 
 
+# ----------------------------------------------------------------------------- arguments
+
+
+def forms(value: object) -> dict[str, object]:
+    """The same value in other forms that programs hold it in, by a name for the form."""
+    import numpy as np
+
+    torch = None
+    if importlib.util.find_spec("torch"):
+        import torch
+    given: dict[str, object] = {"plain": value}
+    if isinstance(value, bool):
+        given |= {"int": int(value), "numpy": np.bool_(value), "str": str(value).lower()}
+    elif isinstance(value, (int, float)):
+        given |= {
+            kind: getattr(np, kind)(value)
+            for kind in ("int64", "int32", "float32", "float64")
+            if kind != "int32" or isinstance(value, int)
+        }
+        given |= {"array": np.array(value), "str": str(value)}
+    elif isinstance(value, str):
+        given |= {"numpy": np.str_(value)}
+    elif hasattr(value, "model_dump") or dataclasses.is_dataclass(value):
+        given |= {"dict": plain_form(value), "json": json.dumps(plain_form(value), default=str)}
+    elif isinstance(value, dict):
+        given |= {"mapping": _pytypes.MappingProxyType(value), "str": json.dumps(value, default=str)}
+    elif isinstance(value, list):
+        given |= {"tuple": tuple(value), "generator": (one for one in value)}
+        if all(isinstance(one, (int, float)) for one in value):
+            given |= {
+                "numpy": np.array(value),
+                "numbers": [np.array(one)[()] for one in value],
+                "str": [str(one) for one in value],
+            }
+        elif not all(isinstance(one, str) for one in value):
+            given |= {"dicts": [plain_form(one) for one in value]}
+    if (
+        torch is not None
+        and isinstance(value, (bool, int, float, list))
+        and not (isinstance(value, list) and given.get("numpy") is None)
+    ):
+        given["tensor"] = torch.tensor(value)
+    return given
+
+
+def plain_form(value: object) -> object:
+    """A value of the package as plain data."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    return (
+        {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if dataclasses.is_dataclass(value)
+        else value
+    )
+
+
+def stub_server() -> tuple[str, list[str]]:
+    """A server that accepts every request and has no result but new models: its address, and the paths it was asked for."""
+    import http.server
+    import threading
+
+    seen: list[str] = []
+
+    class Stub(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            path = self.path.split("?")[0].removeprefix("/api/v1/")
+            seen.append(path)
+            ids = dict.fromkeys(("session_id", "model_id", "sampling_session_id", "request_id", "future_id"), "m:train:0")
+            status, answer = 200, {**ids, "request_id": path, "type": path}
+            if path.startswith("client/"):
+                answer = {}
+            elif path == "retrieve_future" and b"create_model" not in body:
+                status, answer = 400, {"detail": "there is no such result"}
+            elif path == "retrieve_future":
+                answer = {"type": "create_model", "model_id": "m:train:0"}
+            elif path == "get_info":
+                answer |= {"model_data": {"model_name": "b", "tokenizer_id": "b"}}
+            text = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_POST = do_PUT = do_DELETE = do_PATCH = do_GET
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}", seen
+
+
+def argument_probes() -> dict[str, str]:
+    """For each argument and form: "taken", or what refuses it. Values are made; calls of clients are followed to the server."""
+    import logging
+    import time
+
+    import numpy as np
+
+    import tinker
+    from tinker import types
+
+    logging.disable(logging.CRITICAL)
+    text = types.ModelInput.from_ints([1, 2, 3])
+    inputs = {
+        "target_tokens": types.TensorData(data=[2, 3, 4], dtype="int64", shape=[3]),
+        "weights": types.TensorData(data=[1.0] * 3, dtype="float32", shape=[3]),
+    }
+    datum = types.Datum(model_input=text, loss_fn_inputs=inputs)
+    params = types.SamplingParams(max_tokens=3)
+    scored = types.TensorData(data=[1, 2], dtype="int64", shape=[2, 1])
+    made = {
+        "EncodedTextChunk": (types.EncodedTextChunk, {"tokens": [1, 2]}),
+        "ImageChunk": (types.ImageChunk, {"data": "aGk=", "format": "png", "expected_tokens": 3}),
+        "ImageAssetPointerChunk": (types.ImageAssetPointerChunk, {"format": "png", "location": "http://h/i", "expected_tokens": 3}),
+        "ModelInput": (types.ModelInput, {"chunks": text.chunks}),
+        "ModelInput.from_ints": (types.ModelInput.from_ints, {"tokens": [1, 2]}),
+        "ModelInput.append": (text.append, {"chunk": text.chunks[0]}),
+        "ModelInput.append_int": (text.append_int, {"new_token": 4}),
+        "TensorData": (types.TensorData, {"data": [1, 2], "dtype": "int64", "shape": [2]}),
+        "Datum": (types.Datum, {"model_input": text, "loss_fn_inputs": inputs}),
+        "Datum(list)": (lambda weights: types.Datum(model_input=text, loss_fn_inputs={"weights": weights}), {"weights": [1.0, 2.0, 3.0]}),
+        "Datum(int list)": (lambda target_tokens: types.Datum(model_input=text, loss_fn_inputs={"target_tokens": target_tokens}), {"target_tokens": [1, 2, 3]}),
+        "SamplingParams": (types.SamplingParams, {"max_tokens": 3, "seed": 1, "stop": ["x"], "temperature": 0.5, "top_k": 5, "top_p": 0.5}),
+        "SamplingParams(ids)": (types.SamplingParams, {"stop": [1, 2]}),
+        "AdamParams": (types.AdamParams, {"learning_rate": 0.5, "beta1": 0.5, "beta2": 0.5, "eps": 1.0, "weight_decay": 0.5, "grad_clip_norm": 1.0}),
+        "LoraConfig": (types.LoraConfig, {"rank": 8, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}),
+        "SampledProvenanceSpan": (types.SampledProvenanceSpan, {"sequence_id": "s", "offset": 0, "length": 3}),
+    }  # fmt: skip
+    path = "tinker://m/weights/n"
+    trained = {
+        "forward": ("forward_backward", {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": {"a": 0.5}}),
+        "forward_backward": ("forward_backward", {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": {"a": np.float64(0.5)}}),
+        "optim_step": ("optim_step", {"optim_params": types.AdamParams(learning_rate=0.5)}),
+        "save_state": ("save_weights", {"name": "n", "ttl_seconds": 3600, "overwrite": True, "user_metadata": {"a": "b"}}),
+        "save_weights_for_sampler": ("save_weights_for_sampler", {"name": "n", "ttl_seconds": 3600, "user_metadata": {"a": "b"}}),
+        "save_weights_external": ("save_weights_external", {"name": "n", "ttl_seconds": 3600, "age_encryption_recipients": ["age1"]}),
+        "load_state": ("load_weights", {"path": path, "weights_access_token": "t"}),
+    }  # fmt: skip
+    sampled = {
+        "sample": ("asample", {"prompt": text, "num_samples": 1, "sampling_params": params, "include_prompt_logprobs": True,
+                               "topk_prompt_logprobs": 1, "topk_sample_logprobs": 1, "target_prompt_logprobs": scored,
+                               "prompt_alt_tokens_k": 1, "prompt_logprobs_last_n": 1}),
+        "compute_logprobs": ("asample", {"prompt": text, "prompt_logprobs_last_n": 1}),
+    }  # fmt: skip
+    asked = {
+        "list_training_runs": ("training_runs", {"limit": 2, "offset": 1}),
+        "list_user_checkpoints": ("checkpoints", {"limit": 2, "offset": 1}),
+        "list_sessions": ("sessions", {"limit": 2, "offset": 1}),
+        "get_training_run": ("training_runs/r", {"training_run_id": "r"}),
+        "set_checkpoint_ttl_from_tinker_path": ("training_runs/m/checkpoints/weights/n/ttl", {"tinker_path": path, "ttl_seconds": 3600}),
+    }  # fmt: skip
+    address, seen = stub_server()
+    service = tinker.ServiceClient(base_url=address, api_key="tml-key")
+
+    def sent(call, wanted: str) -> str:
+        seen.clear()
+        try:
+            future = call()
+            end = time.monotonic() + 10
+            while wanted not in seen and time.monotonic() < end:
+                if getattr(future, "done", lambda: False)():
+                    future.result()
+                time.sleep(0.002)
+        except BaseException as error:
+            return "taken" if wanted in seen else f"refused: {type(error).__name__}"
+        return "taken" if wanted in seen else "refused: nothing was sent"
+
+    def built(call) -> str:
+        try:
+            call()
+        except BaseException as error:
+            return f"refused: {type(error).__name__}"
+        return "taken"
+
+    out: dict[str, str] = {}
+
+    def hold(name: str, values: dict[str, object], judge) -> None:
+        required = {k: v for k, v in values.items()}
+        for argument, value in values.items():
+            for form, other in forms(value).items():
+                out[f"{name}({argument}={form})"] = judge({**required, argument: other})
+
+    for name, (kind, values) in made.items():
+        hold(name, values, lambda given, kind=kind: built(lambda: kind(*given.values()) if "." in name else kind(**given)))
+    creation = {
+        "base_model": "b",
+        "rank": 8,
+        "seed": 1,
+        "train_mlp": True,
+        "train_attn": True,
+        "train_unembed": True,
+        "user_metadata": {"a": "b"},
+    }
+    hold(
+        "create_lora_training_client",
+        creation,
+        lambda given: sent(lambda: service.create_lora_training_client(**given), "create_model"),
+    )
+    for name, (operation, values) in trained.items():
+        hold(name, values, lambda given, name=name, operation=operation: sent(
+            lambda: getattr(service.create_lora_training_client("b"), name)(**given), operation))  # fmt: skip
+    for name, (operation, values) in sampled.items():
+        hold(name, values, lambda given, name=name, operation=operation: sent(
+            lambda: getattr(service.create_sampling_client(base_model="b"), name)(**given), operation))  # fmt: skip
+    rest = service.create_rest_client()
+    for name, (operation, values) in asked.items():
+        hold(name, values, lambda given, name=name, operation=operation: sent(lambda: getattr(rest, name)(**given), operation))
+    return out
+
+
 # ----------------------------------------------------------------------------- main
 
 
@@ -1520,13 +1737,14 @@ def main() -> None:
         except BaseException as e:
             res["probes"] = {}
             res["probes_error"] = f"{type(e).__name__}: {e}"
+    res["arguments"] = argument_probes()
     with open(args[0], "w") as f:
         json.dump(res, f, indent=1, sort_keys=False)
     n = sum(len(g["exports"]) for g in res["groups"].values())
     print(
         f"{args[0]}: tinker {res['meta']['version']} from {res['meta']['file']}: "
         f"{n} exports, {len(res['modules'])} modules, {len(res.get('cli', {}))} CLI commands, "
-        f"{len(res.get('probes', {}))} probes, torch={res['meta']['torch']}"
+        f"{len(res.get('probes', {}))} probes, {len(res['arguments'])} arguments, torch={res['meta']['torch']}"
         + (f"; PROBES FAILED {res['probes_error']}" if "probes_error" in res else "")
     )
 
