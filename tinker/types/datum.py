@@ -137,7 +137,9 @@ def _tensors(inputs: Mapping[str, object]) -> NamedTensors:
 
 
 def _model_input(value: ModelInput | Mapping[str, object]) -> ModelInput:
-    return ModelInput.model_validate(value) if isinstance(value, Mapping) and "chunks" in value else value
+    if isinstance(value, Mapping) and "chunks" in value:
+        return ModelInput.model_validate(value)
+    return cast("ModelInput", value)  # anything else is refused by the datum
 
 
 def _spans(spans: Sequence[ProvenanceSpan] | None) -> ProvenanceSpans | None:

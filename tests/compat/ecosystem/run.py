@@ -88,7 +88,8 @@ def make_environment(home: Path, package: dict[str, Any], name: str, client: str
     if client == "ours":
         pip(python, lock, "--force-reinstall", "--no-deps", str(wheel))
     versions = {"tinker-cookbook": package["cookbook"], name: package["version"]}
-    pip(python, lock, "--no-deps", *(f"{one}=={version}" for one, version in versions.items()))
+    exact = ("--no-deps", "--ignore-requires-python")  # a script gives a package what it misses of a newer Python
+    pip(python, lock, *exact, *(f"{one}=={version}" for one, version in versions.items()))
     return python
 
 
