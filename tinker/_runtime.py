@@ -78,7 +78,9 @@ def open_runtime(
     server = ServerSettings(exchanges, thread)
     session = Session(exchanges, server, thread, description, telemetry)
     runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
-    weakref.finalize(runtime, _abandon, thread, exchanges, server, session).atexit = False
+    end = partial(_abandon, thread, exchanges, server, session)
+    weakref.finalize(runtime, end).atexit = False
+    session.watch_owner(weakref.ref(runtime), end)
     return runtime
 
 

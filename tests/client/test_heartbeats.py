@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 import tinker
+from tinker._loop import loop_thread
 from tinker.errors import SessionSilentError
 from tinker.observing import Event, SessionLost
 from tinker.testing import FaultyServer, SteppedClock, toy_server
@@ -94,3 +98,35 @@ def test_by_default_nothing_counts_as_lost(server: FaultyServer, clock: SteppedC
     training.optim_step(ADAM).result(10)
     assert told.lost == []
     server.forget()
+
+
+def test_a_client_that_is_collected_without_room_on_the_stack_is_shut_down(
+    server: FaultyServer, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dropped client whose finalizer fails, at the end of the stack, sends no more heartbeats and closes its connections."""
+    service = tinker.ServiceClient(base_url="http://server", api_key="tml-a", transport=server.transport, clock=clock.clock())
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    transport = service._runtime().transport  # pyright: ignore[reportPrivateUsage]
+    server.wait_for("session_heartbeat")
+    failures: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+    held = [service]
+    del service
+
+    def collect_deep() -> None:
+        try:
+            collect_deep()
+        except RecursionError:
+            held.clear()
+            gc.collect()
+
+    collect_deep()
+    assert failures
+    clock.advance(60)
+    for _ in range(3):  # the I/O thread is told, begins the shutdown, and has done it
+        passed = threading.Event()
+        loop_thread().call(passed.set)
+        assert passed.wait(10)
+    with pytest.raises(tinker.ClientClosedError):
+        asyncio.run(transport.sleep(0))
+    assert len(server.requests("session_heartbeat")) == 1

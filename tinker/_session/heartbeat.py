@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from tinker_wire import models
 from tinker_wire.api import service as api
@@ -24,7 +25,7 @@ class Heart:
     """Beats for the sessions of one client.
 
     ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new requests while the session counts
-    as lost, None while it does not.
+    as lost, None while it does not. ``owner`` returns None when nobody uses the client any more, which ``end`` then shuts down.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -32,13 +33,15 @@ class Heart:
         self._warned = False
         self.beating: set[str] = set()
         self.silence: SessionSilentError | None = None
+        self.owner: Callable[[], object | None] = lambda: self
+        self.end: Callable[[], None] = lambda: None
 
     async def run(self, session_id: str) -> None:
-        """Beat until cancelled, or until the server says that the session is over or that it knows no heartbeats."""
+        """Beat until cancelled, the owner is gone, or the server says that the session is over or that it knows no heartbeats."""
         clock = self._transport.clock
         heard = clock.monotonic()
         self._hear()
-        while True:
+        while self.owner() is not None:
             try:
                 await beat(self._transport, session_id)
                 self.beating.add(session_id)
@@ -55,6 +58,7 @@ class Heart:
             except Exception:
                 logger.exception("session %s: a heartbeat failed; heartbeats continue", session_id)
             await clock.timer(self._transport.config.heartbeat_seconds)
+        self.end()
 
     def _hear(self) -> None:
         self._warned, self.silence = False, None

@@ -97,6 +97,13 @@ class Session:
         self.loss_numbers: itertools.count[int] = itertools.count()
         self.loss_keys: set[str] = set()
 
+    def watch_owner(self, owner: Callable[[], object | None], end: Callable[[], None]) -> None:
+        """Call ``end`` instead of the next heartbeat when ``owner`` returns None.
+
+        The finalizer of the owner usually comes first. It fails where the stack has no room left.
+        """
+        self._heart.owner, self._heart.end = owner, end
+
     def check_open(self) -> None:
         """Raise ClientClosedError once the session was ended."""
         if self._closed:
