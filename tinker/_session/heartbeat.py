@@ -37,7 +37,7 @@ class Heart:
         self.end: Callable[[], None] = lambda: None
 
     async def run(self, session_id: str) -> None:
-        """Beat until cancelled, the owner is gone, or the server says that the session is over or that it knows no heartbeats."""
+        """Beat until cancelled, the owner is gone, the server says that the session is over, or that it knows no heartbeats."""
         clock = self._transport.clock
         heard = clock.monotonic()
         self._hear()
