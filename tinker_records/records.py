@@ -59,7 +59,7 @@ class RecordType(msgspec.StructMeta, NamesChecked):
     """The type of the types of records, which are made as fast as msgspec makes them: their calls are not watched."""
 
     #: What the signature says of fields whose declared type says less, as their decoder needs it.
-    _shown_types: Mapping[str, object] = MappingProxyType({})
+    _shown_types: ClassVar[Mapping[str, object]] = MappingProxyType({})
 
     def __init__(cls, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -168,7 +168,7 @@ class CircuitRegistry:
         self.rules = rules
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._circuits: dict[tuple[str, str | None], Circuit] = {}
+        self._circuits: dict[tuple[str, CredentialSource | None], Circuit] = {}
 
     def circuit(self, name: str, credential: CredentialSource | None = None) -> Circuit:
         """Return the circuit of a name, under one credential."""

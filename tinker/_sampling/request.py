@@ -43,8 +43,10 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Read what is plain data, or a number of numpy or torch. TypeError for what is neither."""
         __tracebackhide__ = True
-        if not isinstance(self.sampling_params, SamplingParams) and isinstance(self.sampling_params, Mapping):
-            msgspec.structs.force_setattr(self, "sampling_params", SamplingParams(**self.sampling_params))
+        params: object = self.sampling_params
+        if isinstance(params, Mapping):
+            plain = cast("Mapping[str, Any]", params)
+            msgspec.structs.force_setattr(self, "sampling_params", SamplingParams(**plain))
         for name in ("num_samples", *self.COUNTS):
             if type(count := getattr(self, name)) is not int:
                 msgspec.structs.force_setattr(self, name, read_integer(name, count))
