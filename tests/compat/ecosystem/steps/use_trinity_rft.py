@@ -46,6 +46,7 @@ async def samples() -> None:
 
 async def sampled_logprobs() -> None:
     """Those of the samples are those of the same tokens as a prompt."""
+    assert rollouts
     for one in rollouts:
         found = await model.logprobs(one.tokens.tolist())
         assert found[one.prompt_length - 1 :].tolist() == pytest.approx(one.logprobs.tolist(), abs=1e-3)
