@@ -43,7 +43,8 @@ class _Warnings(ModuleType):
 @contextmanager
 def ignore_warnings() -> Generator[None]:
     """Ignore all warnings of this thread inside the block."""
-    warnings.__class__ = _Warnings  # type: ignore[assignment]
+    module: ModuleType = warnings
+    module.__class__ = _Warnings
     _thread.is_ignoring = True
     try:
         yield

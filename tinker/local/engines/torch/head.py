@@ -94,7 +94,7 @@ def _fold(head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torc
     and copies the weight of the head for it, which in bfloat16 takes most of the time of a step.
     """
     states, *rest = inputs
-    return states.flatten(0, -2).contiguous().unflatten(0, states.shape[:-1]), *rest
+    return states.flatten(0, -2).contiguous().view(states.shape), *rest
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def _is_with_tower(config: Any) -> bool:
 
     That class is loaded even where its images are not read, because other programs look for adapters by the names it has.
     """
-    kind = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    kind: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     return kind is not None and (reads_images(config) or kind.__name__ in (config.architectures or ()))
 
 

@@ -98,9 +98,10 @@ def _find_refused(model: Any) -> frozenset[str]:
 
 
 def _can_peft_adapt(model_type: str, leaf: str) -> bool:
-    model = torch.nn.ModuleDict({leaf: torch.nn.Linear(1, 1, device="meta")})
-    model.config = transformers.PretrainedConfig(tie_word_embeddings=False)  # of a tied head some versions of PEFT warn
-    model.config.model_type = model_type
+    config: Any = transformers.PretrainedConfig()
+    config.model_type, config.tie_word_embeddings = model_type, False  # of a tied head some versions of PEFT warn
+    model: Any = torch.nn.ModuleDict({leaf: torch.nn.Linear(1, 1, device="meta")})
+    model.config = config
     try:
         peft.inject_adapter_in_model(peft.LoraConfig(target_modules=[leaf]), model)
     except ValueError:
