@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (".ci", "benchmarks", "codegen", "docs", "examples", "generated", "tests", "tinker", "tinker_records", "tools")
+FOLDERS = (
+    ".ci",
+    "benchmarks",
+    "codegen",
+    "docs",
+    "examples",
+    "generated",
+    "locks",
+    "tests",
+    "tinker",
+    "tinker_records",
+    "tools",
+)
 MODELS = {"tinker/babble", "tinker/toy"}
 MODULES = {"tinker.proto"}
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`")

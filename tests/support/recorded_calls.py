@@ -385,7 +385,8 @@ def sample_429_backpressure(player: Player) -> None:
 
 @recorded("sample_410_resubmit")
 def sample_410_resubmit(player: Player) -> None:
-    sampler = player.sampler()
+    """Without retries, because the recorded client does not submit again what failed on the server."""
+    sampler = player.service(max_retries=0).create_sampling_client(base_model=BASE).result(SECONDS)
     sampled(sampler, 1)
     with pytest.raises(tinker.RequestFailedError, match="oom"):
         sampled(sampler, 1)
