@@ -248,7 +248,10 @@ if not TYPE_CHECKING:  # type checkers know the names above; with this function 
             return importlib.import_module(f"tinker.{name}")
         home = _HOMES.get(name)
         if home is None:
-            raise AttributeError(f"module 'tinker' has no attribute {name!r}")
+            hint = "; use tinker.ServiceClient" if name == "Client" else ""
+            raise AttributeError(
+                f"module 'tinker' has no attribute {name!r}{hint}", name=name, obj=importlib.import_module(__name__)
+            )
         value = getattr(importlib.import_module(home), name)
         globals()[name] = value
         return value

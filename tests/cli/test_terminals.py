@@ -156,7 +156,7 @@ def test_errors_begin_with_one_line(arguments: list[str], call: Callable[..., Re
 
 
 def test_another_web_server_is_called_so(call: Callable[..., Result], serve_app: Any) -> None:
-    """One sentence says that the URL is of something else, and nothing else is advised."""
+    """One sentence says that the URL is of something else, or what is too much in it, and nothing else is advised."""
     from starlette.responses import HTMLResponse
 
     with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
@@ -166,3 +166,5 @@ def test_another_web_server_is_called_so(call: Callable[..., Result], serve_app:
     assert result.stderr.splitlines()[-1] == error[0]
     assert f"GET {url}/api/v1/training_runs" in error[0]
     assert "so there is no Tinker API; check base_url (TINKER_BASE_URL)" in error[0]
+    with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
+        assert "; remove /v1 from base_url (TINKER_BASE_URL)" in call("run", "list", base_url=f"{url}/v1").stderr

@@ -598,6 +598,7 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
             ValueError,
             "base_url ends in /api/v1, which the client adds; write 'http://h'",
         ),
+        (lambda: getattr(tinker, "Client"), AttributeError, "no attribute 'Client'; use tinker.ServiceClient"),  # noqa: B009
         (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),

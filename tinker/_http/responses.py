@@ -33,7 +33,6 @@ _ENTRIES = frozenset({"create_session", "get_server_capabilities"})
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 #: What an error says of a URL where something else answers.
 NO_API: str = "there is no Tinker API"
-_ADVICE = "check base_url (TINKER_BASE_URL)"
 
 
 def decode_json(response: RawResponse, kind: type[T]) -> T:
@@ -173,7 +172,12 @@ def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:
             return f"{where} returned a web page from a gateway in front of the server"
-        return f"{where} returned a web page, so {NO_API}; {_ADVICE}"
+        return f"{where} returned a web page, so {NO_API}; {_advise(where)}"
     if not of_success and response.request.operation in _ENTRIES and response.status in ABSENT_STATUSES:
-        return f"{where} does not exist, so {NO_API}; {_ADVICE}"
+        return f"{where} does not exist, so {NO_API}; {_advise(where)}"
     return None
+
+
+def _advise(where: str) -> str:
+    """Say what to do about a URL that is wrong; the path of OpenAI's API is a common mistake."""
+    return f"{'remove /v1 from' if '/v1/api/' in where else 'check'} base_url (TINKER_BASE_URL)"
