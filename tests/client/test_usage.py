@@ -112,7 +112,9 @@ def test_what_fails_on_the_server_uses_nothing(connect: Connect) -> None:
     service = connect(observers=[usage])
     training = service.create_lora_training_client("tinker/toy", rank=4)
     with pytest.raises(tinker.RequestFailedError):
-        training.forward_backward([datum(3)], "nonsense").result(10)
+        training.forward_backward(
+            [tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})], "cross_entropy"
+        ).result(10)
     assert usage.total == usage.unconfirmed == TokenCounts()
     assert billed(service) == {}
 

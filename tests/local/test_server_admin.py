@@ -92,7 +92,7 @@ def test_tokens_are_counted_by_the_hour(api: Api, clock: Clock) -> None:
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     api.result(api.loss(model, 1, data=[datum([1, 2, 3], [2, 3, 4]), datum([1], [2])]))
-    api.failure(api.loss(model, 2, loss_fn="nonsense"))
+    api.failure(api.loss(model, 2, loss_fn="ppo"))
     api.result(api.sample(sampler, 0, num_samples=2))
     clock.seconds += HOUR
     api.result(api.sample(sampler, 1))

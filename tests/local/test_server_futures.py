@@ -68,7 +68,7 @@ def test_the_form_follows_the_accept_header(api: Api) -> None:
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     sample, loss, step = api.sample(sampler), api.loss(model, 1), api.step(model, 2)
-    failed = api.loss(model, 3, loss_fn="nonsense")
+    failed = api.loss(model, 3, loss_fn="ppo")
     forms = {}
     for name, future in {"sample": sample, "loss": loss, "step": step, "failed": failed}.items():
         forms[name] = [api.retrieve(future, headers=h).headers["content-type"] for h in (None, PROTO)]

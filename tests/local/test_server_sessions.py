@@ -154,7 +154,7 @@ def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
     name = session(api, clock)
     model, sampler = api.model(name), api.sampler(name)
     api.result(api.loss(model, 1))
-    api.failure(api.loss(model, 2, loss_fn="nonsense"))
+    api.failure(api.loss(model, 2, loss_fn="ppo"))
     api.result(api.sample(sampler))
     events = exported(api, name)["traceEvents"]
     work = [event for event in events if event["ph"] == "X"]

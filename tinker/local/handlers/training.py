@@ -19,6 +19,7 @@ from tinker.local.operations import (
     NewModel,
     adapter_spec,
     check_custom_loss,
+    check_loss,
     check_rank,
     compute_loss,
     creation_step,
@@ -168,7 +169,15 @@ def _enqueue_loss(
         operation = call.name if loss.backward else "forward"
         number, known = model.queue.assign_number(seq_id), call.known_failure
         return enqueue_idempotent(
-            state, operation, model, number, request_fingerprint, run, known_failure=known, prepare=prepare
+            state,
+            operation,
+            model,
+            number,
+            request_fingerprint,
+            run,
+            known_failure=known,
+            check=lambda: check_loss(loss),
+            prepare=prepare,
         )
 
 

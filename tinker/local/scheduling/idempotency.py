@@ -26,6 +26,10 @@ CHANGES = frozenset(one.__name__ for one in (training.create_model, training.opt
 _canonical_json = msgspec.json.Encoder(order="sorted")
 
 
+def _check_nothing() -> None:
+    return None
+
+
 def fingerprint(request: msgspec.Struct) -> bytes:
     """Compute a digest that is the same for the same request, however it was written."""
     content = _canonical_json.encode((type(request).__name__, request))
@@ -56,12 +60,14 @@ def enqueue_idempotent(
     run: Callable[[Engine], RequestResult],
     *,
     known_failure: int | None = None,
+    check: Callable[[], None] = _check_nothing,
     prepare: Callable[[], None] | None = None,
 ) -> models.UntypedAPIFuture:
     """Queue request ``number`` of a model and return its future.
 
-    The same request again answers the same future; another one under its number is APIProblem 409. ``prepare`` is called for
-    a new request only; when it raises APIProblem, the number counts as used up. Call with the state's lock held.
+    The same request again answers the same future; another one under its number is APIProblem 409. ``check``, which has no
+    effects, and ``prepare`` are called for a new request only; when they raise APIProblem, the number counts as used up. The
+    same request again is refused by ``check`` again, in whatever form. Call with the state's lock held.
     """
     state.require_open()
     model.last_request_at = state.now()
@@ -77,7 +83,7 @@ def enqueue_idempotent(
         if state.runs is not None and operation in CHANGES:
             run = _keep_after(state, state.runs, model, number, future, run)
         known = known_failure if state.settings.profile.ordered else None  # it is by number
-        _enqueue(state, model.queue, position, ModelTask(future, run, operation, number, known), prepare)
+        _enqueue(state, model.queue, position, ModelTask(future, run, operation, number, known), check, prepare)
         request_id = future.request_id
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
@@ -132,9 +138,17 @@ def skip_rejected(state: State, media_type: str, body: bytes) -> None:
             state.notify()
 
 
-def _enqueue(state: State, queue: ModelQueue, number: int, work: ModelTask, prepare: Callable[[], None] | None) -> None:
+def _enqueue(
+    state: State,
+    queue: ModelQueue,
+    number: int,
+    work: ModelTask,
+    check: Callable[[], None],
+    prepare: Callable[[], None] | None,
+) -> None:
     now = state.clock()
     try:
+        check()
         queue.require_free(number)
         if prepare is not None:
             prepare()
