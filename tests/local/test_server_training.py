@@ -284,7 +284,7 @@ def test_an_unknown_loss_is_refused_with_its_request(make_api: MakeApi, fields: 
     """A loss or a setting that the server does not have is a 422 with the name that was meant; nothing waits for its number."""
     api = make_api(gap_seconds=10_000.0)
     model = api.model()
-    for number, operation in ((1, "forward_backward"), (2, "forward")):
+    for number, operation in ((1, "forward_backward"), (1, "forward_backward"), (2, "forward")):  # once more: the same answer
         body = loss_body(model, number, **fields)
         if operation == "forward":
             body["forward_input"] = body.pop("forward_backward_input")

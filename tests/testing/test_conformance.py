@@ -316,8 +316,8 @@ def _type(response: httpx.Response) -> str:
         ("sessions.finish", head("session_heartbeat", 200), Outcome.CONTRADICTION, "where it must refuse"),
         ("futures.unknown", head("retrieve_future", 400), Outcome.DIFFERS, "400 instead of 404"),
         ("futures.unknown", head("retrieve_future", media_type="text/plain"), Outcome.DIFFERS, "text/plain"),
-        ("futures.failure", body("retrieve_future", lambda v: v.pop("category", 0)), Outcome.CONTRADICTION, "category"),
-        ("futures.failure", body("retrieve_future", lambda v: v.update(category="User")), Outcome.DIFFERS, "'User' is none of"),
+        ("weights.missing", body("retrieve_future", lambda v: v.pop("category", 0)), Outcome.CONTRADICTION, "category"),
+        ("weights.missing", body("retrieve_future", lambda v: v.update(category="User")), Outcome.DIFFERS, "'User' is none of"),
         (
             "futures.announcement",
             body("retrieve_future", lambda v: v.update({k: 1 for k in v if k == "response_payload_size"})),

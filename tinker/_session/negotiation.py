@@ -161,7 +161,8 @@ class Trial(msgspec.Struct):
         first = refusals[0]
         told = first if is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
         for form, error in refusals:
-            if error is not told[1] and not isinstance(error, ConflictError):  # whose number the first refusal used up
+            # A form whose answer says the same, or whose number the first refusal used up, adds nothing.
+            if error is not told[1] and error.body != told[1].body and not isinstance(error, ConflictError):
                 told[1].add_note(f"{form}: {error}")
         return told[1]
 

@@ -19,6 +19,7 @@ from tinker.local.operations import (
     NewModel,
     adapter_spec,
     check_custom_loss,
+    check_loss,
     check_rank,
     compute_loss,
     creation_step,
@@ -167,7 +168,17 @@ def _enqueue_loss(
         model = state.store.model(model_id)
         operation = call.name if loss.backward else "forward"
         number = model.queue.assign_number(seq_id)
-        return enqueue_idempotent(state, call, model, number, request_fingerprint, run, operation=operation, prepare=prepare)
+        return enqueue_idempotent(
+            state,
+            call,
+            model,
+            number,
+            request_fingerprint,
+            run,
+            operation=operation,
+            check=lambda: check_loss(loss),
+            prepare=prepare,
+        )
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:

@@ -44,17 +44,20 @@ def decode_datum(index: int, datum: models.Datum) -> Datum:
         raise EngineError(f"datum {index}: {error}") from error
 
 
+def check_loss(loss: LossRequest) -> None:
+    """Raise APIProblem 422 for a loss or a setting that is unknown."""
+    try:
+        if loss.name != CUSTOM:
+            resolve_loss(loss.name, loss.options)
+    except EngineError as error:
+        raise unprocessable("loss_fn", str(error)) from error
+
+
 def prepare_data(state: State, model: ModelRecord, loss: LossRequest, data: Data) -> Data:
     """Return the data with what the loss takes from the records of the server.
 
-    Raises APIProblem 422 for a loss or a setting that is unknown, and for sequences that the data cannot name.
+    Raises APIProblem 422 for sequences that the data cannot name.
     """
-    if loss.name == CUSTOM:
-        return data
-    try:
-        resolve_loss(loss.name, loss.options)
-    except EngineError as error:
-        raise unprocessable("loss_fn", str(error)) from error
     if loss.name != RECORDED_LOSS:
         return data
     state.recorded.announce()

@@ -64,14 +64,16 @@ def enqueue_idempotent(
     run: Callable[[Engine], RequestResult],
     *,
     operation: str | None = None,
+    check: Callable[[], None] = _do_nothing,
     prepare: Callable[[], None] = _do_nothing,
     undo: Callable[[], None] = _do_nothing,
 ) -> models.UntypedAPIFuture:
     """Queue request ``number`` of a model and return its future. ``operation`` is the call's where it is not another one.
 
-    The same request again answers the same future; another one under its number is APIProblem 409. ``prepare`` is called for
-    a new request only; when it raises APIProblem, the number counts as used up. A request that cannot be written down is
-    refused, its number stays free, and ``undo`` takes back what ``prepare`` did. Call with the state's lock held.
+    The same request again answers the same future; another one under its number is APIProblem 409. ``check``, which has no
+    effects, and ``prepare`` are called for a new request only; when they raise APIProblem, the number counts as used up, and
+    ``check`` refuses the same request again, in whatever form. A request that cannot be written down is refused, its number
+    stays free, and ``undo`` takes back what ``prepare`` did. Call with the state's lock held.
     """
     state.require_open()
     operation = operation or call.name
@@ -89,7 +91,7 @@ def enqueue_idempotent(
             run = _keep_after(state, state.runs, model, number, future, run)
         known = call.known_failure if state.settings.profile.ordered else None  # it is by number
         with _forget_if_refused(state, future):
-            _prepare(state, model.queue, position, prepare)
+            _prepare(state, model.queue, position, check, prepare)
             write_down(state, call, model.model_id, undo, request_id=future.request_id, number=number)
             model.queue.put(position, ModelTask(future, run, operation, number, known), state.clock())
         request_id = future.request_id
@@ -164,9 +166,10 @@ def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
         state.notify()
 
 
-def _prepare(state: State, queue: ModelQueue, number: int, prepare: Callable[[], None]) -> None:
+def _prepare(state: State, queue: ModelQueue, number: int, check: Callable[[], None], prepare: Callable[[], None]) -> None:
     """Check a request before it is queued; the number of one that is refused is used up."""
     try:
+        check()
         queue.require_free(number)
         prepare()
     except APIProblem:
