@@ -10,6 +10,7 @@ the additional one.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Generator
@@ -43,8 +44,7 @@ class _Warnings(ModuleType):
 @contextmanager
 def ignore_warnings() -> Generator[None]:
     """Ignore all warnings of this thread inside the block."""
-    module: ModuleType = warnings
-    module.__class__ = _Warnings
+    sys.modules[warnings.__name__].__class__ = _Warnings
     _thread.is_ignoring = True
     try:
         yield
