@@ -29,7 +29,7 @@ datum = types.Datum(
         "logprobs": types.TensorData(data=[0.0, 0.0, 0.0], dtype="float32", shape=[3]),
     },
 )
-assert_type(datum.loss_fn_inputs, dict[str, types.TensorData])
+inputs: dict[str, types.TensorData] = datum.loss_fn_inputs
 
 forward_backward = training.forward_backward([datum], "importance_sampling", {"clip_low_threshold": 0.8})
 optim_step = training.optim_step(types.AdamParams(learning_rate=1e-4))
