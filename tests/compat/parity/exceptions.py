@@ -75,6 +75,5 @@ EXCEPTIONS = {
     ("listing", "sampler"): "the answer tells the tokenizer, which the official record has no field for",
     ("quickstart", "get_sampler"): "the base model is asked for when somebody wants to know it, not for each sampler",
     ("sampling", "get_sampler"): "likewise",
-    ("training", "unknown loss"): "the server has said which losses it has, so another one is a ValueError at the call",
     ("training", "no layers"): "a wrong argument is a ValueError, no assertion that `python -O` would remove",
 }

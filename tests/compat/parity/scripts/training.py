@@ -88,7 +88,8 @@ def main() -> None:
     failure("unknown model", lambda: service.create_lora_training_client("no/such-model"))
     failure("no data", lambda: client.forward_backward([], "cross_entropy"))
     failure("no optimizer", lambda: client.optim_step())
-    failure("unknown loss", lambda: client.forward_backward([lists], "no_such_loss"))
+    unknown = types.Datum(model_input=types.ModelInput.from_ints([10**6]), loss_fn_inputs={"target_tokens": [1], "weights": [1.0]})
+    failure("unknown token", lambda: client.forward_backward([unknown], "cross_entropy"))
     service.close("success").result()
 
 
