@@ -88,7 +88,9 @@ def main() -> None:
     failure("unknown model", lambda: service.create_lora_training_client("no/such-model"))
     failure("no data", lambda: client.forward_backward([], "cross_entropy"))
     failure("no optimizer", lambda: client.optim_step())
-    unknown = types.Datum(model_input=types.ModelInput.from_ints([10**6]), loss_fn_inputs={"target_tokens": [1], "weights": [1.0]})
+    unknown = types.Datum(
+        model_input=types.ModelInput.from_ints([10**6]), loss_fn_inputs={"target_tokens": [1], "weights": [1.0]}
+    )
     failure("unknown token", lambda: client.forward_backward([unknown], "cross_entropy"))
     service.close("success").result()
 
