@@ -399,7 +399,7 @@ def test_sampling_parameters_that_cannot_be(wrong: Any, words: str) -> None:
 def test_parameters_of_an_optimizer_that_cannot_be(
     training: tinker.TrainingClient, wire: Any, params: Any, error: type[Exception], words: str
 ) -> None:
-    """What is no set of parameters is refused on the line of the call, and nothing is sent."""
+    """A value that cannot be sampling parameters is refused at the call, and nothing is sent."""
     with pytest.raises(error, match=words):
         training.optim_step(params)
     assert wire.requests("optim_step") == []

@@ -182,7 +182,7 @@ def test_as_many_as_there_may_be(make_api: MakeApi) -> None:
 
 
 def test_the_same_request_again(make_api: MakeApi) -> None:
-    """A request whose answer was lost is accepted again when its sequences are gone since, and another datum is no repetition."""
+    """A request whose answer was lost is accepted again after its sequences were dropped; one with another datum is refused."""
     clock = Clock()
     api = make_api(clock=clock, idle_session_seconds=10 * DAY_SECONDS)
     session = api.session()

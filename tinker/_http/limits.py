@@ -21,6 +21,7 @@ THROTTLED_SECONDS = 10.0
 # A pause after a 429 without Retry-After, before jitter. A larger request needs more room on the server.
 SMALL_COOL_DOWN_SECONDS, LARGE_COOL_DOWN_SECONDS = 1.0, 5.0
 _LARGE_NBYTES = 128 * 1024
+_JITTER_SECONDS = 1.0
 
 
 class Budget:
@@ -201,7 +202,7 @@ class SampleAdmission:
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
         """Close the gate that all samples under one key share."""
         if error.retry_after is None:
-            seconds = min(seconds, 1.0)
+            seconds = min(seconds, _JITTER_SECONDS)
             seconds += LARGE_COOL_DOWN_SECONDS if self._nbytes > _LARGE_NBYTES else SMALL_COOL_DOWN_SECONDS
         self._limits.cool_down.close_for(error, seconds)
 

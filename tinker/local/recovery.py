@@ -45,15 +45,15 @@ _SESSION = service.create_session.__name__
 _ALWAYS = {training.create_custom_loss.__name__, training.unload_model.__name__}
 
 
-def _do_nothing() -> None:
-    return None
+def do_nothing() -> None:
+    """Do nothing."""
 
 
 def write_down(
     state: State,
     call: APICall,
     subject: str,
-    undo: Callable[[], object] = _do_nothing,
+    undo: Callable[[], object] = do_nothing,
     *,
     request_id: str | None = None,
     number: int | None = None,

@@ -15,7 +15,7 @@ from tinker_wire.api import training, weights
 from tinker._wire import proto
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.recovery import write_down
+from tinker.local.recovery import do_nothing, write_down
 from tinker.local.scheduling.models import ModelQueue, ModelTask
 from tinker.local.scheduling.steps import log
 from tinker.local.storage import KeptRuns, ModelRecord, RequestResult, ServerFuture, request_key
@@ -51,10 +51,6 @@ def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     return digest.digest()
 
 
-def _do_nothing() -> None:
-    return None
-
-
 def enqueue_idempotent(
     state: State,
     call: APICall,
@@ -64,9 +60,9 @@ def enqueue_idempotent(
     run: Callable[[Engine], RequestResult],
     *,
     operation: str | None = None,
-    check: Callable[[], None] = _do_nothing,
-    prepare: Callable[[], None] = _do_nothing,
-    undo: Callable[[], None] = _do_nothing,
+    check: Callable[[], None] = do_nothing,
+    prepare: Callable[[], None] = do_nothing,
+    undo: Callable[[], None] = do_nothing,
 ) -> models.UntypedAPIFuture:
     """Queue request ``number`` of a model and return its future. ``operation`` is the call's where it is not another one.
 
