@@ -1,4 +1,4 @@
-"""Follow one real operation from the user's call until its bytes go to aiohttp, and say through which files it went.
+"""Follow one real operation from the user's call until its connection sends it, and say through which files it went.
 
 As a script (``python tools/call_trace.py ROOT``) it imports the ``tinker`` of ROOT, starts a toy server on a port, makes each
 operation of OPERATIONS twice to warm up and then a few times with a profile function in every thread, and prints what it saw as
@@ -139,7 +139,7 @@ def _first_line(node: ast.FunctionDef) -> int:
 
 
 class _Recorder:
-    """The profile function. It records between :meth:`start` and the moment when aiohttp is asked for the path."""
+    """The profile function. It records between :meth:`start` and the moment when a connection is asked to send the path."""
 
     def __init__(self, root: Path) -> None:
         self._root = f"{root}{os.sep}"
@@ -163,9 +163,9 @@ class _Recorder:
         self._seen.add(frame)
         self._entries.append(Entry(path.removeprefix(self._root), code.co_name, code.co_firstlineno, resumed))
 
-    def reach(self, url: str, frame: FrameType | None) -> None:
-        """aiohttp is asked for a URL; ``frame`` asks it."""
-        if self._suffix is None or not url.partition("?")[0].endswith(self._suffix):
+    def reach(self, path: str, frame: FrameType | None) -> None:
+        """A connection is asked to send to a path; ``frame`` asks it."""
+        if self._suffix is None or not path.partition("?")[0].endswith(self._suffix):
             return
         self._suffix = None
         self._awaits = sum(1 for path, flags in _stack(frame) if self._is_ours(path) and flags & _COROUTINE_FLAGS)
@@ -188,17 +188,17 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
         frame = frame.f_back
 
 
-def _listen_to_aiohttp(recorder: _Recorder) -> None:
-    import aiohttp
+def _listen_to_connections(recorder: _Recorder) -> None:
+    from tinker._http.http1 import Http1Connection
 
-    session: Any = aiohttp.ClientSession
-    request: Callable[..., Any] = session._request
+    connection: Any = Http1Connection
+    start: Callable[..., Any] = connection.start
 
-    def _request(self: object, method: str, url: object, **options: object) -> object:
-        recorder.reach(str(url), inspect.currentframe())
-        return request(self, method, url, **options)
+    def listening_start(self: object, exchange: object, path: str) -> None:
+        recorder.reach(path, inspect.currentframe())
+        start(self, exchange, path)
 
-    session._request = _request
+    connection.start = listening_start
 
 
 def _operations(url: str) -> dict[str, Callable[[], Any]]:
@@ -224,7 +224,7 @@ def _record(recorder: _Recorder, suffix: str, operation: Callable[[], Any]) -> T
     recorder.start(suffix)
     future = operation()
     if not recorder.reached.wait(WAIT_SECONDS):
-        raise RuntimeError(f"no request to …{suffix} came to aiohttp within {WAIT_SECONDS:g} s")
+        raise RuntimeError(f"no request to …{suffix} came to a connection within {WAIT_SECONDS:g} s")
     future.result(timeout=WAIT_SECONDS)
     return recorder.take()
 
@@ -239,7 +239,7 @@ def _record_all(root: Path) -> dict[str, Trace]:
 
     if not Path(tinker.__file__).is_relative_to(root):
         raise RuntimeError(f"tinker was imported from {tinker.__file__}, not from {root}")
-    _listen_to_aiohttp(recorder)
+    _listen_to_connections(recorder)
     found: dict[str, Trace] = {}
     with toy_server() as server, server.on_port() as url:
         for name, operation in _operations(url).items():

@@ -36,7 +36,7 @@ COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "
 SAMPLE = 12
 NEEDED = 0.95
 LONGEST_SECONDS = 600.0
-PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "aiohttp", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
+PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 TEST_SECONDS = 60  # of one test: a mutant may make it hang
 OPTIONS = (
     f"-x -q --no-header --tb=short -p no:cacheprovider -p no:randomly -p no:xdist -o faulthandler_timeout={TEST_SECONDS} "

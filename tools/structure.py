@@ -57,7 +57,7 @@ def measure(root: Path, *, traced: bool = True) -> list[Figure]:
 
 
 def measure_requests(root: Path) -> list[Figure]:
-    """From the user's call to aiohttp."""
+    """From the user's call to the connection."""
     figures: list[Figure] = []
     for operation, found in trace(root).items():
         figures += _route_figures(f"{operation}, control only", follow_control(found, root))

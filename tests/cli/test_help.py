@@ -67,7 +67,7 @@ def test_the_commands_of_the_official_client() -> None:
 )
 def test_help_imports_little(arguments: list[str]) -> None:
     """Help needs neither the client nor what draws tables, so it is there at once."""
-    heavy = ("httpx", "aiohttp", "numpy", "rich", "msgspec", "attrs", "tinker_wire", "tinker.types")
+    heavy = ("httpx", "httpunk", "numpy", "rich", "msgspec", "attrs", "tinker_wire", "tinker.types")
     program = f"import sys\nfrom tinker.cli import main\nmain({arguments!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -165,7 +165,7 @@ def test_headers_for_a_tunnel(proxy: Proxy) -> None:
         tinker.ServiceClient(config=config).get_server_capabilities()
     assert {(one.method, one.headers["x-team"]) for one in proxy.asked} == {("CONNECT", "a")}
     with pytest.raises(ValueError, match="proxy must be a proxy address with http"):
-        tinker.Config.load(base_url=HOST, proxy="socks5://host")
+        tinker.Config.load(base_url=HOST, proxy="socks4://host")
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_exceptions(url: str, no_proxy: str, through: bool) -> None:
 
 def test_proxies_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy of another kind is refused by the variable's name, without its password; ``local://`` needs none."""
-    environ = {"ALL_PROXY": "socks5://me:hush@proxy:1"}
-    with pytest.raises(ValueError, match=r"ALL_PROXY.*'socks5'") as caught:
+    environ = {"ALL_PROXY": "socks4://me:hush@proxy:1"}
+    with pytest.raises(ValueError, match=r"ALL_PROXY.*'socks4'") as caught:
         _config.load_config(base_url=HOST, environ=environ)
     assert "hush" not in str(caught.value)
     assert _config.load_config(base_url="local://toy", environ=environ).proxies.of("http://local/x") is None
 
 
-@pytest.fixture(params=["aiohttp", "httpx"])
+@pytest.fixture(params=["http", "httpx"])
 def engine(request: pytest.FixtureRequest, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments of a client whose requests come by the proxy, by either engine."""
     if request.param == "httpx":

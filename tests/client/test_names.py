@@ -51,11 +51,11 @@ def nameable(name: str) -> bool:
     return bool(name.strip()) and name not in (".", "..") and "/" not in name and len(name) <= 255 and not CONTROL.search(name)
 
 
-@pytest.fixture(scope="module", params=["aiohttp", "httpx"])
+@pytest.fixture(scope="module", params=["http", "httpx"])
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.TrainingClient]:
     """A run on a server behind either HTTP engine: on a port, and in this process."""
     state = State(ToyEngine, Settings(data_dir=tmp_path_factory.mktemp("server"), hold_seconds=0.2))
-    if request.param == "aiohttp":
+    if request.param == "http":
         with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url) as service:
             yield service.create_lora_training_client("tinker/toy", rank=1).result(30)
         return

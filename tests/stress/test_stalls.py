@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import pytest
 
 from tinker._config import CONNECTIONS
-from tinker._http import engine_aiohttp, engine_httpx, phase
-from tinker._http.engine_aiohttp import AiohttpEngine
+from tinker._http import engine_http, engine_httpx, phase
+from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose
 
@@ -21,18 +21,15 @@ SHORT = 0.2
 
 def give_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let an answer that has begun take so long."""
-    for module in (engine_aiohttp, engine_httpx, phase):
+    for module in (engine_httpx, phase):
         monkeypatch.setattr(module, "ANSWER_SECONDS", seconds)
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience of a fraction of a second, as these are real sockets."""
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: SHORT))
     give_answers(monkeypatch, SHORT)
-    engine_aiohttp._timeout.cache_clear()
-    yield
-    engine_aiohttp._timeout.cache_clear()
 
 
 def exchange(behave: Behave, nbytes: int) -> None:
@@ -57,7 +54,7 @@ def exchange(behave: Behave, nbytes: int) -> None:
         call = PreparedRequest(
             method="POST", url=url, headers={"Content-Length": str(nbytes)}, body=body, purpose=Purpose.UPLOAD
         )
-        client = AiohttpEngine()
+        client = HttpEngine()
         try:
             await asyncio.wait_for(client.send(call), 60)
         finally:
@@ -79,6 +76,7 @@ async def read_and_say_nothing(reader: asyncio.StreamReader, writer: asyncio.Str
 
 
 async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(1)
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
     while True:
         writer.write(b" ")
@@ -87,6 +85,7 @@ async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def trickle_the_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(1)
     reading = asyncio.ensure_future(read_and_say_nothing(reader, writer))
     writer.write(b"HTTP/1.1 200 OK\r\nx-a: ")
     try:
@@ -99,6 +98,7 @@ async def trickle_the_head(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 async def go_on_processing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(1)
     reading = asyncio.ensure_future(read_and_say_nothing(reader, writer))
     try:
         while True:
@@ -110,6 +110,7 @@ async def go_on_processing(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 async def stop_in_the_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(1)
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n ")
     await read_and_say_nothing(reader, writer)
 
@@ -149,7 +150,7 @@ def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind as many exchanges as there may be connections another one waits, and has its full time after that."""
-    monkeypatch.setattr(engine_aiohttp, "CONNECTIONS", dict.fromkeys(CONNECTIONS, 1))
+    monkeypatch.setattr(engine_http, "CONNECTIONS", dict.fromkeys(CONNECTIONS, 1))
     give_answers(monkeypatch, 60.0)
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: 2 * SHORT))
 
@@ -163,7 +164,7 @@ def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pyt
     async def scenario() -> list[int]:
         server = await asyncio.start_server(slowly, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        client = AiohttpEngine()
+        client = HttpEngine()
         answers = await asyncio.gather(*(client.send(PreparedRequest(method="GET", url=url, headers={})) for _ in range(3)))
         await client.aclose()
         server.close()

@@ -17,7 +17,7 @@ FILES = ("openapi.yaml", "tinker_public.proto", "pyproject.toml", "schemathesis.
 WARM = """
 import importlib, json, os
 import pytest
-for name in ("aiohttp", "hypothesis", "jsonschema_rs", "numpy", "ruamel.yaml", "schemathesis", "starlette", "torch", "uvicorn"):
+for name in ("httpunk", "hypothesis", "jsonschema_rs", "numpy", "ruamel.yaml", "schemathesis", "starlette", "torch", "uvicorn"):
     try:
         importlib.import_module(name)
     except ImportError:

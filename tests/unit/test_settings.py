@@ -15,7 +15,7 @@ import tinker
 from tinker import Config
 from tinker._config import CONNECTIONS, load_config, override
 from tinker._config.config import ConfigSettings
-from tinker._http.engine_aiohttp import AiohttpEngine
+from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import PreparedRequest, Purpose
 
 NOTHING: Mapping[str, str] = {}
@@ -122,7 +122,7 @@ def test_a_pool_has_as_many_connections_as_the_settings_say() -> None:
     """More exchanges than that wait for a connection, while those of another pool go on."""
 
     async def exchange() -> int:
-        engine = AiohttpEngine(connections={"session": 2})
+        engine = HttpEngine(connections={"session": 2})
         arrived: list[str] = []
         gate, two = asyncio.Event(), asyncio.Event()
 

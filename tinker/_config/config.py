@@ -40,6 +40,9 @@ class ConfigSettings(TypedDict, total=False):
     proxy: str | None
     proxies: Proxies | None
     proxy_headers: Mapping[str, str] | None
+    ca_file: Path | None
+    client_cert: Path | None
+    client_key: Path | None
     headers: Mapping[str, str] | None
     query: Mapping[str, str] | None
     sdk_version: str | None
@@ -124,6 +127,9 @@ class Config:
         wire: The encoding of training requests.
         proxies: The proxy for each address.
         proxy_headers: Headers that are sent only to the proxy.
+        ca_file: Certificates of authorities that are trusted besides the system's, a PEM file.
+        client_cert: The certificate that the client shows to the server, a PEM file.
+        client_key: The private key of ``client_cert``, unless it is in the same file.
         headers: Headers of every request.
         query: Query parameters of every request.
         sdk_version: The version that is sent to servers.
@@ -182,6 +188,24 @@ class Config:
         default_text="none",
         repr=False,
         validator=_validate_alone(check_headers),
+    )
+    ca_file: Path | None = _setting(
+        "TINKER_CA_FILE",
+        "Certificates of authorities that are trusted besides the system's, a PEM file.",
+        default_text="none",
+        default=None,
+    )
+    client_cert: Path | None = _setting(
+        "TINKER_CLIENT_CERT",
+        "The certificate that the client shows to the server, a PEM file.",
+        default_text="none",
+        default=None,
+    )
+    client_key: Path | None = _setting(
+        "TINKER_CLIENT_KEY",
+        "The private key of the client certificate, a PEM file.",
+        default_text="in the file of the certificate",
+        default=None,
     )
     headers: Mapping[str, str] = _setting(
         "TINKER_DEFAULT_HEADERS",

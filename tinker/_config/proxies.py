@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
-PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+_SCHEMES = ("http://", "https://", "socks5://", "socks5h://")
 
 
 def _no_proxies() -> Mapping[str, str]:
@@ -54,7 +55,7 @@ def _covers(entry: str, host: str, port: int | None) -> bool:
 
 
 def from_environment(env: Mapping[str, str], ours: str, given: str | None = None) -> Proxies:
-    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError unless they are http:// or https://.
+    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError for addresses of another scheme.
 
     ``given`` takes the place of ``ours``.
     """
@@ -63,8 +64,8 @@ def from_environment(env: Mapping[str, str], ours: str, given: str | None = None
         return check(name, env.get(name))
 
     def check(name: str, proxy: str | None) -> str | None:
-        if proxy and not proxy.startswith(("http://", "https://")):
-            raise ValueError(f"{name} must be a proxy address with http:// or https://, got {proxy.partition('://')[0]!r}")
+        if proxy and not proxy.startswith(_SCHEMES):
+            raise ValueError(f"{name} must be a proxy address with {' or '.join(_SCHEMES)}, got {proxy.partition('://')[0]!r}")
         return proxy or None
 
     found = {scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}

@@ -81,6 +81,9 @@ def _read_limits(env: Mapping[str, str]) -> dict[str, Any]:
     """Return those settings of pools, heartbeats and dumps that the environment has."""
     found: dict[str, Any] = {
         "proxy_headers": _pairs(env, "TINKER_PROXY_HEADERS") or None,
+        "ca_file": _file(env, "TINKER_CA_FILE"),
+        "client_cert": _file(env, "TINKER_CLIENT_CERT"),
+        "client_key": _file(env, "TINKER_CLIENT_KEY"),
         "connections": _counts(env, "TINKER_CONNECTIONS") or None,
         "sample_submissions": _integer(env, "TINKER_SAMPLE_SUBMISSIONS"),
         "heartbeat_seconds": _seconds(env, "TINKER_HEARTBEAT_SECONDS"),
@@ -152,14 +155,16 @@ def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callab
 
 def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
     """Return where servers of this machine keep checkpoints, unless they are told otherwise."""
-    env = os.environ if environ is None else environ
-    return Path(env["TINKER_LOCAL_DIR"]) if env.get("TINKER_LOCAL_DIR") else None
+    return _file(os.environ if environ is None else environ, "TINKER_LOCAL_DIR")
 
 
 def prices_file(environ: Mapping[str, str] | None = None) -> Path | None:
     """Return the price list of commands, unless they are told another."""
-    env = os.environ if environ is None else environ
-    return Path(env["TINKER_PRICES"]) if env.get("TINKER_PRICES") else None
+    return _file(os.environ if environ is None else environ, "TINKER_PRICES")
+
+
+def _file(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
 
 
 def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:

@@ -1,5 +1,5 @@
-"""The two HTTP engines behind one interface: aiohttp for exchanges with a server; httpx for an injected transport, the server
-in this process, and files. Code outside this package does not depend on the choice.
+"""The two HTTP engines behind one interface: connections of our own for exchanges with a server; httpx for an injected
+transport, the server in this process, and files. Code outside this package does not depend on the choice.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import importlib
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from tinker._http.engine_aiohttp import AiohttpEngine
+from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
 from tinker._http.messages import HTTPEngine
 from tinker._http.observers import Observers
+from tinker._http.trust import Trust
 
 if TYPE_CHECKING:
     import httpx
@@ -26,7 +27,7 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
         return HttpxEngine(transport, observers)
     if config.is_local:
         return HttpxEngine(_local_transport(config), observers)
-    return AiohttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers)
+    return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=_trust(config))
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
@@ -59,5 +60,10 @@ async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx
         return
     from tinker._http.proxied import ProxiedTransport
 
-    async with open_files_client(transport=ProxiedTransport(config.proxies, config.proxy_headers)) as client:
+    context = _trust(config).context("http/1.1")
+    async with open_files_client(transport=ProxiedTransport(config.proxies, config.proxy_headers, context)) as client:
         yield client
+
+
+def _trust(config: Config) -> Trust:
+    return Trust(config.ca_file, config.client_cert, config.client_key)

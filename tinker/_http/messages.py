@@ -114,17 +114,25 @@ class RawResponse(msgspec.Struct, frozen=True):
 
 
 class ExchangeFailed(Exception):
-    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: the request cannot have arrived.
+    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: there was no connection to send it on.
 
+    ``never_ran``: the server cannot have begun with the request, for want of a connection or because it said so.
     ``wrong_address``: no server of this address and scheme seems to exist.
     """
 
     def __init__(
-        self, message: str, *, timed_out: bool = False, never_connected: bool = False, wrong_address: bool = False
+        self,
+        message: str,
+        *,
+        timed_out: bool = False,
+        never_connected: bool = False,
+        never_ran: bool = False,
+        wrong_address: bool = False,
     ) -> None:
         super().__init__(readable(message)[:_LONGEST_REASON])
         self.timed_out = timed_out
         self.never_connected = never_connected
+        self.never_ran = never_ran or never_connected
         self.wrong_address = wrong_address
 
 

@@ -86,6 +86,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
         hint = f" {UNREACHABLE_HINT}" if failure.never_connected else ""
         error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
         error.never_connected, error.wrong_address = failure.never_connected, failure.wrong_address
+    error.never_ran = failure.never_ran
     error.operation = request.operation
     return error
 

@@ -136,7 +136,7 @@ def fate_of(error: BaseException) -> Fate:
 
 def _last_fate(error: APIError) -> Fate:
     if isinstance(error, APIConnectionError):
-        return Fate.UNSEEN if error.never_connected else Fate.UNKNOWN
+        return Fate.UNSEEN if error.never_ran else Fate.UNKNOWN
     if not isinstance(error, APIStatusError):
         return Fate.UNKNOWN
     status = error.status_code

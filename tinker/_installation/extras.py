@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 _SERVER = ("starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20")
-_MODULES = {"pillow": "PIL", "protobuf": "google.protobuf"}  # of packages whose module is called otherwise
+# The modules of packages that are not called as they are.
+_MODULES = {"pillow": "PIL", "protobuf": "google.protobuf", "python-socks": "python_socks"}
 #: What each extra adds; pyproject.toml says the same.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch>=2.4",),
@@ -14,6 +15,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "zstd": ("zstandard>=0.22",),
     "proto": ("protobuf>=4.21",),
     "aiohttp": (),
+    "socks": ("python-socks[asyncio]>=2.5", "socksio>=1"),
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
     "local": (*_SERVER, "torch>=2.4", "transformers>=4.57", "peft>=0.17", "safetensors>=0.4", "pillow>=10.1"),
@@ -33,7 +35,7 @@ def install_command(extra: str) -> str:
 
 
 def _is_installed(requirement: str) -> bool:
-    name = requirement.partition(">=")[0]
+    name = requirement.partition(">=")[0].partition("[")[0]
     try:
         return find_spec(_MODULES.get(name, name)) is not None
     except ModuleNotFoundError:  # the package above it is missing

@@ -1,0 +1,217 @@
+"""One exchange on a connection: its request, what has arrived of its response, and how long the server may be silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Protocol
+
+from httpunk import HeaderMap
+
+from tinker._http import phase
+from tinker._http.messages import ExchangeFailed, PreparedRequest
+from tinker._wire import INLINE_NBYTES, Piece
+
+# What is read ahead of a receiver before the connection stops reading.
+READ_AHEAD_NBYTES = 1 << 20
+_SLICE_NBYTES = 1 << 18
+
+
+class ReceivedHeaders(Mapping[str, str]):
+    """The headers of a response, with names of any case. Bytes that are not UTF-8 are kept as surrogates."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: HeaderMap) -> None:
+        self._headers = headers
+
+    def __getitem__(self, name: str) -> str:
+        values = self._headers.get_all(name)
+        if not values:
+            raise KeyError(name)
+        return b", ".join(values).decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers.keys())
+
+    def __len__(self) -> int:
+        return len(self._headers.keys())
+
+
+class Reader(Protocol):
+    """The connection as a receiver sees it."""
+
+    def consume(self, exchange: Exchange, nbytes: int) -> None:
+        """Note that the receiver has taken so much of the body."""
+        ...
+
+
+class Exchange:
+    """A request on its way and the response to it.
+
+    The connection reports what happens: ``begin``, ``add``, ``end`` or ``fail``. ``outcome`` is done once the response is
+    complete or has failed; for a request with a receiver, once the head of the response has arrived.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_due",
+        "_ended",
+        "_ends",
+        "_failure",
+        "_loop",
+        "_nbytes",
+        "_reader",
+        "_timer",
+        "_waiter",
+        "has_begun",
+        "headers",
+        "is_last",
+        "is_streamed",
+        "number",
+        "offset",
+        "outcome",
+        "piece",
+        "request",
+        "status",
+        "unsent",
+    )
+
+    def __init__(self, request: PreparedRequest, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.outcome: asyncio.Future[None] = loop.create_future()
+        self.status = 0
+        self.headers: ReceivedHeaders | None = None
+        self.has_begun = False
+        self.is_streamed = False
+        self.number = 0  # of the HTTP/2 stream
+        # The rest of the body while it is sent; the piece that is being sent, how far it was, and whether it is the last.
+        self.unsent: Iterator[tuple[bytes, bool]] | None = None
+        self.piece: bytes | None = None
+        self.offset, self.is_last = 0, False
+        self._loop = loop
+        self._chunks: deque[bytes] = deque()
+        self._nbytes = 0
+        self._ended = False
+        self._failure: ExchangeFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._reader: Reader | None = None
+        self._ends = float("inf")
+        self._due = loop.time() + request.silence_seconds
+        self._timer = loop.call_at(self._due, self._look)
+
+    # ------------------------------------------------------------------------------------------------- for the connection
+
+    def touch(self) -> None:
+        """Note a sign of life: the limit of silence begins again."""
+        self._due = min(self._loop.time() + self.request.silence_seconds, self._ends)
+
+    def begin(self, status: int, headers: HeaderMap, reader: Reader) -> None:
+        """Note the head of the response."""
+        self.status, self.headers = status, ReceivedHeaders(headers)
+        self.has_begun = True
+        if self.request.receiver_of(status) is not None:
+            self.is_streamed = True
+            self._reader = reader
+            _finish(self.outcome)
+        else:
+            self._ends = self._loop.time() + phase.ANSWER_SECONDS
+        self.touch()
+
+    def add(self, chunk: bytes) -> bool:
+        """Note a piece of the body. Return whether the receiver is far behind, so that the connection should stop reading."""
+        self._nbytes += len(chunk)
+        self._chunks.append(chunk)
+        self.touch()
+        if self.is_streamed:
+            _finish(self._waiter)
+            return self._nbytes > READ_AHEAD_NBYTES
+        if self._nbytes > phase.MAX_ANSWER_NBYTES:
+            self.fail(ExchangeFailed(f"the response is larger than {phase.MAX_ANSWER_NBYTES} bytes"))
+        return False
+
+    def end(self) -> None:
+        """Note that the response is complete."""
+        self._ended = True
+        self._timer.cancel()
+        _finish(self._waiter)
+        _finish(self.outcome)
+
+    def fail(self, failure: ExchangeFailed) -> None:
+        """End the exchange without a complete response, unless it has ended already."""
+        if self._ended:
+            return
+        self._failure = failure
+        self.end()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the response is complete or has failed."""
+        return self._ended
+
+    def pieces_of_body(self) -> Iterator[tuple[bytes, bool]]:
+        """Yield the body of the request in pieces that are small enough to be copied, and whether each is the last."""
+        if self.request.nbytes <= INLINE_NBYTES:
+            yield b"".join(self.request.body), True
+            return
+        previous = b""
+        for piece in (part for whole in self.request.body for part in _slices(whole)):
+            if previous:
+                yield previous, False
+            previous = piece
+        yield previous, True
+
+    # ---------------------------------------------------------------------------------------------------- for the engine
+
+    async def wait(self) -> None:
+        """Wait until the response is complete, or its head where a receiver takes the body. Raises what went wrong."""
+        await self.outcome
+        if self._failure is not None and not self.is_streamed:
+            raise self._failure
+
+    @property
+    def content(self) -> bytes:
+        """Return the body as it was sent."""
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        assert self._reader is not None
+        while True:
+            while self._chunks:
+                piece = self._chunks.popleft()
+                self._nbytes -= len(piece)
+                self._reader.consume(self, len(piece))
+                yield piece
+                self.touch()
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                return
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    def leave(self) -> None:
+        """Stop the clock, after the caller has gone."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._look)
+        else:
+            self.fail(phase.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
+
+
+def _finish(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def _slices(piece: Piece) -> Iterator[bytes]:
+    if isinstance(piece, bytes) and len(piece) <= INLINE_NBYTES:
+        yield piece
+        return
+    view = memoryview(piece).cast("B")
+    for start in range(0, len(view), _SLICE_NBYTES):
+        yield bytes(view[start : start + _SLICE_NBYTES])

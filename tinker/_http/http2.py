@@ -1,0 +1,337 @@
+"""An HTTP/2 connection: many exchanges at once, by the protocol state of httpunk.
+
+The state (streams, flow control, header compression, GOAWAY) is hyper's; this module moves bytes between it and the transport,
+sends pings, and tells each exchange what happens to it. Nothing here waits: every method runs to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from httpunk import HeaderMap
+from httpunk._httpunk import (
+    H2_FLAG_CAPACITY,
+    H2_FLAG_CONN_DONE,
+    H2_HEADERS_HEAD,
+    H2_HEADERS_TRAILERS,
+    H2Codec,
+    H2Error,
+    H2FrameData,
+    H2FrameGoAway,
+    H2FrameHeaders,
+    H2FramePing,
+    H2FrameRstStream,
+    H2FrameSettings,
+    H2FrameStreamError,
+    H2FrameWindowUpdate,
+    H2Reason,
+    H2Stopped,
+    H2StreamError,
+    H2Streams,
+)
+
+from tinker._http.exchange import Exchange
+from tinker._http.messages import ExchangeFailed
+from tinker._http.phase import MAX_HEAD_NBYTES
+
+if TYPE_CHECKING:
+    from httpunk._httpunk import H2Frame
+
+# Streams that a client opens on one connection. Front ends allow 100 to 128; more exchanges open more connections.
+STREAMS = 100
+# A connection that has been silent for so long is asked for a sign of life, and is dead without one after twice as long.
+SILENCE_SECONDS = 10.0
+_WINDOW_NBYTES, _CONNECTION_WINDOW_NBYTES = 2 << 20, 16 << 20
+_FRAME_NBYTES = 1 << 14
+_UNSENT_NBYTES = 1 << 18  # of one body, in the buffer of the connection
+
+
+class Http2Connection(asyncio.Protocol):
+    """The protocol of one connection."""
+
+    version = "HTTP/2"
+
+    def __init__(self, authority: str) -> None:
+        self.used, self.capacity = 0, STREAMS
+        self.idle_since = 0.0
+        self.is_closed = False  # to new exchanges; those under way may go on
+        self._authority = authority
+        self._streams = H2Streams(
+            "client",
+            initial_window_size=_WINDOW_NBYTES,
+            connection_window=_CONNECTION_WINDOW_NBYTES,
+            max_frame_size=_FRAME_NBYTES,
+            max_header_list_size=MAX_HEAD_NBYTES,
+            max_send_buf_size=_UNSENT_NBYTES,
+            enable_push=False,
+        )
+        self._exchanges: dict[int, Exchange] = {}
+        self._loop = asyncio.get_running_loop()
+        self._is_paused = False
+        self._will_flush = False
+        self._heard = self._loop.time()
+        self._asked = 0.0  # when a ping was sent that has not been answered
+        self._watch: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------------------------------------------ for the engine
+
+    def start(self, exchange: Exchange, path: str) -> None:
+        """Send the request, or as much of it as the server takes now."""
+        if self.is_closed or not self._streams.try_claim_slot():
+            exchange.fail(ExchangeFailed("the server takes no more requests on this connection", never_ran=True))
+            return
+        request = exchange.request
+        headers = HeaderMap(request.headers)
+        nbytes = request.nbytes
+        if nbytes:
+            headers["content-length"] = str(nbytes)
+        number = self._streams.open_stream(
+            request.method, path, headers, not nbytes, False, exchange, scheme="https", authority=self._authority
+        )
+        if number is None:
+            exchange.fail(ExchangeFailed("the connection was closed", never_ran=True))
+            return
+        exchange.number = number
+        self._exchanges[number] = exchange
+        if nbytes:
+            exchange.unsent = exchange.pieces_of_body()
+            self._push(exchange)
+        self._flush_soon()
+        if self._watch is None:
+            self._heard = self._loop.time()
+            self._watch = self._loop.call_later(SILENCE_SECONDS / 2, self._look)
+
+    def leave(self, exchange: Exchange) -> None:
+        """Give up an exchange: the server is told that nobody waits for it."""
+        if self._exchanges.pop(exchange.number, None) is None:
+            return
+        exchange.unsent = None
+        self._act(self._streams.reset_stream(exchange.number, int(H2Reason.CANCEL), "user").flags)
+        self._flush_soon()
+
+    def consume(self, exchange: Exchange, nbytes: int) -> None:
+        """Let the server send more, after the receiver took a piece of the body."""
+        self._act(self._streams.release_capacity(exchange.number, nbytes))
+        self._flush_soon()
+
+    def close(self) -> None:
+        """End the connection, and the exchanges on it."""
+        self._end(ExchangeFailed("the connection was closed"))
+
+    # ---------------------------------------------------------------------------------------------------- for the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Open the protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._streams.begin()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames that have arrived."""
+        self._heard, self._asked = self._loop.time(), 0.0
+        try:
+            for frame in self._streams.receive(data):
+                self._take(frame)
+            flags = self._streams.maybe_goaway_reply()
+        except H2Error as error:
+            reason = error.args[0] if error.args and isinstance(error.args[0], int) else int(H2Reason.PROTOCOL_ERROR)
+            self._streams.send_goaway(reason)
+            self._flush()
+            self._end(ExchangeFailed(f"the server sent no valid HTTP/2: {error}"))
+            return
+        if flags & H2_FLAG_CONN_DONE:
+            self._end(ExchangeFailed("the server closed the connection"))
+        elif self._streams.has_pending():
+            self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail every exchange on the connection."""
+        self._end(ExchangeFailed("the connection ended" + (f": {exc}" if exc else "")))
+
+    def pause_writing(self) -> None:
+        """Hand over no more bytes for now."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Hand over what has waited."""
+        self._is_paused = False
+        self._flush()
+
+    # -------------------------------------------------------------------------------------------------------------- receiving
+
+    def _take(self, frame: H2Frame) -> None:
+        try:
+            if isinstance(frame, H2FrameData):
+                self._take_data(frame)
+            elif isinstance(frame, H2FrameHeaders):
+                self._take_headers(frame)
+            elif isinstance(frame, H2FrameWindowUpdate):
+                self._wake(self._streams.recv_window_update(frame))
+            elif isinstance(frame, H2FrameSettings):
+                _, handles, flags = self._streams.recv_settings(frame)
+                self.capacity = min(STREAMS, self._streams.peer_max_concurrent_streams or STREAMS)
+                self._wake(handles)
+                self._act(flags)
+            elif isinstance(frame, H2FramePing):
+                self._act(self._streams.recv_ping(frame))
+            elif isinstance(frame, H2FrameRstStream):
+                self._take_reset(frame)
+            elif isinstance(frame, H2FrameGoAway):
+                self._take_go_away(frame)
+            elif isinstance(frame, H2FrameStreamError):
+                self._reset_broken(frame.stream_id, frame.error_code)
+        except H2StreamError as error:
+            self._reset_broken(error.args[0], error.args[1])
+
+    def _take_headers(self, frame: H2FrameHeaders) -> None:
+        verdict = self._streams.recv_headers(frame)
+        exchange = verdict.handle
+        if isinstance(exchange, Exchange):
+            if verdict.kind == H2_HEADERS_HEAD:
+                exchange.begin(frame.status or 0, frame.headers, self)
+            if verdict.eof or verdict.kind == H2_HEADERS_TRAILERS:
+                self._finish(exchange)
+        self._act(verdict.flags)
+
+    def _take_data(self, frame: H2FrameData) -> None:
+        verdict = self._streams.recv_data(frame)
+        exchange = verdict.handle
+        if isinstance(exchange, Exchange):
+            if verdict.payload is not None:
+                if verdict.budgeted:
+                    self._streams.release_data_frame(frame.stream_id, len(verdict.payload))
+                exchange.add(verdict.payload)
+                if not exchange.is_streamed:
+                    self._act(self._streams.release_capacity(frame.stream_id, len(verdict.payload)))
+            if verdict.eof:
+                self._finish(exchange)
+            elif exchange.is_over:  # too large
+                self.leave(exchange)
+        self._act(verdict.flags)
+
+    def _finish(self, exchange: Exchange) -> None:
+        """Note that a response is complete. What was not sent of the request is of no use any more."""
+        self._exchanges.pop(exchange.number, None)
+        if exchange.unsent is not None:
+            exchange.unsent = None
+            self._act(self._streams.reset_stream(exchange.number, int(H2Reason.CANCEL), "user").flags)
+        exchange.end()
+
+    def _take_reset(self, frame: H2FrameRstStream) -> None:
+        stopped = self._streams.recv_reset(frame)
+        if stopped is not None:
+            exchange, stop, _, flags = stopped
+            self._stop(exchange, stop)
+            self._act(flags)
+
+    def _take_go_away(self, frame: H2FrameGoAway) -> None:
+        """Stop opening streams. Those that the server has not begun with are over, the others go on."""
+        self.is_closed = True
+        stopped, flags = self._streams.recv_go_away(frame)
+        for exchange, _ in stopped:
+            if isinstance(exchange, Exchange):
+                self._exchanges.pop(exchange.number, None)
+                exchange.fail(ExchangeFailed("the server closes this connection and did not begin the request", never_ran=True))
+        self._act(flags)
+
+    def _stop(self, exchange: object, stop: H2Stopped) -> None:
+        """Fail an exchange whose stream the server has reset."""
+        if not isinstance(exchange, Exchange):
+            return
+        self._exchanges.pop(exchange.number, None)
+        reason = stop.reason
+        never_ran = reason == int(H2Reason.REFUSED_STREAM)
+        exchange.fail(ExchangeFailed(f"the server reset the request ({_name(reason)})", never_ran=never_ran))
+
+    def _reset_broken(self, number: int, reason: int) -> None:
+        """Reset a stream on which the server broke the protocol; the others go on."""
+        verdict = self._streams.reset_on_error(number, reason)
+        exchange = self._exchanges.pop(number, None)
+        if exchange is not None:
+            exchange.fail(ExchangeFailed(f"the server sent no valid HTTP/2 ({_name(reason)})"))
+        self._act(verdict.flags)
+
+    # ---------------------------------------------------------------------------------------------------------------- sending
+
+    def _push(self, exchange: Exchange) -> None:
+        """Hand over as much of a body as the windows and the buffer take."""
+        while exchange.unsent is not None:
+            if exchange.piece is None:
+                (exchange.piece, exchange.is_last), exchange.offset = next(exchange.unsent), 0
+            verdict = self._streams.send_data(exchange.number, exchange.piece, exchange.offset, exchange.is_last)
+            self._act(verdict.flags)
+            exchange.offset += verdict.sent
+            if verdict.done:
+                exchange.piece = None
+            if verdict.stopped is not None or (verdict.done and exchange.is_last):
+                exchange.unsent = exchange.piece = None
+            elif not verdict.done and not verdict.sent:
+                return
+
+    def _wake(self, handles: list[object]) -> None:
+        for exchange in handles:
+            if isinstance(exchange, Exchange) and exchange.unsent is not None:
+                exchange.touch()
+                self._push(exchange)
+
+    def _act(self, flags: int) -> None:
+        """Do what the state asks for; bytes that it wants to send are sent after the caller is done."""
+        if flags & H2_FLAG_CAPACITY:
+            following = self._streams.next_capacity_wake()
+            if following is not None:
+                self._wake([following])
+        if flags:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Write once for everything that happens before the loop's next turn."""
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._will_flush = False
+        while not self._is_paused and self._streams.has_pending():
+            batch, _ = self._streams.take_pending()
+            try:
+                self._transport.write(bytes(batch))
+            finally:
+                batch.release()
+            self._wake(self._streams.credit_written())
+
+    def _look(self) -> None:
+        """Ask a silent server for a sign of life, while anybody waits for it; end a connection that gives none."""
+        self._watch = None
+        if not self._exchanges:
+            return
+        now = self._loop.time()
+        if self._asked and now - self._asked >= SILENCE_SECONDS:
+            self._end(ExchangeFailed(f"the connection is dead: the server did not answer for {now - self._heard:.0f} s"))
+            return
+        if not self._asked and now - self._heard >= SILENCE_SECONDS:
+            self._asked = now
+            self._transport.write(_PING)
+        self._watch = self._loop.call_later(SILENCE_SECONDS / 2, self._look)
+
+    def _end(self, failure: ExchangeFailed) -> None:
+        self.is_closed = True
+        self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+        self._streams.fail(None)
+        exchanges, self._exchanges = self._exchanges, {}
+        for exchange in exchanges.values():
+            exchange.unsent = None
+            exchange.fail(failure)
+
+
+_PING = H2Codec().serialize_ping(bytes(8))
+
+
+def _name(reason: int | None) -> str:
+    try:
+        return "no reason" if reason is None else H2Reason(reason).name
+    except ValueError:
+        return f"reason {reason}"
