@@ -62,7 +62,7 @@ class Dialer:
     proxy: str | None
     proxy_headers: Mapping[str, str]
     trust: Trust
-    _known: dict[str | None, str] = attrs.field(factory=dict, init=False)
+    _known: dict[str, str] = attrs.field(factory=dict, init=False)
 
     @cached_property
     def _address(self) -> SplitResult:
@@ -102,7 +102,7 @@ class Dialer:
         proxy = urlsplit(self.proxy)
         if proxy.scheme.startswith("socks"):
             sock = await _dial_socks(self.proxy, _host(address), _port(address))
-            await self._open(chooser, sock=sock, context=self._context if self.is_secure else None)
+            await self._open(chooser, _host(address), _port(address), self._context if self.is_secure else None, sock)
             return chooser
         outer = self._proxy_context if proxy.scheme == "https" else None
         if not self.is_secure:
@@ -120,14 +120,14 @@ class Dialer:
     async def _open(
         self,
         protocol: asyncio.Protocol,
-        host: str | None = None,
-        port: int | None = None,
-        context: ssl.SSLContext | None = None,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
         sock: socket.socket | None = None,
     ) -> asyncio.Transport:
         """Open a connection to a host, or on a socket. A host's address that answered is used until it does so no more."""
         loop = asyncio.get_running_loop()
-        name = None if context is None else host or _host(self._address)
+        name = None if context is None else host
         known = self._known.get(host)
         if sock is not None:
             transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
@@ -141,7 +141,7 @@ class Dialer:
             transport, _ = await loop.create_connection(
                 lambda: protocol, host, port, ssl=context, server_hostname=name, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
             )
-        if host is not None:
+        if sock is None:
             self._known[host] = transport.get_extra_info("peername")[0]
         _watch_for_silence(transport.get_extra_info("socket"))
         return transport
@@ -194,7 +194,7 @@ class _Tunnel(asyncio.Protocol):
 
     async def ask(self, transport: asyncio.Transport, where: str, headers: Mapping[str, str]) -> None:
         """Ask for the connection. Raises ConnectionError if the proxy refuses."""
-        request = self._codec.serialize_request("CONNECT", where, HeaderMap({"Host": where, **headers}))
+        request = self._codec.serialize_request("CONNECT", where, HeaderMap({"Host": where, **headers}.items()))
         transport.write(request)
         try:
             head = await self._head

@@ -43,7 +43,7 @@ class Http1Connection(asyncio.Protocol):
             return
         self._exchange, self._head, self._decoder = exchange, None, None
         request = exchange.request
-        headers = HeaderMap({**request.headers, **self._proxy_headers})
+        headers = HeaderMap({**request.headers, **self._proxy_headers}.items())
         headers.setdefault("host", self._authority)
         nbytes = request.nbytes
         if nbytes or request.method != "GET":

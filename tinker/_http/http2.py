@@ -82,7 +82,7 @@ class Http2Connection(asyncio.Protocol):
             exchange.fail(ExchangeFailed("the server takes no more requests on this connection", never_ran=True))
             return
         request = exchange.request
-        headers = HeaderMap(request.headers)
+        headers = HeaderMap(request.headers.items())
         nbytes = request.nbytes
         if nbytes:
             headers["content-length"] = str(nbytes)
