@@ -62,7 +62,7 @@ class Dialer:
     proxy: str | None
     proxy_headers: Mapping[str, str]
     trust: Trust
-    _known: dict[str, str] = attrs.field(factory=dict, init=False)
+    _known: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
 
     @cached_property
     def _address(self) -> SplitResult:

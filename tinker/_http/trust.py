@@ -48,8 +48,8 @@ class Trust(msgspec.Struct, frozen=True):
 
 def _has_folder() -> bool:
     """Return whether OpenSSL has a folder of certificates, which it reads when it needs one."""
-    folder = ssl.get_default_verify_paths().capath
-    return folder is not None and any(Path(folder).glob("*.0"))
+    paths = ssl.get_default_verify_paths()
+    return bool(paths.capath) and any(Path(paths.capath).glob("*.0"))
 
 
 def _add_packaged(context: ssl.SSLContext) -> None:
@@ -69,7 +69,7 @@ def describe(error: ssl.SSLError, where: str) -> str:
     if is_without_tls(error):
         return f"{where} does not use TLS: write http:// instead of https://"
     if not isinstance(error, ssl.SSLCertVerificationError):
-        if "certificate required" in str(error).lower() or error.reason in ("TLSV13_ALERT_CERTIFICATE_REQUIRED",):
+        if error.reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED":
             return f"{where} asks for a client certificate: set client_cert (TINKER_CLIENT_CERT)"
         return f"the TLS handshake with {where} failed: {error.reason or error}"
     why = error.verify_message.rstrip(".")
