@@ -116,7 +116,6 @@ class LimitedProtocol(H11Protocol):
             self._watch()
             if self.limits.tls is not None:
                 self._socket = transport
-                transport.pause_reading()  # until the handshake reads
                 self._handshake = self.loop.create_task(self._shake_hands(transport, self.limits.tls))
 
     async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:

@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
             guard_app(create_app(state), settings, host),
             http=self._limits.protocol(),
             backlog=self._limits.backlog,
-            loop="asyncio" if tls else "auto",  # uvloop cannot wait with reading until the handshake does
+            loop="asyncio" if tls else "auto",  # uvloop may read before the handshake does
             log_level="warning",
             access_log=False,
             ws="none",
