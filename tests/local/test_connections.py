@@ -52,7 +52,7 @@ def serving_tls(tmp_path: Path) -> Serving:
 @contextlib.contextmanager
 def run_server(folder: Path, certificates: Certificates | None, **settings: Any) -> Generator[Place]:
     tls = None if certificates is None else certificates.make_server_context()
-    with running_server(Settings(data_dir=folder, **settings), tls=tls) as url:
+    with running_server(Settings(data_dir=folder, **settings), ssl_context=tls) as url:
         yield Place(httpx.URL(url).port or 0, None if certificates is None else certificates.make_client_context())
 
 
@@ -180,6 +180,8 @@ def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixt
         assert is_closed(silent[0])
         assert get(place) == b"HTTP/1.1 200 OK"
         assert is_closed(silent[1])
+        silent.append(reach(place))
+        assert get(place) == b"HTTP/1.1 200 OK"
     assert capsys.readouterr().err == ""
 
 

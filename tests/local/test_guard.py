@@ -106,7 +106,14 @@ def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path
     def warnings(host: str, tls: ssl.SSLContext | None = None, **settings: Any) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tinker.local"), pytest.raises(_Enough):
-            serve(engine="toy", host=host, port=0, settings=Settings(data_dir=tmp_path, **settings), tls=tls, started=enough)
+            serve(
+                engine="toy",
+                host=host,
+                port=0,
+                settings=Settings(data_dir=tmp_path, **settings),
+                ssl_context=tls,
+                started=enough,
+            )
         return caplog.messages
 
     def enough(*_: object) -> None:
@@ -116,7 +123,7 @@ def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path
         (warning,) = warnings("0.0.0.0", encryption)
         assert "no key" in warning
     (warning,) = warnings("0.0.0.0", api_key="secret")
-    assert re.fullmatch(r"clients send their key to http://0\.0\.0\.0:\d+ unencrypted: serve with --tls-cert .+", warning)
+    assert re.fullmatch(r"clients send their key to http://0\.0\.0\.0:\d+ unencrypted: give --tls-cert .+", warning)
     assert warnings("0.0.0.0", tls, api_key="secret") == []
     assert warnings("127.0.0.1", api_key="secret") == []
     assert warnings("127.0.0.1") == []

@@ -62,7 +62,7 @@ def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) ->
 def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) -> None:
     """A link to a file of a server with TLS is one of HTTPS."""
     with (
-        running_server(Settings(data_dir=tmp_path), tls=certificates.make_server_context()) as url,
+        running_server(Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()) as url,
         httpx.Client(base_url=url, verify=certificates.make_client_context(), timeout=SECONDS) as client,
     ):
         body = {"tags": [], "sdk_version": "1"}
@@ -76,7 +76,7 @@ def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) 
 def test_a_client_that_does_not_know_the_issuer_is_not_served(tmp_path: Path, certificates: Certificates) -> None:
     """The certificate is the one given: a client that trusts another root refuses it."""
     other = make_certificates(tmp_path, "other").make_client_context()
-    with running_server(Settings(data_dir=tmp_path), tls=certificates.make_server_context()) as url:
+    with running_server(Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()) as url:
         with pytest.raises(httpx.ConnectError, match="unable to get local issuer certificate"):
             httpx.get(url + HEALTH, verify=other)
         assert httpx.get(url + HEALTH, verify=certificates.make_client_context()).status_code == 200
@@ -88,7 +88,7 @@ def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Ce
 
     context = load_tls(certificates.chain, certificates.key)
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-    with running_server(Settings(data_dir=tmp_path), tls=context) as url:
+    with running_server(Settings(data_dir=tmp_path), ssl_context=context) as url:
         trusting = certificates.make_client_context()
         trusting.set_alpn_protocols(["h2", "http/1.1"])
         client = http.client.HTTPSConnection("localhost", urlsplit(url).port, timeout=SECONDS, context=trusting)
@@ -106,7 +106,7 @@ def take_other_key(files: Certificates) -> str:
 def set_passphrase(files: Certificates) -> str:
     key = load_pem_private_key(files.key.read_bytes(), None)
     files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
-    return f"the private key in {str(files.key)!r} has a passphrase; `openssl pkey -in FILE` writes it without one"
+    return f"the private key in {str(files.key)!r} has a passphrase; write it without one: openssl pkey -in FILE -out FILE"
 
 
 def remove_chain(files: Certificates) -> str:

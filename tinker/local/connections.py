@@ -121,7 +121,9 @@ class LimitedProtocol(H11Protocol):
     async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         """Go on with TLS, or end the connection if its client speaks something else, or leaves."""
         try:
-            encrypted = await self.loop.start_tls(transport, self, tls, server_side=True, ssl_shutdown_timeout=TLS_CLOSE_SECONDS)
+            encrypted = await self.loop.start_tls(
+                transport, self, tls, server_side=True, ssl_shutdown_timeout=TLS_CLOSE_SECONDS
+            )
         except OSError as error:
             log.info("a connection ended in the TLS handshake: %s", error)
             encrypted = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 from pathlib import Path
 
@@ -12,8 +13,8 @@ KEY_MARK = "PRIVATE KEY-----"
 def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return what a server needs for TLS: HTTP/1.1 over TLS 1.2 or 1.3, with these files in PEM format.
 
-    ``certificate`` holds the server's own certificate first, then those that lead to its issuer. Raises ValueError in one sentence
-    that names the file: one that cannot be read or holds something else, a key with a passphrase, a key of another certificate.
+    ``certificate`` holds the server's own certificate first, then those that lead to its issuer. Raises ValueError, which names
+    the file in one sentence: it cannot be read or holds something else, or the key has a passphrase or is another certificate's.
     """
     _check_mark(certificate, CERTIFICATE_MARK, "certificate")
     _check_mark(key, KEY_MARK, "private key")
@@ -21,20 +22,15 @@ def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION  # with which a client could make the server compute as often as it likes
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(certificate, key, _Refusal(key))
+        context.load_cert_chain(certificate, key, functools.partial(_refuse_passphrase, key))
     except ssl.SSLError as error:
         raise ValueError(_describe(error, certificate, key)) from error
     return context
 
 
-class _Refusal:
-    """The answer to OpenSSL where it asks for a passphrase, which it would otherwise ask for on the terminal."""
-
-    def __init__(self, key: Path) -> None:
-        self._key = key
-
-    def __call__(self) -> str:
-        raise ValueError(f"the private key in {str(self._key)!r} has a passphrase; `openssl pkey -in FILE` writes it without one")
+def _refuse_passphrase(key: Path) -> str:
+    """Answer OpenSSL, which would ask for the passphrase on the terminal."""
+    raise ValueError(f"the private key in {str(key)!r} has a passphrase; write it without one: openssl pkey -in FILE -out FILE")
 
 
 def _check_mark(file: Path, mark: str, what: str) -> None:

@@ -177,7 +177,7 @@ def serve(
         )
         if hold is not None:
             settings = attrs.evolve(settings, hold_seconds=hold)
-        run(model=model or None, engine=engine or None, host=host, port=port, settings=settings, tls=tls)
+        run(model=model or None, engine=engine or None, host=host, port=port, settings=settings, ssl_context=tls)
         click.echo("Stopped.", err=True)
     except (ImportError, OSError, ValueError) as error:
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
