@@ -169,7 +169,7 @@ def _warn_of_others(url: str, *, has_key: bool, has_tls: bool) -> None:
         log.warning("this server has no key: anyone who can reach %s can use it", url)
     elif not has_tls:
         log.warning(
-            "clients send their key to %s unencrypted: serve with --tls-cert and --tls-key, or put a proxy with TLS in front",
+            "clients send their key to %s unencrypted: give --tls-cert and --tls-key, or put a proxy with TLS in front",
             url,
         )
 
