@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from tinker.sampling_client import SamplingClient
 
 _CACHED_FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")  # one of which a tokenizer has
+_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+# What a tokenizer_config.json may say without changing what tokenizer.json means, and the only values of some.
+_SETTINGS: dict[str, tuple[object, ...]] = {
+    "clean_up_tokenization_spaces": (False,),
+    "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend"),
+}
+_HARMLESS = {*_NAMED_TOKENS, *_SETTINGS, "backend", "chat_template", "is_local", "model_input_names", "model_max_length"}
+_MODEL_TYPES = ("llama", None)  # for which transformers makes no class of its own of such a tokenizer
+_OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 
 
 def load_tokenizer(named: TokenizerSource | str) -> Any:
@@ -47,9 +56,17 @@ def find_tokenizer(sampler: SamplingClient, named: str | None) -> Any:
 class FileTokenizer:
     """Encodes and decodes as the tokenizer of transformers does, which has the other attributes and is loaded for them."""
 
-    def __init__(self, source: TokenizerSource, tokenizer: Tokenizer, special_ids: list[int], has_template: bool) -> None:
+    def __init__(self, source: TokenizerSource, tokenizer: Tokenizer, special: dict[str, int], has_template: bool) -> None:
         self._source, self._tokenizer, self._has_template = source, tokenizer, has_template
-        self.all_special_ids = special_ids
+        self._special = special  # ids by the token's name, such as eos_token
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        return list(dict.fromkeys(self._special.values()))
+
+    @property
+    def eos_token(self) -> str | None:
+        return self._tokenizer.id_to_token(self._special["eos_token"]) if "eos_token" in self._special else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -67,17 +84,6 @@ class FileTokenizer:
         return getattr(load(self._source), name)
 
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-# What a tokenizer_config.json may say without changing what tokenizer.json means, and the only values of some.
-_SETTINGS: dict[str, tuple[object, ...]] = {
-    "clean_up_tokenization_spaces": (False,),
-    "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend"),
-}
-_HARMLESS = {*_NAMED_TOKENS, *_SETTINGS, "backend", "chat_template", "is_local", "model_input_names", "model_max_length"}
-_MODEL_TYPES = ("llama", None)  # for which transformers makes no class of its own of such a tokenizer
-_OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
-
-
 def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
     """Read a tokenizer from its directory; None where there is more to it than what its tokenizer.json says."""
     folder = Path(source.name)
@@ -91,11 +97,11 @@ def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
     except Exception:  # noqa: BLE001 - tokenizers raises Exception; transformers says what is wrong with the files
         return None
     special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    named = [settings[name] for name in _NAMED_TOKENS if settings.get(name) is not None]
-    if not all(isinstance(token, str) and token in special for token in named):
+    named = {name: settings[name] for name in _NAMED_TOKENS if settings.get(name) is not None}
+    if not all(isinstance(token, str) and token in special for token in named.values()):
         return None
     has_template = "chat_template" in settings or any(folder.glob("*chat_template*"))
-    return FileTokenizer(source, tokenizer, [special[token] for token in dict.fromkeys(named)], has_template)
+    return FileTokenizer(source, tokenizer, {name: special[token] for name, token in named.items()}, has_template)
 
 
 def _is_plain(settings: dict[str, object], model_type: object) -> bool:

@@ -106,8 +106,8 @@ def sample(
 
     A newline at the end of the standard input or of --prompt-file is not part of the prompt.
 
-    This uses the model's tokenizer, which needs transformers: pip install transformers. With --file, if
-    interrupted, run the same command again to continue.
+    This uses the model's tokenizer. Most of them, and --chat, need transformers: pip install transformers. With --file,
+    if interrupted, run the same command again to continue.
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
     """
