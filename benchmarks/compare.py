@@ -149,7 +149,8 @@ def main() -> int:
     print(table(values))
     print(f"\nPython {platform.python_version()}, {os.cpu_count()} cores, load {load}, medians over {arguments.rounds} rounds")
     behind = [f"{task}, {variant}" for (task, variant), one in values.items() if share(one["cpu"]) > arguments.at_most]
-    print(*(f"behind: {one}" for one in behind), sep="\n", file=sys.stderr)
+    for one in behind:
+        print(f"behind: {one}", file=sys.stderr)
     return 1 if behind else 0
 
 
