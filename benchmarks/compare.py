@@ -2,8 +2,8 @@
 
     python benchmarks/compare.py --ours venv-a/bin/python --official venv-b/bin/python
 
-Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all rounds, "ours / official", and the
-share that the first is of the second. Exits 1 when a share of the CPU is above ``--at-most``.
+Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all rounds, "ours / official", and
+what share the first is of the second. Exits 1 when a share of the CPU is above ``--at-most``.
 """
 
 from __future__ import annotations

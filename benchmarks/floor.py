@@ -17,6 +17,7 @@ import ssl
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,15 +60,21 @@ def take_steps(training: tinker.TrainingClient, data: list[tinker.Datum]) -> Non
             output["logprobs"].to_numpy()
 
 
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return the context of every bare connection: reading the system's certificates takes as long as many exchanges."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
 class Connections:
     """Connections to one server, opened as they are needed: one exchange at a time on each, or with HTTP/2 a hundred."""
 
     def __init__(self, base_url: str) -> None:
         url = urlsplit(base_url)
         self.authority, self._address, self._scheme = url.netloc, (url.hostname, url.port), url.scheme
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
-        if self._tls:
-            self._tls.set_alpn_protocols(["h2", "http/1.1"])
+        self._tls = tls_context() if url.scheme == "https" else None
         self._free: list[Any] = []  # a connection as often as it has room
         self._slots = asyncio.Semaphore(CONNECTIONS * (STREAMS if self._tls else 1))
         self._opening = asyncio.Lock()
@@ -84,7 +91,9 @@ class Connections:
                 self._free.append(connection)
 
     async def _open(self) -> Any:
-        async with self._opening if self._tls else contextlib.nullcontext():
+        async with (
+            self._opening if self._tls else contextlib.nullcontext()
+        ):  # over HTTP/2 one connection is room for all who wait
             if not self._free:
                 _, protocol = await asyncio.get_running_loop().create_connection(
                     lambda: AutoClientProtocol(authority=self.authority, scheme=self._scheme), *self._address, ssl=self._tls

@@ -21,7 +21,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROUND_TRIP_SECONDS = 0.05
 OPEN_FILES = 65_536
-INSTALL_NGINX = "nginx is not on PATH, so only plain HTTP is measured; `apt install nginx-light` or `brew install nginx` brings it"
+INSTALL_NGINX = (
+    "nginx is not on PATH, so only plain HTTP is measured; `apt install nginx-light` or `brew install nginx` brings it"
+)
 
 # nginx 1.25 and newer accept `listen ... http2` with a warning. What is relative is in the folder of the run.
 _NGINX = """
