@@ -2,8 +2,8 @@
 
     python benchmarks/floor.py
 
-Over HTTPS with HTTP/2 through nginx, and over plain HTTP. CPU of the whole process for each, medians over the rounds. Nothing below
-the bare figures is the client's to win while httpunk carries the exchanges.
+Over HTTPS with HTTP/2 through nginx, and over plain HTTP. CPU of the whole process for each, medians over the rounds. Nothing
+below the bare figures is the client's to win while httpunk carries the exchanges.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ class Connections:
                 self._free.append(connection)
 
     async def _open(self) -> Any:
-        async with (
-            self._opening if self._tls else contextlib.nullcontext()
-        ):  # over HTTP/2 one connection is room for all who wait
+        # Over HTTP/2, one new connection has room for a hundred of those that wait for it.
+        async with self._opening if self._tls else contextlib.nullcontext():
             if not self._free:
                 _, protocol = await asyncio.get_running_loop().create_connection(
                     lambda: AutoClientProtocol(authority=self.authority, scheme=self._scheme), *self._address, ssl=self._tls

@@ -2,8 +2,9 @@
 
     python benchmarks/relay.py PORT --round-trip 0.05
 
-passes on to 127.0.0.1:PORT; its first line of output is its own port. Each chunk is passed on half a round trip after it came. The
-client's first one is later by the round trip that setting up a connection takes. Bandwidth has no limit, and no packet is lost.
+passes on to 127.0.0.1:PORT; its first line of output is its own port. Each chunk is passed on half a round trip after it came.
+The client's first one is later by the round trip that setting up a connection takes. Bandwidth has no limit, and no packet is
+lost.
 """
 
 from __future__ import annotations

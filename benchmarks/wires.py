@@ -1,7 +1,7 @@
-"""The ways to the stub server: plain HTTP, HTTPS with HTTP/2 through nginx, and the latter at a distance. Standard library only.
+"""The ways to the stub server: plain HTTP, HTTPS with HTTP/2 through nginx, and the latter at a distance.
 
-The certificate is made for the run. Clients trust it by ``SSL_CERT_FILE``, which names a file with the system's certificates too, so
-that a client's start pays for reading those as it does for users.
+Standard library only; openssl makes the certificate for the run. Clients trust it by ``SSL_CERT_FILE``, which names a file with
+the system's certificates too, so that a client's start pays for reading those as it does for users.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROUND_TRIP_SECONDS = 0.05
 OPEN_FILES = 65_536
-INSTALL_NGINX = (
-    "nginx is not on PATH, so only plain HTTP is measured; `apt install nginx-light` or `brew install nginx` brings it"
-)
+INSTALL_NGINX = "nginx is not on PATH, so only plain HTTP is measured: `apt install nginx-light` or `brew install nginx`"
 
 # nginx 1.25 and newer accept `listen ... http2` with a warning. What is relative is in the folder of the run.
 _NGINX = """
