@@ -84,6 +84,11 @@ class TunnelProxy:
         writer.write(b"\x01\x00" if password == self.password else b"\x01\x01")
         return f"{name}:{password}"
 
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Let one connection lead to the server, without being asked."""
+        await self._relay((reader, writer))
+        writer.close()
+
     async def _relay(self, client: Streams, head: bytes = b"") -> None:
         server = await asyncio.open_connection(*self.upstream)
         server[1].write(head)
@@ -103,14 +108,16 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @contextlib.contextmanager
-def tunnel_proxy(upstream: str, context: ssl.SSLContext | None = None) -> Iterator[TunnelProxy]:
-    """A running proxy before the server of an address, in a thread of its own."""
+def tunnel_proxy(
+    upstream: str, context: ssl.SSLContext | None = None, *, host: str = "127.0.0.1", relays: bool = False
+) -> Iterator[TunnelProxy]:
+    """A running proxy before the server of an address, in a thread of its own; ``relays`` without being asked."""
     proxy, up, over = TunnelProxy(0), threading.Event(), asyncio.Event()
     address = urlsplit(upstream)
     proxy.upstream = (address.hostname or "", address.port or 0)
 
     async def run() -> None:
-        listener = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, ssl=context)
+        listener = await asyncio.start_server(proxy.relay if relays else proxy.serve, host, 0, ssl=context)
         proxy.port = listener.sockets[0].getsockname()[1]
         up.set()
         await over.wait()
