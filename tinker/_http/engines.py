@@ -30,16 +30,12 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
-    """Return a transport that sends through the user's httpx client; None for None. Raises TypeError for anything else."""
+    """Return a transport that sends through the user's client; None for None. Raises TypeError for anything else."""
     if client is None:
         return None
-    import httpx
+    from tinker._http import given_client
 
-    if not isinstance(client, httpx.AsyncClient):
-        raise TypeError(f"http_client must be an httpx.AsyncClient, got {type(client).__name__}")
-    from tinker._http.given_client import GivenClient
-
-    return GivenClient(client)
+    return given_client.wrap_client(client)
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
