@@ -90,7 +90,7 @@ def test_a_whole_run(library: ModuleType, url: str, make: Make, tmp_path: Path) 
     assert training.forward_backward([datum] * 4, "cross_entropy").result(60).metrics
     sampling = training.save_weights_and_get_sampling_client()
     prompt = tinker.ModelInput.from_ints([1, 2])
-    assert list(sampling.sample_stream(prompt, sampling_params=tinker.SamplingParams(max_tokens=3)))
+    assert list(sampling.sample_stream(prompt, 1, tinker.SamplingParams(max_tokens=3)))
     path = training.save_weights_external("e").result(30).path
     tinker.checkpoints.download(path, tmp_path / "files", service=service).result(30)
     assert any((tmp_path / "files").iterdir())
