@@ -85,8 +85,8 @@ _REASONS = {
 
 def _has_folder() -> bool:
     """Return whether OpenSSL has a folder of certificates, which it reads when it needs one."""
-    folder = ssl.get_default_verify_paths().capath
-    return folder is not None and any(Path(folder).glob("*.[0-9]"))
+    paths = ssl.get_default_verify_paths()
+    return bool(paths.capath) and any(Path(paths.capath).glob("*.[0-9]"))
 
 
 def _add_packaged(context: ssl.SSLContext) -> None:

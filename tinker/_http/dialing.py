@@ -74,7 +74,7 @@ class Dialer:
     proxy: str | None
     proxy_headers: Mapping[str, str]
     trust: Trust
-    _known: dict[str, str] = attrs.field(factory=dict, init=False)
+    _known: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
 
     @cached_property
     def _address(self) -> SplitResult:
@@ -92,7 +92,10 @@ class Dialer:
 
     async def dial(self) -> Connection:
         """Open a connection, in at most ``CONNECT_SECONDS``. Raises DialFailed."""
-        where = self.where
+        try:
+            where = self.where
+        except ValueError as error:
+            raise DialFailed(f"{self.origin} is not the address of a server: {error}", is_wrong=True) from None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 chooser = await self._connect()
@@ -299,6 +302,9 @@ def _port(address: SplitResult) -> int:
 
 
 def _where(address: SplitResult) -> str:
+    """Return the host and port of an address. Raises ValueError unless it has them."""
+    if address.scheme not in PORTS or not address.hostname:
+        raise ValueError("it must be http://host[:port] or https://host[:port]")
     host = _host(address)
     return f"[{host}]:{_port(address)}" if ":" in host else f"{host}:{_port(address)}"
 

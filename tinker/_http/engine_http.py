@@ -55,12 +55,11 @@ class HttpEngine:
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)
-        origin, path = _split(request.url)
-        pool = self._pool(origin, request)
+        pool = self._pool(request)
         connection = pool.take() or await pool.wait(request.connect_seconds)
         exchange = Exchange(request, asyncio.get_running_loop())
         try:
-            connection.start(exchange, path)
+            connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
             await exchange.wait()
             receive = request.receiver_of(exchange.status)
             headers = exchange.headers
@@ -76,8 +75,8 @@ class HttpEngine:
         content = exchange.content if encoding is None else await _unpack(exchange.content, encoding)
         return RawResponse(request, exchange.status, headers, content)
 
-    def _pool(self, origin: str, request: PreparedRequest) -> Pool:
-        is_large = request.nbytes > INLINE_NBYTES
+    def _pool(self, request: PreparedRequest) -> Pool:
+        origin, is_large = _split(request.url)[0], request.nbytes > INLINE_NBYTES
         proxy = None if self._proxies is None else self._proxies.of(request.url)
         key = (origin, proxy, is_large)
         pool = self._pools.get(key)

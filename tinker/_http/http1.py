@@ -32,6 +32,7 @@ class Http1Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._head: H1ResponseHead | None = None
         self._decoder: H1BodyDecoder | None = None
+        self._nbytes = 0  # that have arrived until the head was complete
         self._is_paused = False
         self._is_reading = True
 
@@ -42,7 +43,7 @@ class Http1Connection(asyncio.Protocol):
         if self.is_closed:
             exchange.fail(ExchangeFailed("the connection was closed", never_ran=True))
             return
-        self._exchange, self._head, self._decoder = exchange, None, None
+        self._exchange, self._head, self._decoder, self._nbytes = exchange, None, None, 0
         request = exchange.request
         headers = HeaderMap({**request.headers, **self._proxy_headers}.items())
         headers.setdefault("host", self._authority)
@@ -141,7 +142,10 @@ class Http1Connection(asyncio.Protocol):
             self._read_body(self._decoder)
             return
         head = self._codec.receive_head(data)
-        if head is not None:
+        self._nbytes += len(data)
+        if self._nbytes - self._codec.buffered() > MAX_HEAD_NBYTES:
+            self._end(ExchangeFailed(f"the head of the response is larger than {MAX_HEAD_NBYTES} bytes"))
+        elif head is not None:
             self._head, self._decoder = head, H1BodyDecoder(head.body_kind, head.content_length or 0)
             self._codec.take_body_into(self._decoder)
             exchange.begin(head.status, head.headers, self)

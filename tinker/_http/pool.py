@@ -99,8 +99,9 @@ class Pool:
     async def _dial(self) -> None:
         try:
             connection = await self._dialer.dial()
-        except DialFailed as error:
-            self._fail_waiting(error, self._capacity or STREAMS)
+        except Exception as error:  # noqa: BLE001 - those who wait are told whatever it is
+            failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
+            self._fail_waiting(failure, self._capacity or STREAMS)
             return
         self._capacity = connection.capacity
         self._all.add(connection)
