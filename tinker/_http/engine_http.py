@@ -8,14 +8,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from tinker._config import CONNECTIONS, Proxies
+from tinker._config import CONNECTIONS, Proxies, Trust
 from tinker._http.closing import check_open
 from tinker._http.dialing import Connection, Dialer
 from tinker._http.exchange import Exchange
 from tinker._http.limits import Budget
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.pool import Pool
-from tinker._http.trust import Trust
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
 

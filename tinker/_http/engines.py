@@ -13,7 +13,6 @@ from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
 from tinker._http.messages import HTTPEngine
 from tinker._http.observers import Observers
-from tinker._http.trust import Trust
 
 if TYPE_CHECKING:
     import httpx
@@ -27,20 +26,16 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
         return HttpxEngine(transport, observers)
     if config.is_local:
         return HttpxEngine(_local_transport(config), observers)
-    return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=_trust(config))
+    return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=config.trust)
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
-    """Return a transport that sends through the user's httpx client; None for None. Raises TypeError for anything else."""
+    """Return a transport that sends through the user's client; None for None. Raises TypeError for anything else."""
     if client is None:
         return None
-    import httpx
+    from tinker._http import given_client
 
-    if not isinstance(client, httpx.AsyncClient):
-        raise TypeError(f"http_client must be an httpx.AsyncClient, got {type(client).__name__}")
-    from tinker._http.given_client import GivenClient
-
-    return GivenClient(client)
+    return given_client.wrap_client(client)
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
@@ -60,10 +55,6 @@ async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx
         return
     from tinker._http.proxied import ProxiedTransport
 
-    context = _trust(config).context("http/1.1")
+    context = config.trust.context("http/1.1")
     async with open_files_client(transport=ProxiedTransport(config.proxies, config.proxy_headers, context)) as client:
         yield client
-
-
-def _trust(config: Config) -> Trust:
-    return Trust(config.ca_file, config.client_cert, config.client_key)

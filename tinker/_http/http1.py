@@ -7,6 +7,7 @@ import asyncio
 from httpunk import HeaderMap, HTTPunkError
 from httpunk._httpunk import H1BodyDecoder, H1Codec, H1ResponseHead
 
+from tinker._http import trust
 from tinker._http.exchange import Exchange
 from tinker._http.messages import ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
@@ -102,6 +103,9 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the exchange on the connection."""
         self.is_closed = True
+        if (refused := trust.refused_after(exc, self._authority)) is not None:
+            self._fail(refused)
+            return
         when = "before a response came" if self._head is None else "in the middle of the response"
         self._fail(ExchangeFailed(f"the connection ended {when}" + (f": {exc}" if exc else "")))
 

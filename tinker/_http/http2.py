@@ -31,6 +31,7 @@ from httpunk._httpunk import (
     H2Streams,
 )
 
+from tinker._http import trust
 from tinker._http.exchange import Exchange
 from tinker._http.messages import ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
@@ -148,7 +149,8 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every exchange on the connection."""
-        self._end(ExchangeFailed("the connection ended" + (f": {exc}" if exc else "")))
+        refused = trust.refused_after(exc, self._authority)
+        self._end(refused or ExchangeFailed("the connection ended" + (f": {exc}" if exc else "")))
 
     def pause_writing(self) -> None:
         """Hand over no more bytes for now."""

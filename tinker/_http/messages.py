@@ -117,7 +117,7 @@ class ExchangeFailed(Exception):
     """No complete response arrived. ``timed_out``: not in time. ``never_connected``: there was no connection to send it on.
 
     ``never_ran``: the server cannot have begun with the request, for want of a connection or because it said so.
-    ``wrong_address``: no server of this address and scheme seems to exist.
+    ``wrong_address``: no server of this address and scheme seems to exist. ``says_what_to_do``: the message has the advice.
     """
 
     def __init__(
@@ -128,12 +128,14 @@ class ExchangeFailed(Exception):
         never_connected: bool = False,
         never_ran: bool = False,
         wrong_address: bool = False,
+        says_what_to_do: bool = False,
     ) -> None:
         super().__init__(readable(message)[:_LONGEST_REASON])
         self.timed_out = timed_out
         self.never_connected = never_connected
         self.never_ran = never_ran or never_connected
         self.wrong_address = wrong_address
+        self.says_what_to_do = says_what_to_do
 
 
 def readable(text: str) -> str:

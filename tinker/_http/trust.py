@@ -1,80 +1,80 @@
-"""Whom a client trusts, and what it shows of itself: the contexts of TLS, made from the settings."""
+"""What a failed TLS handshake means: whether another attempt can succeed, and which setting to change."""
 
 from __future__ import annotations
 
+import re
 import ssl
-from pathlib import Path
 
-import msgspec
+from tinker._http.messages import ExchangeFailed
 
 #: What OpenSSL calls the answer of a server that does not use TLS.
 _PLAIN_TEXT_REASONS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 _EXPIRED, _NOT_YET_VALID, _OTHER_NAME = 10, 9, (62, 64)
+_ALERT = re.compile(r"alert ([a-z ]+[a-z])")
+_NO_CERTIFICATE = "certificate required"
+#: Alerts of a server that does not accept the certificate of the client.
+_REFUSALS = (
+    *(f"{word} certificate" for word in ("bad", "unsupported")),
+    *(f"certificate {word}" for word in ("expired", "revoked", "unknown")),
+    "unknown ca",
+    "access denied",
+)
+#: Alerts of a server with which no handshake can succeed.
+_LASTING = (_NO_CERTIFICATE, *_REFUSALS, "handshake failure", "protocol version", "unrecognized name")
 
 
-class Trust(msgspec.Struct, frozen=True):
-    """Certificates besides those of the system: of an authority, and of the client with its private key, as PEM files."""
-
-    ca_file: Path | None = None
-    client_cert: Path | None = None
-    client_key: Path | None = None
-
-    def context(self, *protocols: str) -> ssl.SSLContext:
-        """Make a context for connections with these application protocols, best first.
-
-        The system's certificates are those of OpenSSL, which follows ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
-
-        Raises:
-            ValueError: A file cannot be used.
-        """
-        context = ssl.create_default_context()
-        if not context.get_ca_certs() and not _has_folder():
-            _add_packaged(context)
-        try:
-            if self.ca_file is not None:
-                context.load_verify_locations(self.ca_file)
-        except OSError as error:  # which an SSLError is
-            raise ValueError(f"the certificates in {self.ca_file} cannot be used (ca_file, TINKER_CA_FILE): {error}") from None
-        try:
-            if self.client_cert is not None:
-                context.load_cert_chain(self.client_cert, self.client_key, password="")
-        except OSError as error:
-            shown = " and ".join(str(file) for file in (self.client_cert, self.client_key) if file is not None)
-            setting = "client_cert and client_key, TINKER_CLIENT_CERT and TINKER_CLIENT_KEY"
-            raise ValueError(f"the client certificate in {shown} cannot be used ({setting}): {error}") from None
-        context.set_alpn_protocols(list(protocols))
-        return context
+def is_lasting(error: ssl.SSLError) -> bool:
+    """Return whether the next handshake fails too, unless a setting is changed."""
+    return isinstance(error, ssl.SSLCertVerificationError) or _is_without_tls(error) or _alert_of(error) in _LASTING
 
 
-def _has_folder() -> bool:
-    """Return whether OpenSSL has a folder of certificates, which it reads when it needs one."""
-    paths = ssl.get_default_verify_paths()
-    return bool(paths.capath) and any(Path(paths.capath).glob("*.0"))
+def describe(error: ssl.SSLError, where: str, setting: str) -> str:
+    """Describe a failed handshake in one line that names the setting to change; ``setting`` has the address."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _describe_certificate(error, where, setting)
+    if _is_without_tls(error):
+        return f"{where} does not use TLS: write http:// instead of https:// in {setting}"
+    alert = _alert_of(error)
+    if alert == _NO_CERTIFICATE:
+        return f"{where} requires a client certificate: set client_cert (TINKER_CLIENT_CERT)"
+    if alert in _REFUSALS:
+        return f"{where} does not accept the client certificate ({alert}): check client_cert (TINKER_CLIENT_CERT)"
+    if alert == "handshake failure":
+        return f"{where} refused the TLS handshake; if it requires a client certificate, set client_cert (TINKER_CLIENT_CERT)"
+    return f"the TLS handshake with {where} failed: {alert or error.reason or error}"
 
 
-def _add_packaged(context: ssl.SSLContext) -> None:
-    """Add the certificates that httpx brings, where OpenSSL was built without the system's."""
-    import certifi
+def refused_after(error: Exception | None, where: str) -> ExchangeFailed | None:
+    """Return the failure of a connection whose handshake was refused after its end, as TLS 1.3 does it with certificates.
 
-    context.load_verify_locations(certifi.where())
-
-
-def is_without_tls(error: BaseException) -> bool:
-    """Return whether a server of plain HTTP was asked for TLS."""
-    return isinstance(error, ssl.SSLError) and error.reason in _PLAIN_TEXT_REASONS
+    No request on it has run. None if the connection was lost for another reason.
+    """
+    if not isinstance(error, ssl.SSLError) or not is_lasting(error):
+        return None
+    return ExchangeFailed(describe(error, where, ""), never_connected=True, wrong_address=True, says_what_to_do=True)
 
 
-def describe(error: ssl.SSLError, where: str) -> str:
-    """Describe a failed handshake in one line that names the setting."""
-    if is_without_tls(error):
-        return f"{where} does not use TLS: write http:// instead of https://"
-    if not isinstance(error, ssl.SSLCertVerificationError):
-        if error.reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED":
-            return f"{where} asks for a client certificate: set client_cert (TINKER_CLIENT_CERT)"
-        return f"the TLS handshake with {where} failed: {error.reason or error}"
+def issuer_of(connection: ssl.SSLObject) -> str | None:
+    """Return who has issued the certificate that the other side has shown, by the most telling of the names."""
+    names = dict(pair for part in (connection.getpeercert() or {}).get("issuer", ()) for pair in part)
+    found = [names[kind] for kind in ("organizationName", "commonName", "organizationalUnitName") if kind in names]
+    return ", ".join(found[:2]) or None
+
+
+def _describe_certificate(error: ssl.SSLCertVerificationError, where: str, setting: str) -> str:
     why = error.verify_message.rstrip(".")
     if error.verify_code in _OTHER_NAME:
-        return f"the certificate of {where} is for another name: {why}"
+        return f"the certificate of {where} is for another name ({why}): check {setting}"
     if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
         return f"the certificate of {where} is not valid now ({why}): renew it, or set the clock of this machine"
     return f"the certificate of {where} is not trusted ({why}): name its authority in ca_file (TINKER_CA_FILE, SSL_CERT_FILE)"
+
+
+def _is_without_tls(error: ssl.SSLError) -> bool:
+    return error.reason in _PLAIN_TEXT_REASONS
+
+
+def _alert_of(error: ssl.SSLError) -> str | None:
+    """Return the alert that the other side has sent, in the words of the standard; the names in OpenSSL differ by version."""
+    found = _ALERT.search(str(error))
+    return None if found is None else found[1]
