@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import httpx
+from anyio.from_thread import start_blocking_portal
 
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
@@ -76,31 +77,12 @@ def raw(status: int, content: bytes = b"{}", headers: dict[str, str] | None = No
 def raw_server(folder: Path) -> Iterator[RawServer]:
     """The server, in a thread of its own."""
     state = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.1))
-    server, up, over = RawServer(create_app(state)), threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def run() -> None:
-        listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 20)
+    server = RawServer(create_app(state))
+    with contextlib.closing(state), start_blocking_portal() as portal:
+        listen = functools.partial(asyncio.start_server, server.serve, "127.0.0.1", 0, limit=1 << 20)
+        listener = portal.call(listen)
         server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        up.set()
-        await over.wait()
-        listener.close()
-        await _end_others()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    assert up.wait(10)
-    try:
-        yield server
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join()
-        loop.close()
-        state.close()
-
-
-async def _end_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+        try:
+            yield server
+        finally:
+            portal.call(listener.close)

@@ -45,7 +45,7 @@ def test_unheard(tinker_server):
 LAZY = """
 import sys
 
-HEAVY = {"httpx", "aiohttp", "numpy", "starlette", "msgspec", "attrs", "tinker_wire", "http.client", "ssl", "urllib.request"}
+HEAVY = {"httpx", "httpunk", "numpy", "starlette", "msgspec", "attrs", "tinker_wire", "http.client", "ssl", "urllib.request"}
 LOADED = {"tinker", "tinker.testing", "tinker.testing.plugin", "tinker._version"}
 
 def test_nothing_heavy_is_loaded():

@@ -3,10 +3,10 @@
     kind          what the client sees
     ------------  --------------------------------------------------------------------------------------
     status        a response with this status, headers and body instead of the server's
-    drop          the connection breaks without a response
+    drop          the connection breaks without a response, or the stream of HTTP/2 is reset
     hang          no more data arrives, but the connection stays open (for ``seconds``, if given)
     delay         the request reaches the server after ``seconds``
-    truncate      the head and the first half of the body arrive, then the connection breaks
+    truncate      the head and the first half of the body arrive, then the connection (HTTP/2: the stream) breaks
     corrupt       the response body is garbage of the same length
     slow          the response body arrives in pieces, each after ``seconds``
     header        the response has a header whose bytes are not ASCII
@@ -72,6 +72,7 @@ class Fault:
 
     ``answer`` replaces the server's response, as in a ``status`` fault. ``header`` is added to the server's response, and
     ``body`` replaces its body. ``count`` is the number of bytes that trickle, or of responses with the status ``informs``.
+    With ``error_code``, a ``drop`` resets the stream of HTTP/2 instead of breaking its connection.
     """
 
     kind: FaultKind
@@ -82,6 +83,7 @@ class Fault:
     body: bytes | None = attrs.field(default=None, repr=False)
     count: int | None = 1
     informs: int = 103
+    error_code: int | None = None
 
     @property
     def name(self) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import socket
+import contextlib
+import functools
+import logging
+import ssl
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
-from aiohttp import web
+from httpunk import H2Reason, HeaderMap, HTTPunkError, h1, h2
+from httpunk.asyncio import AutoServerProtocol
 
 from tinker.testing import faults, wire
 from tinker.testing.faults import Fault, ServerResponse
@@ -19,20 +23,24 @@ if TYPE_CHECKING:
     from tinker.testing.server import Delivery
 
 Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable["Delivery"]]
+_Request: TypeAlias = h1.ServerRequest | h2.ServerRequest
 
-_LOOK_SECONDS = 0.1
+_logger = logging.getLogger(__name__)
 
 
 class Port:
-    """An HTTP/1.1 server in its own thread. ``serve`` returns the deliveries."""
+    """A server of HTTP/1.1 and HTTP/2 in its own thread. ``serve`` returns the deliveries.
 
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
+    With an ``ssl_context`` it requires TLS, and the context's ALPN protocols say which versions of HTTP it speaks.
+    """
+
+    def __init__(self, serve: Serve, ssl_context: ssl.SSLContext | None = None) -> None:
+        self.serve = serve
+        self.connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self.ssl_context = ssl_context
         self._loop = asyncio.new_event_loop()
-        self._server: web.Server | None = None
-        self._listener: asyncio.Server | None = None
+        self.listener: asyncio.Server | None = None
         self._number = 0
-        self._closing = False
         self._thread = threading.Thread(target=self._run, name="tinker-faulty-port", daemon=True)
         self._thread.start()
         self._call(self._listen())
@@ -40,7 +48,7 @@ class Port:
     @property
     def url(self) -> str:
         """Return the base URL, which does not change."""
-        return f"http://127.0.0.1:{self._number}"
+        return f"http://127.0.0.1:{self._number}" if self.ssl_context is None else f"https://localhost:{self._number}"
 
     def open_listener(self) -> None:
         """Accept connections again."""
@@ -52,109 +60,103 @@ class Port:
 
     def close(self) -> None:
         """Stop the server, and wait until the thread has ended."""
-        self._closing = True
-        self._call(self._end())
+        self.close_listener()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which cancels all tasks at the end
+            runner.get_loop().run_forever()
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _listen(self) -> None:
-        if self._listener is not None:
-            return
-        if self._server is None:
-            self._server = web.Server(self._handle, auto_decompress=False, access_log=None, keepalive_timeout=75)
-        listener = socket.create_server(("127.0.0.1", self._number), backlog=2048)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._number = listener.getsockname()[1]
-        self._listener = await self._loop.create_server(self._server, sock=listener)
+        if self.listener is None:
+            connect, address = functools.partial(_Connection, self), ("127.0.0.1", self._number)
+            self.listener = await self._loop.create_server(connect, *address, backlog=2048, ssl=self.ssl_context)
+            self._number = self.listener.sockets[0].getsockname()[1]
 
     async def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        for connection in self._server.connections if self._server is not None else ():
-            if connection.transport is not None:
-                connection.transport.abort()
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+        for connection in self.connections:
+            connection.transport.abort()
 
-    async def _end(self) -> None:
-        await self._stop_listening()
-        if self._server is not None:
-            await self._server.shutdown(timeout=1.0)
-        mine = asyncio.current_task()
-        others = [task for task in asyncio.all_tasks() if task is not mine]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        url = f"{self.url}{request.raw_path}"
-        asked = httpx.Request(request.method, url, headers=list(request.raw_headers), content=await request.content.read())
-        delivery = await self._serve(asked, asyncio.sleep)
+class _Connection(AutoServerProtocol):
+    """The connection of a client, which speaks HTTP/1.1 or HTTP/2."""
+
+    def __init__(self, port: Port) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._port = port
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)  # type: ignore[no-untyped-call]
+        self.transport = transport
+        self._port.connections.add(self)
+        if self._port.listener is None:
+            transport.abort()
+
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().eof_received()  # type: ignore[no-untyped-call]
+        return self._port.ssl_context is None  # asyncio has no half-closed connections over TLS
+
+    async def handle(self, request: _Request) -> None:
+        url = f"{self._port.url}{request.target}"
+        asked = httpx.Request(request.method, url, headers=request.headers.raw_items(), content=await request.read())
         try:
-            return await self._deliver(request, delivery.answer, delivery.fault)
-        except ConnectionError:
-            return _break_connection(request)  # the client has gone meanwhile
+            delivery = await self._port.serve(asked, asyncio.sleep)
+            await self._deliver(request, delivery.answer, delivery.fault)
+        except (HTTPunkError, OSError):
+            return  # the client has gone meanwhile
+        except Exception:
+            _logger.exception("the exchange failed: %s %s", request.method, request.target)
+            await request.respond(500)
 
-    async def _deliver(
-        self, request: web.BaseRequest, answer: ServerResponse | None, fault: Fault | None
-    ) -> web.StreamResponse:
+    async def _deliver(self, request: _Request, answer: ServerResponse | None, fault: Fault | None) -> None:
         if fault is not None and fault.kind == "hang":
-            await self._hang(request, fault.seconds)
-        if answer is None:
-            return _break_connection(request)
-        if fault is not None and fault.kind in ("truncate", "slow"):
-            return await self._write_in_pieces(request, answer, fault)
-        if not wire.is_plain(answer, fault):
-            return await self._write_raw(request, answer, fault)
-        return web.Response(status=answer.status, headers=_forward_headers(answer), body=answer.content)
+            await _hang(request, fault.seconds)
+        if answer is None and fault is not None and fault.error_code is not None and isinstance(request, h2.ServerRequest):
+            await request.reset(fault.error_code)
+        elif answer is None:
+            self.transport.abort()
+        elif fault is not None and fault.kind in ("truncate", "slow"):
+            await self._write_in_pieces(request, answer, fault)
+        elif isinstance(request, h1.ServerRequest) and not wire.is_plain(answer, fault):
+            await self._write_raw(request, answer, fault)
+        else:
+            for seconds in faults.pauses(answer, fault):  # HTTP/2 has no other form for them
+                await asyncio.sleep(seconds)
+            await request.respond(answer.status, headers=HeaderMap(wire.forwarded(answer)), body=answer.content)
 
-    async def _hang(self, request: web.BaseRequest, seconds: float | None) -> None:
-        """Wait until the time is over, the client disconnects, or the server ends."""
-        ends = math.inf if seconds is None else self._loop.time() + seconds
-        while not self._is_over(request) and self._loop.time() < ends:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, ends - self._loop.time())))
-
-    def _is_over(self, request: web.BaseRequest) -> bool:
-        return self._closing or request.transport is None
-
-    async def _write_raw(self, request: web.BaseRequest, answer: ServerResponse, fault: Fault | None) -> web.StreamResponse:
-        """Write the bytes of a response that aiohttp cannot send, then end the connection."""
+    async def _write_raw(self, request: h1.ServerRequest, answer: ServerResponse, fault: Fault | None) -> None:
+        """Write the bytes of a response that no HTTP library sends, then end the connection."""
+        request.detach()
         for seconds, piece in wire.render(answer, fault):
-            await self._hang(request, seconds)
-            if self._is_over(request) or request.transport is None:
-                break
-            request.transport.write(piece)
-        return _break_connection(request)
+            await asyncio.sleep(seconds)
+            if self.transport.is_closing():
+                return
+            self.transport.write(piece)
+        self.transport.close()
 
-    async def _write_in_pieces(self, request: web.BaseRequest, answer: ServerResponse, fault: Fault) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, headers=_forward_headers(answer))
-        response.content_length = len(answer.content)
-        await response.prepare(request)
+    async def _write_in_pieces(self, request: _Request, answer: ServerResponse, fault: Fault) -> None:
+        headers = HeaderMap([*wire.forwarded(answer), (b"content-length", b"%d" % len(answer.content))])
+        stream = await request.send_response(answer.status, headers=headers)
         if fault.kind == "truncate":
-            await response.write(answer.content[: len(answer.content) // 2])
-            return _break_connection(request, response)
+            await stream.send_data(answer.content[: len(answer.content) // 2])
+            await stream.send_reset(int(H2Reason.INTERNAL_ERROR))  # HTTP/1.1 ends the connection
+            return
         for piece in faults.pieces(answer.content):
             await asyncio.sleep(fault.seconds or 0.0)
-            await response.write(piece)
-        await response.write_eof()
-        return response
+            await stream.send_data(piece)
+        await stream.send_data(b"", end_stream=True)
 
 
-def _forward_headers(answer: ServerResponse) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if name.lower() not in wire.OF_THE_CONNECTION}
-
-
-def _break_connection(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
-    """End the connection. The returned response is not sent."""
-    if request.transport is not None:
-        request.transport.close()
-    return response or web.Response()
+async def _hang(request: _Request, seconds: float | None) -> None:
+    """Wait until the time is over. Raises ConnectionError or HTTPunkError when the client has gone."""
+    gone = request.peer_closed() if isinstance(request, h1.ServerRequest) else request.reset_received()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(gone, seconds)
+        raise ConnectionAbortedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import tempfile
 import threading
 import time
@@ -182,9 +183,12 @@ class FaultyServer:
         _check_status(status, body)
         self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
 
-    def drop_next(self, operation: str, *, applied: bool = False, times: int = 1) -> None:
-        """Break the connection of the next requests without a response, before or after the server executes them."""
-        self._script.add(operation, Fault(kind="drop", applied=applied), times)
+    def drop_next(self, operation: str, *, applied: bool = False, error_code: int | None = None, times: int = 1) -> None:
+        """Break the connection of the next requests without a response, before or after the server executes them.
+
+        With an ``error_code`` (7 is REFUSED_STREAM), only the streams of these requests are reset if they came over HTTP/2.
+        """
+        self._script.add(operation, Fault(kind="drop", applied=applied, error_code=error_code), times)
 
     def hang_next(self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1) -> None:
         """Send no response to the next requests and keep their connections open. Break them after ``seconds``, if given."""
@@ -355,9 +359,13 @@ class FaultyServer:
         return self._services[-1]
 
     @contextmanager
-    def on_port(self) -> Generator[str]:
-        """Listen on a free local port and yield the base URL. Requires real time."""
-        self._port = Port(self._serve)
+    def on_port(self, *, ssl_context: ssl.SSLContext | None = None) -> Generator[str]:
+        """Listen on a free local port and yield the base URL. Requires real time.
+
+        With an ``ssl_context`` the URL is ``https://localhost:…``, and the context's ALPN protocols say which of ``h2`` and
+        ``http/1.1`` a client may choose.
+        """
+        self._port = Port(self._serve, ssl_context)
         try:
             yield self._port.url
         finally:

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from tinker.testing.faults import Fault, ServerResponse, repeat
 
-OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
+_OF_THE_CONNECTION = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"date", b"server"))
 
 
 def is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
@@ -39,8 +39,12 @@ def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}\r\n".encode()
 
 
+def forwarded(answer: ServerResponse) -> list[tuple[bytes, bytes]]:
+    """Return the headers without those of a connection."""
+    return [(name, value) for name, value in answer.headers.raw if name.lower() not in _OF_THE_CONNECTION]
+
+
 def _headers(answer: ServerResponse) -> bytes:
     """Return the headers and the empty line."""
-    kept = [(name, value) for name, value in answer.headers.raw if name.decode("latin-1").lower() not in OF_THE_CONNECTION]
-    lines = [*kept, (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
+    lines = [*forwarded(answer), (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
     return b"".join(name + b": " + value + b"\r\n" for name, value in lines) + b"\r\n"
