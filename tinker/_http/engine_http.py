@@ -47,6 +47,8 @@ class HttpEngine:
             await slots.acquire()
         try:
             return await self._exchange(request)
+        except ValueError as error:  # a URL or a header that cannot be sent
+            raise ExchangeFailed(f"ValueError: {error}") from None
         except ExchangeFailed:
             check_open(self._closed)
             raise
@@ -56,23 +58,24 @@ class HttpEngine:
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)
         pool = self._pool(request)
-        connection = pool.take() or await pool.wait(request.connect_seconds)
-        exchange = Exchange(request, asyncio.get_running_loop())
-        try:
-            connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
-            await exchange.wait()
-            receive = request.receiver_of(exchange.status)
-            headers = exchange.headers
-            assert headers is not None
-            if receive is not None:
-                await receive(headers, exchange.pieces())
-                return RawResponse(request, exchange.status, headers, b"")
-        finally:
-            exchange.leave()
-            connection.leave(exchange)
-            pool.give_back(connection)
+        loop, is_sent = asyncio.get_running_loop(), False
+        while not is_sent:
+            connection = pool.take() or await pool.wait(request.connect_seconds)
+            exchange = Exchange(request, loop)
+            try:
+                is_sent = connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
+                if is_sent:
+                    await exchange.receive()
+            finally:
+                exchange.leave()
+                connection.leave(exchange)
+                pool.give_back(connection)
+        headers = exchange.headers
+        assert headers is not None
+        if exchange.is_streamed:
+            return RawResponse(request, exchange.status, headers, b"")
         encoding = headers.get("content-encoding")
-        content = exchange.content if encoding is None else await _unpack(exchange.content, encoding)
+        content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
         return RawResponse(request, exchange.status, headers, content)
 
     def _pool(self, request: PreparedRequest) -> Pool:
@@ -94,13 +97,6 @@ class HttpEngine:
     def connections(self) -> list[Connection]:
         """Return the connections that are open."""
         return [connection for pool in self._pools.values() for connection in pool.connections]
-
-
-async def _unpack(content: bytes, encoding: str) -> bytes:
-    try:
-        return await unpack(content, encoding)
-    except ValueError as error:
-        raise ExchangeFailed(f"ValueError: {error}") from None
 
 
 @lru_cache(maxsize=1)
