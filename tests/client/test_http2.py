@@ -17,7 +17,6 @@ from support.tls import authority, server_context
 from tinker._http import engine_http, http2, phase, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
-from tinker._http.trust import Trust
 from tinker.errors import ClientClosedError
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -21,8 +22,25 @@ from tinker._wire import INLINE_NBYTES
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+class _Lane(enum.Enum):
+    """Requests that share connections, and the protocols of these.
+
+    Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an HTTP/2 stream send 64 KB ahead,
+    which limits it to 64 KB in each round trip.
+    """
+
+    SMALL = enum.auto()
+    LARGE = enum.auto()
+    DATA = enum.auto()
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Return the application protocols to offer, best first."""
+        return ("http/1.1",) if self is _Lane.DATA else ("h2", "http/1.1")
+
+
 class HttpEngine:
-    """Connections to servers, opened on first use. A large body has connections of its own, so that nothing waits behind it."""
+    """Connections to servers, opened on first use."""
 
     def __init__(
         self,
@@ -38,7 +56,7 @@ class HttpEngine:
         spare = _spare_descriptors()
         slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
         self._slots = {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
-        self._pools: dict[tuple[str, str | None, bool], Pool] = {}
+        self._pools: dict[tuple[str, str | None, _Lane], Pool] = {}
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -79,12 +97,12 @@ class HttpEngine:
         return RawResponse(request, exchange.status, headers, content)
 
     def _pool(self, request: PreparedRequest) -> Pool:
-        origin, is_large = _split(request.url)[0], request.nbytes > INLINE_NBYTES
+        origin, lane = _split(request.url)[0], _lane(request)
         proxy = None if self._proxies is None else self._proxies.of(request.url)
-        key = (origin, proxy, is_large)
+        key = (origin, proxy, lane)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust))
+            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust, lane.protocols))
         return pool
 
     async def aclose(self) -> None:
@@ -97,6 +115,12 @@ class HttpEngine:
     def connections(self) -> list[Connection]:
         """Return the connections that are open."""
         return [connection for pool in self._pools.values() for connection in pool.connections]
+
+
+def _lane(request: PreparedRequest) -> _Lane:
+    if request.nbytes <= INLINE_NBYTES:
+        return _Lane.SMALL
+    return _Lane.DATA if request.purpose is Purpose.UPLOAD else _Lane.LARGE
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from typing import cast
 
 from tinker._http.messages import ExchangeFailed
 
@@ -56,7 +57,8 @@ def refused_after(error: Exception | None, where: str) -> ExchangeFailed | None:
 
 def issuer_of(connection: ssl.SSLObject) -> str | None:
     """Return who has issued the certificate that the other side has shown, by the most telling of the names."""
-    names = dict(pair for part in (connection.getpeercert() or {}).get("issuer", ()) for pair in part)
+    issuer = cast("tuple[tuple[tuple[str, str], ...], ...]", (connection.getpeercert() or {}).get("issuer", ()))
+    names = dict(pair for part in issuer for pair in part)
     found = [names[kind] for kind in ("organizationName", "commonName", "organizationalUnitName") if kind in names]
     return ", ".join(found[:2]) or None
 
