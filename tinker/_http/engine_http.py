@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import metadata
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
@@ -13,8 +14,9 @@ from tinker._http.closing import check_open
 from tinker._http.dialing import Connection, Dialer
 from tinker._http.exchange import Exchange
 from tinker._http.limits import Budget
-from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.pool import Pool
+from tinker._http.trust import describe_connection
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
 
@@ -94,6 +96,15 @@ class HttpEngine:
     def connections(self) -> list[Connection]:
         """Return the connections that are open."""
         return [connection for pool in self._pools.values() for connection in pool.connections]
+
+    def describe(self) -> list[ConnectionFacts]:
+        engine = f"httpunk {metadata.version('httpunk')}"
+        facts = [
+            describe_connection(engine, connection.version, connection.secured, proxy)
+            for (_, proxy, _), pool in self._pools.items()
+            for connection in pool.connections
+        ]
+        return list(dict.fromkeys(facts))
 
 
 async def _unpack(content: bytes, encoding: str) -> bytes:
