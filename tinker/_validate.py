@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
 from tinker_wire import limits
 from tinker_wire.models import AccessScope
 
 from tinker._checks import read_integer
+from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput, suggest_model_input
 from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams, SamplingParams

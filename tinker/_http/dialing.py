@@ -74,6 +74,7 @@ class Dialer:
     proxy: str | None
     proxy_headers: Mapping[str, str]
     trust: Trust
+    protocols: tuple[str, ...] = ("h2", "http/1.1")  # best first
     _known: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
 
     @cached_property
@@ -81,9 +82,13 @@ class Dialer:
         return urlsplit(self.origin)
 
     @property
-    def is_secure(self) -> bool:
-        """Return whether connections to the server have TLS, which decides how many exchanges one can carry."""
+    def _is_secure(self) -> bool:
         return self._address.scheme == "https"
+
+    @property
+    def may_share(self) -> bool:
+        """Return whether a connection may carry several exchanges at once."""
+        return self._is_secure and "h2" in self.protocols
 
     @cached_property
     def where(self) -> str:
@@ -108,7 +113,7 @@ class Dialer:
 
     async def _connect(self) -> _Chooser:
         address, chooser = self._address, _Chooser(self)
-        context = self._context if self.is_secure else None
+        context = self._context if self._is_secure else None
         proxy = None if self.proxy is None else urlsplit(self.proxy)
         if proxy is None:
             await self._open(chooser, address, context)
@@ -156,16 +161,20 @@ class Dialer:
         self, protocol: asyncio.Protocol, address: SplitResult, context: ssl.SSLContext | None, name: str | None
     ) -> asyncio.Transport:
         """Open a connection to a host. The one of its addresses that answered is used until it does so no more."""
-        host, delay = _host(address), _NEXT_ADDRESS_SECONDS
-        known = self._known.pop(host, None)
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: protocol,
-            known or host,
-            _port(address),
-            ssl=context,
-            server_hostname=name,
-            happy_eyeballs_delay=None if known else delay,
-        )
+        host = _host(address)
+        known = self._known.get(host)
+        try:
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: protocol,
+                known or host,
+                _port(address),
+                ssl=context,
+                server_hostname=name,
+                happy_eyeballs_delay=None if known else _NEXT_ADDRESS_SECONDS,
+            )
+        except BaseException:
+            self._known.pop(host, None)
+            raise
         if (peer := transport.get_extra_info("peername")) is not None:
             self._known[host] = peer[0]
         return transport
@@ -182,7 +191,7 @@ class Dialer:
 
     @property
     def _context(self) -> ssl.SSLContext:
-        return self.trust.context("h2", "http/1.1")
+        return self.trust.context(*self.protocols)
 
     @property
     def _proxy_context(self) -> ssl.SSLContext | None:
@@ -193,7 +202,7 @@ class Dialer:
         authority = self._address.netloc
         if protocol == "h2":
             return Http2Connection(authority)
-        if self.proxy is None or self.is_secure or self.proxy.startswith("socks"):
+        if self.proxy is None or self._is_secure or self.proxy.startswith("socks"):
             return Http1Connection(authority)
         return Http1Connection(authority, self.origin, {**_credential(urlsplit(self.proxy)), **self.proxy_headers})
 

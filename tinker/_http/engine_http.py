@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata
@@ -23,8 +24,25 @@ from tinker._wire import INLINE_NBYTES
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+class _Lane(enum.Enum):
+    """Requests that share connections, and the protocols of these.
+
+    Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an HTTP/2 stream send 64 KB ahead,
+    which limits it to 64 KB in each round trip.
+    """
+
+    SMALL = enum.auto()
+    LARGE = enum.auto()
+    DATA = enum.auto()
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Return the application protocols to offer, best first."""
+        return ("http/1.1",) if self is _Lane.DATA else ("h2", "http/1.1")
+
+
 class HttpEngine:
-    """Connections to servers, opened on first use. A large body has connections of its own, so that nothing waits behind it."""
+    """Connections to servers, opened on first use."""
 
     def __init__(
         self,
@@ -40,7 +58,7 @@ class HttpEngine:
         spare = _spare_descriptors()
         slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
         self._slots = {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
-        self._pools: dict[tuple[str, str | None, bool], Pool] = {}
+        self._pools: dict[tuple[str, str | None, _Lane], Pool] = {}
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -49,6 +67,8 @@ class HttpEngine:
             await slots.acquire()
         try:
             return await self._exchange(request)
+        except ValueError as error:  # a URL or a header that cannot be sent
+            raise ExchangeFailed(f"ValueError: {error}") from None
         except ExchangeFailed:
             check_open(self._closed)
             raise
@@ -58,32 +78,33 @@ class HttpEngine:
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)
         pool = self._pool(request)
-        connection = pool.take() or await pool.wait(request.connect_seconds)
-        exchange = Exchange(request, asyncio.get_running_loop())
-        try:
-            connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
-            await exchange.wait()
-            receive = request.receiver_of(exchange.status)
-            headers = exchange.headers
-            assert headers is not None
-            if receive is not None:
-                await receive(headers, exchange.pieces())
-                return RawResponse(request, exchange.status, headers, b"")
-        finally:
-            exchange.leave()
-            connection.leave(exchange)
-            pool.give_back(connection)
+        loop, is_sent = asyncio.get_running_loop(), False
+        while not is_sent:
+            connection = pool.take() or await pool.wait(request.connect_seconds)
+            exchange = Exchange(request, loop)
+            try:
+                is_sent = connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
+                if is_sent:
+                    await exchange.receive()
+            finally:
+                exchange.leave()
+                connection.leave(exchange)
+                pool.give_back(connection)
+        headers = exchange.headers
+        assert headers is not None
+        if exchange.is_streamed:
+            return RawResponse(request, exchange.status, headers, b"")
         encoding = headers.get("content-encoding")
-        content = exchange.content if encoding is None else await _unpack(exchange.content, encoding)
+        content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
         return RawResponse(request, exchange.status, headers, content)
 
     def _pool(self, request: PreparedRequest) -> Pool:
-        origin, is_large = _split(request.url)[0], request.nbytes > INLINE_NBYTES
+        origin, lane = _split(request.url)[0], _lane(request)
         proxy = None if self._proxies is None else self._proxies.of(request.url)
-        key = (origin, proxy, is_large)
+        key = (origin, proxy, lane)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust))
+            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust, lane.protocols))
         return pool
 
     async def aclose(self) -> None:
@@ -107,11 +128,10 @@ class HttpEngine:
         return list(dict.fromkeys(facts))
 
 
-async def _unpack(content: bytes, encoding: str) -> bytes:
-    try:
-        return await unpack(content, encoding)
-    except ValueError as error:
-        raise ExchangeFailed(f"ValueError: {error}") from None
+def _lane(request: PreparedRequest) -> _Lane:
+    if request.nbytes <= INLINE_NBYTES:
+        return _Lane.SMALL
+    return _Lane.DATA if request.purpose is Purpose.UPLOAD else _Lane.LARGE
 
 
 @lru_cache(maxsize=1)

@@ -94,7 +94,7 @@ class Exchange:
         self._chunks: deque[bytes] = deque()
         self._nbytes = 0
         self._ended = False
-        self._failure: ExchangeFailed | None = None
+        self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._reader: Reader | None = None
         self._ends = float("inf")
@@ -138,7 +138,7 @@ class Exchange:
         _finish(self._waiter)
         _finish(self.outcome)
 
-    def fail(self, failure: ExchangeFailed) -> None:
+    def fail(self, failure: Exception) -> None:
         """End the exchange without a complete response, unless it has ended already."""
         if self._ended:
             return
@@ -149,6 +149,16 @@ class Exchange:
     def is_over(self) -> bool:
         """Return whether the response is complete or has failed."""
         return self._ended
+
+    def next_piece(self) -> tuple[bytes, bool] | None:
+        """Return the next piece of the body and whether it is the last; None if it cannot be read, which fails the exchange."""
+        assert self.unsent is not None
+        try:
+            return next(self.unsent)
+        except Exception as error:  # noqa: BLE001 - whatever the body raises is its sender's
+            self.unsent = None
+            self.fail(error)
+            return None
 
     def pieces_of_body(self) -> Iterator[tuple[bytes, bool]]:
         """Yield the body of the request in pieces that are small enough to be copied, and whether each is the last."""
@@ -164,10 +174,14 @@ class Exchange:
 
     # ---------------------------------------------------------------------------------------------------- for the engine
 
-    async def wait(self) -> None:
-        """Wait until the response is complete, or its head where a receiver takes the body. Raises what went wrong."""
+    async def receive(self) -> None:
+        """Wait until the response is complete, or hand its body to the receiver as it comes. Raises what went wrong."""
         await self.outcome
-        if self._failure is not None and not self.is_streamed:
+        receive = self.request.receiver_of(self.status)
+        if self.is_streamed and receive is not None:
+            assert self.headers is not None
+            await receive(self.headers, self.pieces())
+        elif self._failure is not None:
             raise self._failure
 
     @property

@@ -24,6 +24,7 @@ class Http1Connection(asyncio.Protocol):
     version = "HTTP/1.1"
     secured: ssl.SSLObject | None = None
     capacity = 1
+    is_settled = True
 
     def __init__(self, authority: str, target: str = "", headers: dict[str, str] | None = None) -> None:
         self.used = 0
@@ -40,11 +41,10 @@ class Http1Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------------------ for the engine
 
-    def start(self, exchange: Exchange, path: str) -> None:
-        """Send the request."""
+    def start(self, exchange: Exchange, path: str) -> bool:
+        """Send the request. Return whether the connection can; otherwise another one has to."""
         if self.is_closed:
-            exchange.fail(ExchangeFailed("the connection was closed", never_ran=True))
-            return
+            return False
         self._exchange, self._head, self._decoder, self._nbytes = exchange, None, None, 0
         request = exchange.request
         headers = HeaderMap({**request.headers, **self._proxy_headers}.items())
@@ -60,6 +60,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.write(head)
             exchange.unsent = exchange.pieces_of_body()
             self._push()
+        return True
 
     def leave(self, exchange: Exchange) -> None:
         """Give up an exchange. What has not arrived of it cannot be told from the next response, so the connection ends."""
@@ -128,9 +129,11 @@ class Http1Connection(asyncio.Protocol):
             return
         exchange.touch()
         while not self._is_paused and not self.is_closed:
-            piece, is_last = next(exchange.unsent)
-            self._transport.write(piece)
-            if is_last:
+            following = exchange.next_piece()
+            if following is None:
+                return
+            self._transport.write(following[0])
+            if following[1]:
                 exchange.unsent = None
                 return
 
@@ -169,7 +172,7 @@ class Http1Connection(asyncio.Protocol):
         is_clean = exchange is not None and exchange.unsent is None and head is not None and head.wants_keep_alive
         if failure is not None or not is_clean or (decoder is not None and decoder.finish()[1]):
             self.is_closed = True
-            self._transport.close()
+            self._transport.abort()
         if exchange is not None:
             exchange.unsent = None
             exchange.end() if failure is None else exchange.fail(failure)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from httpunk import HeaderMap
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 # Streams that a client opens on one connection. Front ends allow 100 to 128; more exchanges open more connections.
 STREAMS = 100
+# Before the server has said how many it allows.
+_EARLY_STREAMS = 10
 # A connection that has been silent for so long is asked for a sign of life, and is dead without one after twice as long.
 SILENCE_SECONDS = 10.0
 _WINDOW_NBYTES, _CONNECTION_WINDOW_NBYTES = 2 << 20, 16 << 20
@@ -56,7 +59,9 @@ class Http2Connection(asyncio.Protocol):
     secured: ssl.SSLObject | None = None
 
     def __init__(self, authority: str) -> None:
-        self.used, self.capacity = 0, STREAMS
+        self.used, self.capacity = 0, _EARLY_STREAMS
+        self.is_settled = False  # whether the server has said how many streams it allows
+        self.when_settled: Callable[[], None] | None = None
         self.idle_since = 0.0
         self.is_closed = False  # to new exchanges; those under way may go on
         self._authority = authority
@@ -79,22 +84,22 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------------------ for the engine
 
-    def start(self, exchange: Exchange, path: str) -> None:
-        """Send the request, or as much of it as the server takes now."""
-        if self.is_closed or not self._streams.try_claim_slot():
-            exchange.fail(ExchangeFailed("the server takes no more requests on this connection", never_ran=True))
-            return
+    def start(self, exchange: Exchange, path: str) -> bool:
+        """Send the request, or as much of it as the server takes now. Return False where another connection has to."""
         request = exchange.request
         headers = HeaderMap(request.headers.items())
         nbytes = request.nbytes
         if nbytes:
             headers["content-length"] = str(nbytes)
+        if self.is_closed or not self._streams.try_claim_slot():
+            self.is_closed = self.is_closed or self.used <= self.capacity  # they do not agree
+            return False
         number = self._streams.open_stream(
             request.method, path, headers, not nbytes, False, exchange, scheme="https", authority=self._authority
         )
         if number is None:
-            exchange.fail(ExchangeFailed("the connection was closed", never_ran=True))
-            return
+            self.is_closed = True
+            return False
         exchange.number = number
         self._exchanges[number] = exchange
         if nbytes:
@@ -104,6 +109,7 @@ class Http2Connection(asyncio.Protocol):
         if self._watch is None:
             self._heard = self._loop.time()
             self._watch = self._loop.call_later(SILENCE_SECONDS / 2, self._look)
+        return True
 
     def leave(self, exchange: Exchange) -> None:
         """Give up an exchange: the server is told that nobody waits for it."""
@@ -175,9 +181,10 @@ class Http2Connection(asyncio.Protocol):
                 self._wake(self._streams.recv_window_update(frame))
             elif isinstance(frame, H2FrameSettings):
                 _, handles, flags = self._streams.recv_settings(frame)
-                self.capacity = min(STREAMS, self._streams.peer_max_concurrent_streams or STREAMS)
                 self._wake(handles)
                 self._act(flags)
+                if not frame.ack:
+                    self._settle(self._streams.peer_max_concurrent_streams)
             elif isinstance(frame, H2FramePing):
                 self._act(self._streams.recv_ping(frame))
             elif isinstance(frame, H2FrameRstStream):
@@ -188,6 +195,12 @@ class Http2Connection(asyncio.Protocol):
                 self._reset_broken(frame.stream_id, frame.error_code)
         except H2StreamError as error:
             self._reset_broken(error.args[0], error.args[1])
+
+    def _settle(self, limit: int | None) -> None:
+        self.capacity = STREAMS if limit is None else min(STREAMS, limit)
+        self.is_settled = True
+        if self.when_settled is not None:
+            self.when_settled()
 
     def _take_headers(self, frame: H2FrameHeaders) -> None:
         verdict = self._streams.recv_headers(frame)
@@ -263,7 +276,10 @@ class Http2Connection(asyncio.Protocol):
         """Hand over as much of a body as the windows and the buffer take."""
         while exchange.unsent is not None:
             if exchange.piece is None:
-                (exchange.piece, exchange.is_last), exchange.offset = next(exchange.unsent), 0
+                following = exchange.next_piece()
+                if following is None:
+                    return
+                (exchange.piece, exchange.is_last), exchange.offset = following, 0
             verdict = self._streams.send_data(exchange.number, exchange.piece, exchange.offset, exchange.is_last)
             self._act(verdict.flags)
             exchange.offset += verdict.sent

@@ -5,40 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import Context
+from functools import partial
 
 from tinker._http.dialing import Connection, Dialer, DialFailed, late
-from tinker._http.http2 import STREAMS
+from tinker._http.http2 import STREAMS, Http2Connection
 from tinker._http.messages import IDLE_SECONDS
 
 
 class Pool:
     """Connections of one kind to one origin.
 
-    An exchange takes the connection that was used last, so that those that are not needed fall idle. Where connections carry
-    many exchanges, only as many are opened as those that wait can fill.
+    An exchange takes the connection that had room last, so that those that are not needed fall idle. Where connections carry
+    many exchanges, only as many are opened as those that wait can fill; how many that are, the first connection learns.
     """
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
         self._loop = asyncio.get_running_loop()
-        self._usable: list[Connection] = []  # which can take another exchange
+        self._usable: dict[Connection, None] = {}  # which can take another exchange
         self._all: set[Connection] = set()
         self._waiting: deque[asyncio.Future[Connection]] = deque()
         self._dials: set[asyncio.Task[None]] = set()
-        # How many exchanges a new connection can take, once it is known.
-        self._capacity: int | None = None if dialer.is_secure else 1
+        self._capacity = 0 if dialer.may_share else 1  # of a new connection; 0 while it is unknown, or the server wants nothing
         self._sweep: asyncio.TimerHandle | None = None
 
     def take(self) -> Connection | None:
         """Take a connection that is open; None if a new one is needed."""
         while self._usable:
-            connection = self._usable[-1]
-            if not connection.is_closed and connection.used < connection.capacity:
+            connection = next(reversed(self._usable))
+            if _has_room(connection):
                 connection.used += 1
-                if connection.used >= connection.capacity:
-                    self._usable.pop()
                 return connection
-            self._usable.pop()
+            del self._usable[connection]
             if connection.is_closed:
                 self._drop(connection)
         return None
@@ -60,13 +58,12 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Return a connection after an exchange."""
-        was_full = connection.used >= connection.capacity
         connection.used -= 1
+        connection.idle_since = self._loop.time()
         if connection.is_closed:
             self._drop(connection)
-        elif was_full and connection.used < connection.capacity:
+        else:
             self._offer(connection)
-        connection.idle_since = self._loop.time()
 
     def close(self) -> None:
         """Close every connection, and fail who waits for one."""
@@ -88,36 +85,52 @@ class Pool:
     # ----------------------------------------------------------------------------------------------------------------- opening
 
     def _dial_enough(self) -> None:
-        wanted = 1 if self._capacity is None else -(-len(self._waiting) // self._capacity)
+        if self._capacity:
+            wanted = -(-len(self._waiting) // self._capacity)
+        else:
+            wanted = 0 if any(not connection.is_closed for connection in self._all) else 1
         while len(self._dials) < wanted:
-            dial = self._loop.create_task(self._dial(), name="connect", context=Context())
-            self._dials.add(dial)
-            dial.add_done_callback(self._dials.discard)
+            self._dials.add(self._loop.create_task(self._dial(), name="connect", context=Context()))
 
     async def _dial(self) -> None:
+        current = asyncio.current_task()
+        assert current is not None
         try:
             connection = await self._dialer.dial()
         except Exception as error:  # noqa: BLE001 - those who wait are told whatever it is
             failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
-            self._fail_waiting(failure, self._capacity or STREAMS)
+            # Where others are being opened, a share of those that wait is for them.
+            self._fail_waiting(failure, None if len(self._dials) == 1 else self._capacity or STREAMS)
             return
-        self._capacity = connection.capacity
+        finally:
+            self._dials.discard(current)
         self._all.add(connection)
         connection.idle_since = self._loop.time()
-        self._offer(connection)
-        self._loop.call_soon(self._dial_enough)
+        if self._capacity and not connection.is_settled:
+            connection.capacity = self._capacity
+        if isinstance(connection, Http2Connection):
+            connection.when_settled = partial(self._note_capacity, connection)
+        self._note_capacity(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle)
 
+    def _note_capacity(self, connection: Connection) -> None:
+        """Use what a connection can take, and open more if that is not enough."""
+        if connection.is_settled:
+            self._capacity = connection.capacity
+        self._offer(connection)
+        if self._waiting:
+            self._dial_enough()
+
     def _offer(self, connection: Connection) -> None:
         """Let those that wait have the connection, the rest of it everybody."""
-        while self._waiting and connection.used < connection.capacity:
+        while self._waiting and _has_room(connection):
             waiter = self._waiting.popleft()
             if not waiter.done():
                 connection.used += 1
                 waiter.set_result(connection)
-        if connection.used < connection.capacity:
-            self._usable.append(connection)
+        if _has_room(connection):
+            self._usable[connection] = None
 
     def _fail_waiting(self, failure: DialFailed, count: int | None = None) -> None:
         """Fail those that have waited longest for a connection that could not be made."""
@@ -140,11 +153,15 @@ class Pool:
         for connection in tuple(self._all):
             if not connection.used and (connection.is_closed or connection.idle_since < before):
                 self._drop(connection)
-        self._usable = [connection for connection in self._usable if not connection.is_closed]
         self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle) if self._all else None
 
     def _drop(self, connection: Connection) -> None:
         """Close a connection that takes no more exchanges, once the last on it is over."""
         if not connection.used:
             self._all.discard(connection)
+            self._usable.pop(connection, None)
             connection.close()
+
+
+def _has_room(connection: Connection) -> bool:
+    return connection.used < connection.capacity and not connection.is_closed

@@ -7,9 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tinker._installation import install_command
 from tinker.types._arrays import (
     NumericArray,
@@ -20,11 +17,13 @@ from tinker.types._arrays import (
     torch_to_numpy,
     wire_array,
 )
+from tinker.types._numpy import np
 from tinker.types._values import parameters, refuse_change
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 
 _SHOWN_VALUES = 8  # in a repr
