@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ except tinker.APIConnectionError as error:
 
 DOCTOR = """
 from tinker.cli import main
-sys.argv[1:] = ["doctor", "--base-url", url]
+sys.argv[1:] = ["-f", "json", "doctor", "--base-url", url]
 main()
 """
 
@@ -96,3 +97,12 @@ def test_what_fails_is_said_the_same_way(url: str) -> None:
     done = run(REFUSED, url, "", "", "")
     assert done.stdout.startswith("True True Connection error: POST ")
     assert "is not trusted (unable to get local issuer certificate): name its authority in ca_file" in done.stdout
+
+
+def test_the_doctor_names_it(url: str, ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is httpx that is named, and what it has agreed on with the server."""
+    monkeypatch.setenv("TINKER_CA_FILE", ca_file)
+    (connection,) = json.loads(run(DOCTOR, url, "", "", "").stdout)["connections"]
+    assert connection["engine"].startswith("httpx ")
+    assert (connection["http_version"], connection["tls_version"]) == ("HTTP/1.1", "TLSv1.3")
+    assert connection["certificate_issuer"].startswith("trustme")

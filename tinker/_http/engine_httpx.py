@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker._clock import Clock, Deadline
 from tinker._http.closing import check_open
+from tinker._http.limits import Budget
 from tinker._http.loading import FOLLOW_LOADING, LoadingNews
 from tinker._http.messages import CONNECT_SECONDS, ConnectionFacts, PreparedRequest, Purpose, RawResponse, Receive
 from tinker._http.observers import Observers
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 
 
 class HttpxEngine:
-    """An httpx transport: one that was injected, or the ASGI application of this process."""
+    """An httpx transport: one that was injected, or the ASGI application of this process. ``slots`` limit the exchanges."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, observers: Observers | None = None) -> None:
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        observers: Observers | None = None,
+        slots: Mapping[Purpose, Budget] | None = None,
+    ) -> None:
         self._transport = transport
+        self._slots = slots
         seen = Observers(Clock()) if observers is None else observers  # which is false while it is empty
         self._clock = seen.clock
         self._news = LoadingNews(seen)
@@ -35,6 +42,12 @@ class HttpxEngine:
         self._seen: Mapping[str, Any] = {}  # of the last response
 
     async def send(self, request: PreparedRequest) -> RawResponse:
+        if self._slots is None:
+            return await self._exchange(request)
+        async with self._slots[request.purpose].take():
+            return await self._exchange(request)
+
+    async def _exchange(self, request: PreparedRequest) -> RawResponse:
         import httpx
 
         check_open(self._closed)

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
+from tinker._http.limits import open_slots
 from tinker._http.messages import HTTPEngine
 from tinker._http.observers import Observers
 
@@ -36,7 +37,7 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
         if not (error.name or "").startswith("httpunk"):
             raise
         _warn_of_fallback(str(error))
-        return HttpxEngine(_open_transport(config), observers)
+        return HttpxEngine(_open_transport(config), observers, open_slots(config.connections))
     return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=config.trust)
 
 
