@@ -38,7 +38,9 @@ class Line:
     server: Http2Server
 
     async def send(self, body: Sequence[bytes | memoryview] = (b"{}",), **how: Any) -> RawResponse:
-        return await self.engine.send(PreparedRequest(method="POST", url=f"{self.server.url}/path", headers={}, body=body, **how))
+        return await self.engine.send(
+            PreparedRequest(method="POST", url=f"{self.server.url}/path", headers={}, body=body, **how)
+        )
 
     async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
         return await asyncio.gather(*(self.send(**how) for _ in range(count)), return_exceptions=True)

@@ -217,6 +217,7 @@ class _Chooser(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         self.connection = self._dialer.make_connection(None if secured is None else secured.selected_alpn_protocol())
+        self.connection.secured = secured
         assert isinstance(transport, asyncio.Transport)
         transport.set_protocol(self.connection)
         self.connection.connection_made(transport)

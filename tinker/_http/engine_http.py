@@ -6,16 +6,18 @@ import asyncio
 import enum
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import metadata
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from tinker._config import CONNECTIONS, Proxies, Trust
+from tinker._config import Proxies, Trust
 from tinker._http.closing import check_open
 from tinker._http.dialing import Connection, Dialer
 from tinker._http.exchange import Exchange
-from tinker._http.limits import Budget
-from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.limits import open_slots
+from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.pool import Pool
+from tinker._http.trust import describe_connection
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
 
@@ -53,9 +55,7 @@ class HttpEngine:
         self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._proxy_headers = proxy_headers
         self._trust = trust or Trust()
-        spare = _spare_descriptors()
-        slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
-        self._slots = {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
+        self._slots = open_slots(connections)
         self._pools: dict[tuple[str, str | None, _Lane], Pool] = {}
         self._closed = False
 
@@ -116,23 +116,20 @@ class HttpEngine:
         """Return the connections that are open."""
         return [connection for pool in self._pools.values() for connection in pool.connections]
 
+    def describe(self) -> list[ConnectionFacts]:
+        engine = f"httpunk {metadata.version('httpunk')}"
+        facts = [
+            describe_connection(engine, connection.version, connection.secured, proxy)
+            for (_, proxy, _), pool in self._pools.items()
+            for connection in pool.connections
+        ]
+        return list(dict.fromkeys(facts))
+
 
 def _lane(request: PreparedRequest) -> _Lane:
     if request.nbytes <= INLINE_NBYTES:
         return _Lane.SMALL
     return _Lane.DATA if request.purpose is Purpose.UPLOAD else _Lane.LARGE
-
-
-@lru_cache(maxsize=1)
-def _spare_descriptors() -> int:
-    """Return half of what the process may have open; two kinds of exchanges may be at their limits at once."""
-    try:
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(16, soft // 2 - 32)
-    except (ImportError, OSError, ValueError):
-        return 256
 
 
 @lru_cache(maxsize=512)

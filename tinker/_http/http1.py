@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from httpunk import HeaderMap, HTTPunkError
 from httpunk._httpunk import H1BodyDecoder, H1Codec, H1ResponseHead
@@ -21,6 +22,7 @@ class Http1Connection(asyncio.Protocol):
     """
 
     version = "HTTP/1.1"
+    secured: ssl.SSLObject | None = None
     capacity = 1
     is_settled = True
 
@@ -104,7 +106,7 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the exchange on the connection."""
         self.is_closed = True
-        if (refused := trust.refused_after(exc, self._authority)) is not None:
+        if (refused := trust.find_refusal(exc, self._authority)) is not None:
             self._fail(refused)
             return
         when = "before a response came" if self._head is None else "in the middle of the response"

@@ -7,6 +7,7 @@ sends pings, and tells each exchange what happens to it. Nothing here waits: eve
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ class Http2Connection(asyncio.Protocol):
     """The protocol of one connection."""
 
     version = "HTTP/2"
+    secured: ssl.SSLObject | None = None
 
     def __init__(self, authority: str) -> None:
         self.used, self.capacity = 0, _EARLY_STREAMS
@@ -155,7 +157,7 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every exchange on the connection."""
-        refused = trust.refused_after(exc, self._authority)
+        refused = trust.find_refusal(exc, self._authority)
         self._end(refused or ExchangeFailed("the connection ended" + (f": {exc}" if exc else "")))
 
     def pause_writing(self) -> None:

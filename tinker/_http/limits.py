@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from tinker._clock import Clock
+from tinker._config import CONNECTIONS
 from tinker._http.auth import CredentialSource
+from tinker._http.messages import Purpose
 from tinker.errors import APIStatusError, copy_error
 
 # Submissions of samples at once while the server says that it is too much.
@@ -22,6 +25,25 @@ THROTTLED_SECONDS = 10.0
 SMALL_COOL_DOWN_SECONDS, LARGE_COOL_DOWN_SECONDS = 1.0, 5.0
 _LARGE_NBYTES = 128 * 1024
 _JITTER_SECONDS = 1.0
+
+
+@lru_cache(maxsize=1)
+def _spare_descriptors() -> int:
+    """Return half of what the process may have open; two kinds of exchanges may be at their limits at once."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(16, soft // 2 - 32)
+    except (ImportError, OSError, ValueError):
+        return 256
+
+
+def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, Budget]:
+    """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
+    spare = _spare_descriptors()
+    slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
+    return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
 
 
 class Budget:

@@ -12,6 +12,8 @@ from tinker._http.statuses import is_success
 from tinker._wire import Piece, count_nbytes
 
 CONNECT_SECONDS = 10.0
+# A connection that nobody has used for so long is closed, before the server does so at a bad moment.
+IDLE_SECONDS = 15.0
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
 
@@ -143,6 +145,23 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+class ConnectionFacts(msgspec.Struct, frozen=True):
+    """How a client is connected with its server, without secrets. ``engine`` sends the requests; None is unknown or absent."""
+
+    engine: str
+    http_version: str | None = None
+    tls_version: str | None = None
+    certificate_issuer: str | None = None
+    proxy: str | None = None
+
+    def __str__(self) -> str:
+        """Describe the connection in one line."""
+        issuer = self.certificate_issuer and f"certificate issued by {self.certificate_issuer}"
+        proxy = self.proxy and f"through the proxy {self.proxy}"
+        facts = [fact for fact in (self.http_version, self.tls_version, issuer, proxy) if fact]
+        return f"{', '.join(facts)} (by {self.engine})" if facts else self.engine
+
+
 class HTTPEngine(Protocol):
     """Sends one request and returns one response.
 
@@ -155,4 +174,8 @@ class HTTPEngine(Protocol):
 
     async def aclose(self) -> None:
         """Close every connection."""
+        ...
+
+    def describe(self) -> Sequence[ConnectionFacts]:
+        """Describe the kinds of connections that are open; call it on the loop."""
         ...

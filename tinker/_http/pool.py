@@ -9,9 +9,7 @@ from functools import partial
 
 from tinker._http.dialing import Connection, Dialer, DialFailed, late
 from tinker._http.http2 import STREAMS, Http2Connection
-
-# A connection that nobody has used for so long is closed, before the server does so at a bad moment.
-IDLE_SECONDS = 15.0
+from tinker._http.messages import IDLE_SECONDS
 
 
 class Pool:

@@ -1,4 +1,4 @@
-"""The transport of files: each address through its own proxy."""
+"""Connections of httpx, for files and where httpunk does not run: each address through its own proxy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections.abc import Mapping
 import httpx
 
 from tinker._config import Proxies
+from tinker._http.messages import IDLE_SECONDS
 from tinker._installation import install_command
+
+# Those who send know how many exchanges there may be at once.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_SECONDS)
 
 
 class ProxiedTransport(httpx.AsyncBaseTransport):
@@ -33,7 +37,7 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
             context = self._context if proxy.startswith("https:") else None
             given = httpx.Proxy(proxy.replace("socks5h://", "socks5://"), headers=dict(self._headers), ssl_context=context)
         try:
-            return httpx.AsyncHTTPTransport(proxy=given, trust_env=False, verify=self._context)
+            return httpx.AsyncHTTPTransport(proxy=given, trust_env=False, verify=self._context, limits=_LIMITS)
         except ImportError:
             raise httpx.UnsupportedProtocol(f"a SOCKS proxy needs another package: {install_command('socks')}") from None
 

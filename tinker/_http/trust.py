@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Iterable
 from typing import cast
+from urllib.parse import urlsplit
 
-from tinker._http.messages import ExchangeFailed
+from tinker._config import show_url
+from tinker._http.messages import ConnectionFacts, ExchangeFailed
 
 #: What OpenSSL calls the answer of a server that does not use TLS.
 _PLAIN_TEXT_REASONS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
@@ -45,22 +48,45 @@ def describe(error: ssl.SSLError, where: str, setting: str) -> str:
     return f"the TLS handshake with {where} failed: {alert or error.reason or error}"
 
 
-def refused_after(error: Exception | None, where: str) -> ExchangeFailed | None:
-    """Return the failure of a connection whose handshake was refused after its end, as TLS 1.3 does it with certificates.
+def find_refusal(error: Exception | None, where: str) -> ExchangeFailed | None:
+    """Return the failure of a connection that was lost because the server refuses the client's certificate, or wants one.
 
-    No request on it has run. None if the connection was lost for another reason.
+    TLS 1.3 does so after the handshake; no request has run. None if the connection was lost for another reason.
     """
-    if not isinstance(error, ssl.SSLError) or not is_lasting(error):
-        return None
-    return ExchangeFailed(describe(error, where, ""), never_connected=True, wrong_address=True, says_what_to_do=True)
+    is_refusal = isinstance(error, ssl.SSLError) and _alert_of(error) in (_NO_CERTIFICATE, *_REFUSALS)
+    return _as_failure(error, where) if is_refusal else None
 
 
-def issuer_of(connection: ssl.SSLObject) -> str | None:
-    """Return who has issued the certificate that the other side has shown, by the most telling of the names."""
-    issuer = cast("tuple[tuple[tuple[str, str], ...], ...]", (connection.getpeercert() or {}).get("issuer", ()))
+def explain(error: Exception, url: str) -> ExchangeFailed | None:
+    """Return the failure of an exchange by httpx among whose causes is one of TLS that lasts; None if there is none."""
+    import httpx
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    where = urlsplit(url).netloc.rpartition("@")[2]
+    if cause is None or not isinstance(error, httpx.ConnectError):
+        return find_refusal(cause, where)
+    return _as_failure(cause, where) if is_lasting(cause) else None
+
+
+def _as_failure(error: ssl.SSLError, where: str) -> ExchangeFailed:
+    message = describe(error, where, "base_url (TINKER_BASE_URL)")
+    return ExchangeFailed(message, never_connected=True, wrong_address=True, says_what_to_do=True)
+
+
+def find_issuer(secured: ssl.SSLObject) -> str | None:
+    """Return the names of who has issued the certificate that the other side has shown; None without one."""
+    issuer = cast("Iterable[Iterable[tuple[str, str]]]", (secured.getpeercert() or {}).get("issuer", ()))
     names = dict(pair for part in issuer for pair in part)
-    found = [names[kind] for kind in ("organizationName", "commonName", "organizationalUnitName") if kind in names]
-    return ", ".join(found[:2]) or None
+    return ", ".join(names[kind] for kind in ("organizationName", "commonName") if kind in names) or None
+
+
+def describe_connection(engine: str, http_version: str, secured: ssl.SSLObject | None, proxy: str | None) -> ConnectionFacts:
+    """Describe a connection that is open."""
+    tls_version, issuer = (None, None) if secured is None else (secured.version(), find_issuer(secured))
+    shown = None if proxy is None else show_url(proxy)
+    return ConnectionFacts(engine, http_version, tls_version, issuer, shown)
 
 
 def _describe_certificate(error: ssl.SSLCertVerificationError, where: str, setting: str) -> str:
