@@ -221,7 +221,10 @@ class Sampler:
             await wait_before(self.created, future)
         session = self.runtime.session
         context = await session.ensure_started()
-        async with context.limits.samples.take():
+        samples = context.limits.samples
+        if not samples.try_acquire():
+            await samples.acquire()
+        try:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             submissions = 0
             failures: Attempts | None = None
@@ -238,6 +241,8 @@ class Sampler:
                     failures = failures or self.runtime.transport.attempts(self._policy, future.operation)
                     delay = failures.next_repetition(error)
                     await self.runtime.transport.sleep(delay)
+        finally:
+            samples.release()
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
