@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
-import attrs
 import msgspec
+import msgspec.structs
 from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
@@ -217,7 +217,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             x_tinker_request_type=self.spec.request_type,
             x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 0 else None,
         )
-        return attrs.evolve(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
+        return msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 
     async def _ask(self, request: Request[Any], started: float) -> _Found[T] | None:
         transport = self.poller.transport

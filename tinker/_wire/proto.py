@@ -27,7 +27,7 @@ from tinker.types.results import (
     SampleResponse,
     TopkLogprobs,
 )
-from tinker.types.tensor_data import TensorData, dimensions
+from tinker.types.tensor_data import TensorData, dimensions, wrap
 
 Part: TypeAlias = bytes | memoryview
 MEDIA_TYPE = "application/x-protobuf"
@@ -95,6 +95,10 @@ def _double(field: int, value: float) -> bytes:
 
 def _view(array: NDArray[Any]) -> memoryview:
     """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError):  # empty, not contiguous or of another byte order
+        pass
     if array.size == 0:
         return memoryview(b"")
     if array.dtype.byteorder not in "<=|":
@@ -678,7 +682,7 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
     try:
         if inner:
             return [TensorData.from_numpy(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
-        return [TensorData.from_numpy(values[a:b]) for a, b in itertools.pairwise(cuts)]
+        return [wrap(values[a:b]) for a, b in itertools.pairwise(cuts)]
     except ValueError as error:
         raise ProtoError(f"bad batched tensor: {error}") from error
 
