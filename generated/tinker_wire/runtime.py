@@ -226,10 +226,13 @@ def query_string(*pairs: tuple[str, Scalar | Sequence[Scalar] | None]) -> str:
 
 def header_values(*pairs: tuple[str, Scalar | None]) -> dict[str, str]:
     """Spell header values; None is left out. Raises ValueError for a value that would end its header."""
+    headers: dict[str, str] = {}
     for name, value in pairs:
-        if isinstance(value, str) and _HEADER_ENDS.search(value):
-            raise ValueError(f"the header {name} cannot hold a line break")
-    return {name: _spelled(name, value) for name, value in pairs if value is not None}
+        if value is not None:
+            text = headers[name] = value if isinstance(value, str) else _spelled(name, value)
+            if not text.isprintable() and _HEADER_ENDS.search(text):
+                raise ValueError(f"the header {name} cannot hold a line break")
+    return headers
 
 
 def form_body(record: msgspec.Struct) -> Binary:
@@ -332,8 +335,6 @@ def _joined(name: str, value: Scalar | Sequence[Scalar]) -> str:
 
 
 def _spelled(name: str, value: Scalar) -> str:
-    if isinstance(value, str):
-        return value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime.datetime):

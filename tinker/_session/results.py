@@ -166,9 +166,14 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     async def result(self) -> T:
         """Poll until the result is there."""
         while True:
-            started = self.poller.transport.clock.monotonic()
+            request, started = self._request(), self.poller.transport.clock.monotonic()
+            self.iteration += 1
             try:
-                found = await self._once(started)
+                if self.result_nbytes is None:
+                    found = await self._ask(request, started)
+                else:
+                    async with self.poller.result_nbytes.take(self.result_nbytes):
+                        found = await self._ask(request, started)
             except APIError as error:
                 try:
                     await self._wait_after(error, started)
@@ -179,15 +184,6 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             if found is not None:
                 self.future.progress.note_fetched(self.poller.transport.clock.monotonic())
                 return found.value
-
-    async def _once(self, started: float) -> _Found[T] | None:
-        """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
-        request = self._request()
-        self.iteration += 1
-        if self.result_nbytes is None:
-            return await self._ask(request, started)
-        async with self.poller.result_nbytes.take(self.result_nbytes):
-            return await self._ask(request, started)
 
     async def _wait_after(self, error: APIError, started: float) -> None:
         """Wait until the poll after one that failed; raises the error where there is none."""
@@ -220,6 +216,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 
     async def _ask(self, request: Request[Any], started: float) -> _Found[T] | None:
+        """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
         if response.media_type == proto.MEDIA_TYPE:

@@ -95,17 +95,14 @@ def _double(field: int, value: float) -> bytes:
 
 def _view(array: NDArray[Any]) -> memoryview:
     """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
-    try:
-        return array.data.cast("B")
-    except (TypeError, ValueError):  # empty, not contiguous or of another byte order
-        pass
     if array.size == 0:
         return memoryview(b"")
-    if array.dtype.byteorder not in "<=|":
+    if not array.dtype.isnative and array.dtype.byteorder != "<":
         array = array.astype(array.dtype.newbyteorder("<"))
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return array.data.cast("B")
+    try:
+        return array.data.cast("B")
+    except TypeError:  # which is faster than to ask whether it is contiguous
+        return np.ascontiguousarray(array).data.cast("B")
 
 
 class _Message:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import service as service_api
