@@ -15,7 +15,9 @@ class Trust:
     ca_file: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
-    _contexts: dict[tuple[str, ...], ssl.SSLContext] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+    _contexts: dict[tuple[str, ...], ssl.SSLContext] = attrs.field(
+        factory=dict[tuple[str, ...], ssl.SSLContext], init=False, eq=False, repr=False
+    )
 
     def context(self, *protocols: str) -> ssl.SSLContext:
         """Return the context for connections with these application protocols, best first; it is made once.

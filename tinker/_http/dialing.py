@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from functools import cached_property
 from typing import TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -180,7 +180,7 @@ class Dialer:
         return transport
 
     @contextlib.contextmanager
-    def _checking(self, address: SplitResult) -> Iterator[None]:
+    def _checking(self, address: SplitResult) -> Generator[None]:
         """Describe a handshake that fails. Raises DialFailed."""
         try:
             yield

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 # What the client sets itself, or what is no longer true of a body that it has decoded.
 _OF_THE_CONNECTION = frozenset({"host", "connection"})
@@ -77,7 +77,7 @@ async def _pieces(stream: object) -> AsyncIterator[bytes]:
 
 
 @contextmanager
-def _translating() -> Iterator[None]:
+def _translating() -> Generator[None]:
     """Raise the exception of httpx that has the same name as that of httpx2."""
     try:
         yield

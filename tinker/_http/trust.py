@@ -53,8 +53,9 @@ def find_refusal(error: Exception | None, where: str) -> ExchangeFailed | None:
 
     TLS 1.3 does so after the handshake; no request has run. None if the connection was lost for another reason.
     """
-    is_refusal = isinstance(error, ssl.SSLError) and _alert_of(error) in (_NO_CERTIFICATE, *_REFUSALS)
-    return _as_failure(error, where) if is_refusal else None
+    if not isinstance(error, ssl.SSLError) or _alert_of(error) not in (_NO_CERTIFICATE, *_REFUSALS):
+        return None
+    return _as_failure(error, where)
 
 
 def explain(error: Exception, url: str) -> ExchangeFailed | None:
@@ -66,7 +67,7 @@ def explain(error: Exception, url: str) -> ExchangeFailed | None:
         cause = cause.__cause__ or cause.__context__
     where = urlsplit(url).netloc.rpartition("@")[2]
     if cause is None or not isinstance(error, httpx.ConnectError):
-        return find_refusal(cause, where)
+        return find_refusal(error if cause is None else cause, where)
     return _as_failure(cause, where) if is_lasting(cause) else None
 
 
