@@ -202,8 +202,11 @@ class Http2Connection(asyncio.Protocol):
         verdict = self._streams.recv_headers(frame)
         exchange = verdict.handle
         if isinstance(exchange, Exchange):
-            if verdict.kind == H2_HEADERS_HEAD:
-                exchange.begin(frame.status or 0, frame.headers, self)
+            if verdict.kind == H2_HEADERS_HEAD and frame.status is None:
+                self._reset_broken(frame.stream_id, int(H2Reason.PROTOCOL_ERROR))
+                return
+            if verdict.kind == H2_HEADERS_HEAD and frame.status is not None:
+                exchange.begin(frame.status, frame.headers, self)
             if verdict.eof or verdict.kind == H2_HEADERS_TRAILERS:
                 self._finish(exchange)
         self._act(verdict.flags)
