@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import httpx
 import pytest
 from httpunk import H2Reason
 from support.http2_server import Connection, Http2Server, Request, Script, http2_server
 from support.tls import authority, server_context
 from tinker_wire.runtime import FormPieces, Stored
 
+import tinker
 from tinker._http import http2, phase, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker.errors import ClientClosedError
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+from tinker.testing.asgi import call_app
 
 T = TypeVar("T")
 GUARD_SECONDS = 60
@@ -768,3 +776,225 @@ def test_a_header_that_cannot_be_sent() -> None:
         assert all(connection.used == 0 for connection in line.engine.connections)
 
     run(Connection.answer_all, use)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the client
+
+
+@attrs.define
+class Counted:
+    """The toy server behind HTTP/2, with what was carried out, and what arrived."""
+
+    app: Any
+    steps: list[int]
+    samples: list[int]
+    bodies: list[bytes] = attrs.field(factory=list)
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Iterator[Counted]:
+    """Counts what the engine of the server carries out."""
+    steps, samples = list[int](), list[int]()
+
+    class Counting(ToyEngine):
+        def forward_backward(self, *args: Any, **how: Any) -> Any:
+            steps.append(1)
+            return super().forward_backward(*args, **how)
+
+        def sample(self, *args: Any, **how: Any) -> Any:
+            samples.append(1)
+            return super().sample(*args, **how)
+
+    state = State(Counting, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    yield Counted(create_app(state), steps, samples)
+    state.close()
+
+
+DATUM = tinker.Datum(
+    model_input=tinker.ModelInput.from_ints([1, 2, 3]),
+    loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0] * 3},  # type: ignore[dict-item]
+)
+
+
+def refuse(connection: Connection, request: Request) -> None:
+    connection.reset(request, H2Reason.REFUSED_STREAM)
+
+
+def reset(connection: Connection, request: Request) -> None:
+    connection.reset(request, H2Reason.INTERNAL_ERROR)
+
+
+def go_away(connection: Connection, request: Request) -> None:
+    connection.send(connection.codec.serialize_go_away(request.stream_id - 2, 0))
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("end", [refuse, go_away, reset, lambda connection, _: connection.break_off()])
+def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_run: bool, counted: Counted) -> None:
+    """A request whose stream or connection ends is sent again with the same number, whether it ran or not, and runs once."""
+    if has_run and end in (refuse, go_away):
+        has_run = False  # the server would not tell the truth
+
+    async def respond(connection: Connection, request: Request) -> None:
+        await connection.wait_until(lambda: request.is_complete)
+        if request.path.endswith("/forward_backward"):
+            counted.bodies.append(bytes(request.body))
+            if len(counted.bodies) in (1, 3):
+                if has_run:
+                    asked = httpx.Request("POST", connection.server.url + request.path, headers=request.headers)
+                    await call_app(counted.app, asked, bytes(request.body))
+                end(connection, request)
+                return
+        await connection.answer(request)
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(respond(connection, await connection.head()))
+
+    with http2_server(script, app=counted.app, ssl_context=server_context("h2")) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        for future in [training.forward_backward([DATUM], "cross_entropy") for _ in range(3)]:
+            future.result(60)
+        service.close().result(30)
+    assert sorted(counted.bodies) == sorted(body for body in set(counted.bodies) for _ in range(counted.bodies.count(body)))
+    assert (len(counted.bodies), len(set(counted.bodies)), len(counted.steps)) == (5, 3, 3)
+
+
+def test_a_connection_with_many_samples_dies(counted: Counted) -> None:
+    """All samples on a connection that dies are asked for again, each runs once, and they share a new connection."""
+    count = 80
+    seen: list[bytes] = []
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                request = await connection.head()
+                if request.path.endswith("/asample") and len(seen) < count:
+                    await connection.wait_until(lambda: request.is_complete)
+                    seen.append(bytes(request.body))
+                    if len(seen) == count:
+                        connection.break_off()
+                else:
+                    tasks.create_task(connection.answer(request))
+
+    with http2_server(script, app=counted.app, ssl_context=server_context("h2"), max_concurrent_streams=100) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+        futures = [sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2)) for _ in range(count)]
+        assert len([future.result(60) for future in futures]) == count
+        service.close().result(30)
+        assert len(server.connections) <= 3
+    assert len(counted.samples) == count
+
+
+def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:
+    """A program that ends, or a child that it forks or spawns, is not held up by exchanges, and a child has its own connections."""
+    program = """
+import multiprocessing, os, sys
+import tinker
+
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+
+def sample(url):
+    service = tinker.ServiceClient(base_url=url, api_key="tml-key")
+    return service.create_sampling_client(base_model="tinker/toy").result(30).sample(PROMPT, 1, PARAMS).result(30)
+
+def child(url):
+    assert sample(url).sequences
+    os._exit(0) if multiprocessing.get_start_method() == "fork" else None
+
+if __name__ == "__main__":
+    url, method = sys.argv[1:]
+    service = tinker.ServiceClient(base_url=url, api_key="tml-key")
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+    sampler.sample(PROMPT, 1, PARAMS).result(30)
+    held = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+    multiprocessing.set_start_method(method)
+    process = multiprocessing.Process(target=child, args=(url,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+    [one.result(30) for one in held]
+    held = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+"""
+    (tmp_path / "program.py").write_text(program)
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0))
+    with http2_server(app=create_app(state), ssl_context=server_context("h2")) as server:
+        for method in ("fork", "spawn"):
+            ended = subprocess.run(
+                [sys.executable, str(tmp_path / "program.py"), server.url, method], timeout=120, capture_output=True, text=True
+            )
+            assert ended.returncode == 0, ended.stderr
+    state.close()
+
+
+def test_threads_and_loops(tmp_path: Path) -> None:
+    """Samples that threads wait for, and event loops one after the other, come over the same connection."""
+
+    async def ask(sampler: tinker.SamplingClient) -> Any:
+        return await sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
+
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    with http2_server(app=create_app(state), ssl_context=server_context("h2"), max_concurrent_streams=100) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: asyncio.run(ask(sampler)), range(24)))
+        assert len(answers) == 24
+        service.close().result(30)
+        assert len(server.connections) == 1
+    state.close()
+
+
+MEASURED = """
+import asyncio, resource, sys
+from tinker._http.engine_http import HttpEngine
+from tinker._http.messages import PreparedRequest
+from tinker_wire.runtime import FormPieces
+
+PIECE = bytes(1 << 20)
+
+async def send(count):
+    engine = HttpEngine()
+    body = FormPieces([PIECE] * count)
+    request = PreparedRequest(method="POST", url=sys.argv[1], headers={}, body=body)
+    assert (await engine.send(request)).status == 200
+    await engine.aclose()
+
+asyncio.run(send(8))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+asyncio.run(send(int(sys.argv[2])))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is Linux's")
+def test_a_large_body() -> None:
+    """A large body in pieces is sent without a copy of it in memory."""
+
+    class Discarded(bytearray):
+        nbytes = 0
+
+        def __iadd__(self, data: Any) -> Discarded:  # type: ignore[misc]
+            self.nbytes += len(data)
+            return self
+
+    async def script(connection: Connection) -> None:
+        connection.open_window(None, 1 << 30)
+        request = await connection.head()
+        request.body = received = Discarded()
+        await connection.wait_until(lambda: request.is_complete)
+        sizes.append(received.nbytes)
+        await connection.respond(request)
+        await connection.lost()
+
+    sizes: list[int] = []
+    count = 256
+    with http2_server(script, ssl_context=server_context("h2"), initial_window_size=1 << 20) as server:
+        command = [sys.executable, "-c", MEASURED, server.url, str(count)]
+        ended = subprocess.run(command, timeout=300, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    assert sizes[1] == count << 20
+    assert int(ended.stdout) < 20_000  # KiB

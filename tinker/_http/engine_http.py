@@ -49,12 +49,13 @@ class HttpEngine:
         try:
             return await self._exchange(request)
         except ValueError as error:  # a URL or a header that cannot be sent
-            raise ExchangeFailed(f"ValueError: {error}") from None
-        except ExchangeFailed:
-            check_open(self._closed)
-            raise
+            failure = ExchangeFailed(f"ValueError: {error}")
+        except ExchangeFailed as error:
+            failure = error
         finally:
             slots.release()
+        check_open(self._closed)
+        raise failure
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)
