@@ -170,7 +170,6 @@ class _Chooser(asyncio.Protocol):
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
         self._early: list[bytes] = []
-        self._lost: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
@@ -180,6 +179,8 @@ class _Chooser(asyncio.Protocol):
         self.connection.connection_made(transport)
         for data in self._early:
             self.connection.data_received(data)
+        if transport.is_closing():  # before anybody knew which protocol it was
+            self.connection.connection_lost(None)
 
     def data_received(self, data: bytes) -> None:
         self._early.append(data)

@@ -97,9 +97,10 @@ class Pool:
     async def _dial(self) -> None:
         try:
             connection = await self._dialer.dial()
-        except DialFailed as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for it
             # Where others are being opened, a share of those that wait is for them.
-            self._fail_waiting(error, None if len(self._dials) == 1 else self._capacity or STREAMS)
+            failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
+            self._fail_waiting(failure, None if len(self._dials) == 1 else self._capacity or STREAMS)
             return
         finally:
             self._dials.discard(asyncio.current_task())  # type: ignore[arg-type]
