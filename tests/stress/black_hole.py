@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import selectors
+import ssl
 import struct
 import subprocess
 import sys
@@ -81,21 +82,25 @@ class Relay(threading.Thread):
 # ------------------------------------------------------------------------------------------------------------------- the ends
 
 
-def serve(folder: Path, protocol: str) -> None:
-    """Be the server, until killed."""
-    import ssl
-
+def server_context(ca_file: Path, protocol: str) -> ssl.SSLContext:
+    """Make a context for a server here that speaks this protocol; the file gets the certificate that clients have to trust."""
     import trustme
 
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(ca_file))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(SERVER, "localhost").configure_cert(context)
+    context.set_alpn_protocols([protocol])
+    return context
+
+
+def serve(folder: Path, protocol: str) -> None:
+    """Be the server, until killed."""
     from tinker.local import Settings, State, create_app
     from tinker.local.engines.toy import ToyEngine
     from tinker.testing import FaultyServer
 
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(SERVER).configure_cert(context)
-    context.set_alpn_protocols([protocol])
+    context = server_context(folder / "ca.pem", protocol)
     app = create_app(State(ToyEngine, Settings(data_dir=folder / "data")))
     with FaultyServer(app).on_port(ssl_context=context) as url:
         asyncio.run(_forward(int(url.rpartition(":")[2])))
