@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ import tinker
 from tinker._http import http2, phase, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._loop import loop_thread
 from tinker.errors import ClientClosedError
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
@@ -889,6 +892,51 @@ def test_a_connection_with_many_samples_dies(counted: Counted) -> None:
         assert len(server.connections) <= 3
     assert sorted(seen) == sorted(lost)
     assert len(set(lost)) == count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the list of open files is Linux's")
+def test_closing_a_client_under_way(tmp_path: Path) -> None:
+    """Closing a client fails each of its futures typed, and leaves no task and no socket."""
+
+    def sockets() -> list[str]:
+        files = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        return [file for file in files if "socket:" in file]
+
+    def tasks() -> set[Any]:
+        loop = loop_thread()._loop
+        return set() if loop is None else asyncio.all_tasks(loop)
+
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                request = await connection.head()
+                if not request.path.endswith("/asample"):
+                    answers.create_task(connection.answer(request))
+
+    with http2_server(script, app=create_app(state), ssl_context=server_context("h2")) as server:
+        before, had = len(sockets()), tasks()
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+        futures = [sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2)) for _ in range(30)]
+        wait_for(
+            lambda: sum(one.path.endswith("/asample") for many in server.connections for one in many.requests.values()) == 30
+        )
+        service.close().result(30)
+        assert {type(future.exception(30)) for future in futures} == {ClientClosedError}
+        wait_for(lambda: all(connection._is_lost for connection in server.connections))
+        wait_for(lambda: len(tasks()) <= len(had))
+        wait_for(lambda: len(sockets()) <= before)
+    state.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until another thread has done something."""
+    end = time.monotonic() + GUARD_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ class HttpEngine:
         try:
             return await self._exchange(request)
         except ValueError as error:  # a URL or a header that cannot be sent
-            failure = ExchangeFailed(f"ValueError: {error}")
-        except ExchangeFailed as error:
-            failure = error
+            failure: Exception = ExchangeFailed(f"ValueError: {error}")
+        except (ExchangeFailed, OSError) as error:  # of the way, or of the body
+            failure = error.with_traceback(None)  # whose frames have the query, which may be secret
         finally:
             slots.release()
         check_open(self._closed)
