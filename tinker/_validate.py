@@ -106,7 +106,9 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
 
 def _find_fault(name: str, tensor: TensorData) -> str | None:
     """Return what is wrong with the values of a loss input; None if nothing is."""
-    values = tensor.values.ravel()
+    values = tensor.values
+    if values.ndim != 1:
+        values = values.ravel()
     if name == "target_tokens":
         if tensor.dtype != _TARGETS_DTYPE:
             return "must be integers, got floating-point numbers"

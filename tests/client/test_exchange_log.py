@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tls import authority, server_context
 
 import tinker
 from tinker._http import PreparedRequest, RawResponse
 from tinker._http.redaction import HIDDEN, Redactor
 from tinker.observing import ExchangeRecord, log_exchanges
-from tinker.testing import toy_server
+from tinker.testing import FaultyServer, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
 KEY = "tml-hush-key-1"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJodXNoIn0.aHVzaC1zaWduYXR1cmU"
 SECRETS = (KEY, "hush", JWT, "aHVzaC1zaWduYXR1cmU")
+
+
+@contextlib.contextmanager
+def reach(server: FaultyServer, protocol: str | None, folder: Path) -> Iterator[Connect]:
+    """What makes clients of a server: in this process, or on a port with TLS, whose authority is in ``ca.pem``."""
+    if protocol is None:
+        yield server.service
+        return
+    authority().cert_pem.write_to_path(str(folder / "ca.pem"))
+    with server.on_port(ssl_context=server_context(protocol)) as url, contextlib.ExitStack() as made:
+        yield lambda **how: made.enter_context(tinker.ServiceClient(base_url=url, **how))
 
 
 def redactor(**fields: Any) -> Redactor:
@@ -33,12 +46,14 @@ def shown_of(value: object, **fields: Any) -> str:
     return str(redactor(body=body, headers=headers, **fields).request_body())
 
 
-def test_a_session_of_work_shows_no_secret(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
+def test_a_session_of_work_shows_no_secret(protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, sampling, links to files and the exchange of keys for tokens are all there, without any of their secrets."""
+    monkeypatch.setenv("TINKER_CA_FILE", str(tmp_path / "ca.pem"))
     file = tmp_path / "log.jsonl"
     headers = {"X-Team": "hush-team"}
-    with toy_server(api_key=KEY) as server, log_exchanges(file):
-        service = server.service(api_key=KEY, default_headers_overrides=headers, default_query={"k": "hush-query"})
+    with toy_server(api_key=KEY) as server, log_exchanges(file), reach(server, protocol, tmp_path) as make:
+        service = make(api_key=KEY, default_headers_overrides=headers, default_query={"k": "hush-query"})
         training = service.create_lora_training_client("tinker/toy", rank=4)
         path = training.save_weights_for_sampler("s").result(10).path
         rest = service.create_rest_client()

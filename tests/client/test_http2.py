@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import httpx
 import pytest
-from httpunk import H2Reason, HeaderMap
+from httpunk import H2Reason
 from support.http2_server import Connection, Http2Server, Request, Script, http2_server
 from support.tls import authority, server_context
+from tinker_wire.runtime import FormPieces, Stored
 
-from tinker._http import engine_http, http2, phase, pool
+import tinker
+from tinker._http import http2, phase, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._loop import loop_thread
 from tinker.errors import ClientClosedError
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+from tinker.testing.asgi import call_app
 
 T = TypeVar("T")
 GUARD_SECONDS = 60
@@ -52,7 +66,7 @@ class Line:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until the other side has done something."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the condition is about a server in another thread
         await asyncio.sleep(0.001)
 
 
@@ -118,7 +132,7 @@ def test_going_away() -> None:
 
     async def script(connection: Connection) -> None:
         if connection.number:
-            return await connection.answer_all()
+            await connection.answer_all()
         held = [await connection.request() for _ in range(4)]
         connection.go_away(held[1])
         await connection.respond(held[0], b"first")
@@ -160,7 +174,7 @@ def test_a_connection_that_dies(end: Callable[[Connection], None]) -> None:
 
     async def script(connection: Connection) -> None:
         if connection.number:
-            return await connection.answer_all()
+            await connection.answer_all()
         for _ in range(100):
             await connection.request()
         end(connection)
@@ -220,7 +234,7 @@ def test_a_limit_that_changes() -> None:
             held = await connection.request()
             await until(lambda: len(first_connection.requests) == 16)
             await connection.respond(held)
-            return await connection.lost()
+            await connection.lost()
         held_here = [await connection.request() for _ in range(5)]
         connection.send(connection.codec.serialize_settings(max_concurrent_streams=2))
         for request in held_here[:4]:
@@ -287,3 +301,752 @@ def test_ten_thousand_at_once() -> None:
         assert len(line.server.connections) == 100
 
     run(script, use, slots={"poll": count}, max_concurrent_streams=100)
+
+
+# --------------------------------------------------------------------------------------------------------------------- silence
+
+
+def stream_to(received: list[bytes], go_on: asyncio.Event | None = None) -> Any:
+    """A receiver that notes the pieces, and takes no more after the first until it may go on. It notes a failure too."""
+
+    async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+        try:
+            async for piece in pieces:
+                received.append(piece)
+                if go_on is not None:
+                    await go_on.wait()
+        except ExchangeFailed as error:
+            received.append(str(error).encode())
+
+    return receive
+
+
+@pytest.mark.parametrize("doing", ["waiting for a response", "sending a body", "reading a stream"])
+def test_a_server_that_is_gone(doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection on which nothing arrives, no answer to a ping either, is given up long before the limit of silence."""
+    monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.1)
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await connection.answer_all()
+        connection.answers_pings = connection.opens_windows = False
+        request = await connection.head()
+        if doing == "reading a stream":
+            connection.begin(request)
+            await connection.write(request, b"piece", end=False)
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        received: list[bytes] = []
+        body = [bytes(1 << 20)] * 4 if doing == "sending a body" else [b"{}"]
+        [answer] = await line.send_all(1, body=body, receive=stream_to(received))
+        if doing == "reading a stream":
+            assert received[0] == b"piece"
+            assert received[1].startswith(b"the connection is dead")
+        else:
+            assert "the connection is dead" in str(failure(answer))
+            assert not failure(answer).never_ran
+        assert line.server.connections[0].pings == 1
+        assert (await line.send()).status == 200
+
+    run(script, use)
+
+
+def test_a_server_that_is_there_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that only answers pings is waited for as long as it may be silent, and the connection is used further on."""
+    monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.05)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.wait_until(lambda: connection.pings > 2)
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        [error] = await line.send_all(1, silence_seconds=1.0)
+        assert "no response within 1 s" in str(failure(error))
+        assert failure(error).timed_out
+        assert (await line.send()).status == 200
+        [connection] = line.server.connections
+        first, _ = connection.requests.values()
+        assert (first.error_code, connection.pings > 2) == (H2Reason.CANCEL, True)
+
+    run(script, use)
+
+
+def test_nobody_asks_an_idle_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an exchange there are no pings, and an idle connection is closed before long."""
+    monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.3)
+
+    async def use(line: Line) -> None:
+        assert (await line.send()).status == 200
+        await until(lambda: not line.engine.connections)
+        await until(lambda: line.server.connections[0]._is_lost)
+        assert line.server.connections[0].pings == 0
+
+    run(Connection.answer_all, use)
+
+
+# ---------------------------------------------------------------------------------------------------------------- flow control
+
+
+def test_a_slow_reader_holds_the_server_back() -> None:
+    """A receiver that stops has at most its window in memory, other streams go on, and afterwards everything arrives."""
+    nbytes = 12_000_000
+
+    async def script(connection: Connection) -> None:
+        request = await connection.request()
+        connection.begin(request)
+        writing = asyncio.ensure_future(connection.write(request, b"x" * nbytes))
+        await until(lambda: request.window == 0)
+        await connection.respond(await connection.request())
+        await writing
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        received, go_on = list[bytes](), asyncio.Event()
+        slow = asyncio.ensure_future(line.send(receive=stream_to(received, go_on)))
+        await until(lambda: received)
+        assert (await line.send()).status == 200
+        assert line.requests[0].window == 0
+        go_on.set()
+        await slow
+        assert sum(map(len, received)) == nbytes
+
+    run(script, use)
+
+
+def test_streams_that_are_left_do_not_use_up_the_window() -> None:
+    """What has arrived of streams that nobody reads any more is given back to the connection's window."""
+
+    async def script(connection: Connection) -> None:
+        for _ in range(20):
+            request = await connection.request()
+            connection.begin(request)
+            await connection.write(request, bytes(1_500_000), end=False)
+        await connection.respond(await connection.request(), bytes(3_000_000))
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        async def leave(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+            await until(lambda: line.requests[-1].window < 700_000)
+
+        for _ in range(20):
+            await line.send(receive=leave)
+        assert len((await line.send()).content) == 3_000_000
+
+    run(script, use)
+
+
+def test_small_windows_for_bodies() -> None:
+    """Bodies go out as far as the windows of streams and connection allow, beside each other, and arrive whole and in order."""
+    body = bytes(range(256)) * 800
+
+    async def script(connection: Connection) -> None:
+        connection.opens_windows = False
+        requests = [await connection.head() for _ in range(3)]
+        while not all(request.is_complete for request in requests):
+            had = sum(len(request.body) for request in requests)
+            for request in requests:
+                if not request.is_complete:
+                    connection.open_window(request, 7_001)
+            connection.open_window(None, 20_000)
+            await connection.wait_until(lambda before=had: sum(len(request.body) for request in requests) > before)
+        assert [bytes(request.body) for request in requests] == [body] * 3
+        for request in requests:
+            await connection.respond(request)
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        assert statuses(await line.send_all(3, body=[body])) == [200] * 3
+
+    run(script, use, initial_window_size=1_000)
+
+
+def test_a_response_before_the_body_was_sent() -> None:
+    """A response that comes early ends the upload and is delivered; the stream is given up, and others go on."""
+
+    async def script(connection: Connection) -> None:
+        connection.opens_windows = False
+        request = await connection.head()
+        await connection.respond(request, b"too large", 413)
+        await connection.wait_until(lambda: request.error_code is not None)
+        connection.opens_windows = True
+        connection.open_window(None, len(request.body))
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        answer = await line.send([bytes(1 << 20)] * 8)
+        assert (answer.status, answer.content) == (413, b"too large")
+        await until(lambda: line.requests[0].error_code == H2Reason.CANCEL)
+        assert (await line.send([bytes(2 << 20)])).status == 200
+        assert len(line.server.connections) == 1
+
+    run(script, use)
+
+
+def cut_file(path: Path) -> FormPieces:
+    """The pieces of a file that became shorter after they were counted."""
+    path.write_bytes(bytes(3 << 20))
+    pieces = FormPieces([Stored(path, 0, 3 << 20)])
+    path.write_bytes(bytes(1 << 20))
+    return pieces
+
+
+def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
+    """What reading a body raises is raised to its sender, the server is told, and the connection goes on."""
+
+    async def script(connection: Connection) -> None:
+        request = await connection.head()
+        await connection.wait_until(lambda: request.error_code is not None)
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        with pytest.raises(OSError, match="became shorter"):
+            await line.send(cut_file(tmp_path / "file"))
+        assert (await line.send([bytes(2 << 20)])).status == 200
+
+    run(script, use)
+
+
+# -------------------------------------------------------------------------------------------------------------------- evil ones
+
+
+def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + number.to_bytes(4, "big") + payload
+
+
+DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
+OK = b"\x88"  # :status 200
+
+ENDING_THE_CONNECTION: dict[str, Callable[[int], bytes]] = {
+    "bytes that are no frame": lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n" * 1000,
+    "data on no stream": lambda _: frame(DATA, 0, 0, b"x"),
+    "a response that nobody asked for": lambda _: frame(HEADERS, 5, 99, OK),
+    "a stream of the server": lambda _: frame(HEADERS, 5, 2, OK),
+    "a push": lambda n: frame(PUSH, 4, n, bytes(4) + OK),
+    "a frame that is too large": lambda n: frame(HEADERS, 4, n, OK) + frame(DATA, 0, n, bytes(20_000)),
+    "headers that cannot be unpacked": lambda n: frame(HEADERS, 4, n, b"\xff\xff\xff\xff\xff\xff"),
+    "a continuation of nothing": lambda n: frame(CONTINUATION, 4, n, OK),
+    "headers that are interrupted": lambda n: frame(HEADERS, 0, n, OK) + frame(PING, 0, 0, bytes(8)),
+    "settings of an odd length": lambda _: frame(SETTINGS, 0, 0, b"odd"),
+    "settings on a stream": lambda n: frame(SETTINGS, 0, n),
+    "a ping of an odd length": lambda _: frame(PING, 0, 0, b"odd"),
+    "a window that does not grow": lambda _: frame(WINDOW, 0, 0, bytes(4)),
+    "a header in capitals": lambda n: frame(HEADERS, 5, n, OK + b"\x00\x01A\x01b"),
+    "a window of the stream that does not grow": lambda n: frame(WINDOW, 0, n, bytes(4)),
+    "a window beyond all windows": lambda _: frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff") * 2,
+    "a GOAWAY that is cut": lambda _: frame(GOAWAY, 0, 0, b"cut"),
+    "padding longer than its frame": lambda n: frame(HEADERS, 4, n, OK) + frame(DATA, 8, n, b"\xffx"),
+    "headers without an end": lambda n: (
+        frame(HEADERS, 0, n, OK) + frame(CONTINUATION, 0, n, b"\x00\x01a\x7f\x81\x7f" + b"a" * 16_000) * 50
+    ),
+    "empty continuations without an end": lambda n: frame(HEADERS, 0, n, OK) + frame(CONTINUATION, 0, n) * 5000,
+}
+
+ENDING_ONE_STREAM: dict[str, Callable[[int], bytes]] = {
+    "no status": lambda n: frame(HEADERS, 5, n, b"\x00\x01a\x01b"),
+    "more than was announced": lambda n: frame(HEADERS, 4, n, OK + b"\x0f\x0d\x011") + frame(DATA, 1, n, b"xyz"),
+    "less than was announced": lambda n: frame(HEADERS, 4, n, OK + b"\x0f\x0d\x019") + frame(DATA, 1, n, b"xyz"),
+    "no body where one was announced": lambda n: frame(HEADERS, 5, n, OK + b"\x0f\x0d\x019"),
+}
+
+
+def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
+    """What becomes of the request that is attacked, of another one and of a later one; and how many connections there were."""
+
+    async def script(connection: Connection) -> None:
+        if connection.number:
+            await connection.answer_all()
+        first, second = await connection.request(), await connection.request()
+        connection.send(evil(first.stream_id))
+        await connection.respond(second)
+        await connection.answer_all()
+
+    async def use(line: Line) -> tuple[list[Any], int]:
+        answers = await line.send_all(2, silence_seconds=20)
+        return statuses([*answers, await line.send()]), len(line.server.connections)
+
+    return run(script, use)
+
+
+@pytest.mark.parametrize("evil", ENDING_THE_CONNECTION.values(), ids=list(ENDING_THE_CONNECTION))
+def test_a_connection_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> None:
+    """What leaves no valid connection fails every exchange on it, typed and at once, and the next one has another connection."""
+    (first, second, third), connections = attack(evil)
+    for error in (first, second):
+        assert not failure(error).timed_out
+        assert not failure(error).never_ran
+    assert (third, connections) == (200, 2)
+
+
+@pytest.mark.parametrize("evil", ENDING_ONE_STREAM.values(), ids=list(ENDING_ONE_STREAM))
+def test_a_stream_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> None:
+    """What is wrong with one response fails its exchange alone."""
+    (first, second, third), connections = attack(evil)
+    assert not failure(first).never_ran
+    assert (second, third, connections) == (200, 200, 1)
+
+
+def test_what_is_odd_but_allowed() -> None:
+    """Trailers, padding, pings, unknown frames and priorities are read and change nothing."""
+
+    async def script(connection: Connection) -> None:
+        number = (await connection.request()).stream_id
+        connection.send(frame(0xEE, 0xFF, 0, b"unknown") + frame(2, 0, number, bytes(5)) + frame(PING, 0, 0, bytes(8)) * 5_000)
+        connection.send(frame(HEADERS, 4, number, b"\x08\x03103") + frame(HEADERS, 4 | 8, number, b"\x02" + OK + b"\x00\x00"))
+        connection.send(frame(DATA, 8, number, b"\x03body\x00\x00\x00") + frame(DATA, 0, number))
+        connection.send(frame(HEADERS, 5, number, b"\x00\x01t\x01v"))
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        answer = await line.send()
+        assert (answer.status, answer.content, dict(answer.headers)) == (200, b"body", {})
+        assert (await line.send()).status == 200
+        assert len(line.server.connections) == 1
+
+    run(script, use)
+
+
+@pytest.mark.parametrize(
+    "late", [frame(DATA, 1, 1, b"x"), frame(HEADERS, 5, 1, OK), frame(RST, 0, 1, bytes(4)), frame(WINDOW, 0, 1, b"\0\0\0\1")]
+)
+def test_frames_after_the_end(late: bytes) -> None:
+    """Frames of a stream that is over change nothing of its response, and nothing hangs."""
+
+    async def script(connection: Connection) -> None:
+        if not connection.number:
+            await connection.respond(await connection.request(), b"response")
+            connection.send(late)
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        assert (await line.send()).content == b"response"
+        await line.send_all(1)
+        assert (await line.send()).status == 200
+
+    run(script, use)
+
+
+@pytest.mark.parametrize("what", ["body", "endless headers", "early responses", "empty pieces"])
+def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that is larger than one may be, or never ends, fails typed, and the connection or the next one goes on."""
+    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 100_000)
+
+    async def script(connection: Connection) -> None:
+        request = await connection.request()
+        if not connection.number:
+            number = request.stream_id
+            if what == "body":
+                await connection.respond(request, bytes(1_000_000))
+            elif what == "endless headers":
+                connection.begin(request)
+                connection.send(frame(HEADERS, 1, number) + frame(CONTINUATION, 0, number, b"\x00\x01a\x01b" * 1000) * 50)
+            elif what == "early responses":
+                while request.error_code is None and not connection._is_lost:
+                    connection.send(frame(HEADERS, 4, number, b"\x08\x03103"))
+                    await asyncio.sleep(0.001)
+            else:
+                connection.begin(request)
+                while request.error_code is None and not connection._is_lost:
+                    connection.send(frame(DATA, 0, number) * 1000)
+                    await asyncio.sleep(0.001)
+        else:
+            await connection.answer(request)
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        [error] = await line.send_all(1, silence_seconds=1.0)
+        assert not failure(error).never_ran
+        assert failure(error).timed_out == (what == "early responses")
+        assert (await line.send()).status == 200
+
+    run(script, use)
+
+
+def test_a_head_that_is_too_large() -> None:
+    """No more of a head than the limit is kept."""
+
+    async def script(connection: Connection) -> None:
+        await connection.respond(await connection.request(), headers=[(f"x-{number}", "a" * 1000) for number in range(1000)])
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        [answer] = await line.send_all(1)
+        if isinstance(answer, RawResponse):
+            assert sum(len(name) + len(value) for name, value in answer.headers.items()) <= phase.MAX_HEAD_NBYTES
+        else:
+            assert not failure(answer).never_ran
+
+    run(script, use)
+
+
+# --------------------------------------------------------------------------------------------------------- closing, cancelling
+
+
+def test_closing_under_way() -> None:
+    """Closing fails exchanges that wait for a slot, a connection, a response or a rest of it, and ends the connections."""
+    received: list[bytes] = []
+
+    async def script(connection: Connection) -> None:
+        connection.begin(await connection.head())
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        tasks = [asyncio.ensure_future(line.send(receive=stream_to(received)))]
+        tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
+        tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.UPLOAD)) for _ in range(3)]
+        await until(lambda: len(line.requests) == 6)
+        await line.engine.aclose()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(end) for end in ended[1:]} == {ClientClosedError}
+        assert isinstance(ended[0], RawResponse)
+        assert received == [b"the connection was closed"]
+        with pytest.raises(ClientClosedError):
+            await line.send()
+        await until(lambda: all(connection._is_lost for connection in line.server.connections))
+
+    run(script, use, slots={"session": 4, "upload": 2})
+
+
+def test_cancelling() -> None:
+    """Whoever gives up an exchange resets its stream; its slot and its place on the connection are free again."""
+
+    async def script(connection: Connection) -> None:
+        waiting, streaming = await connection.request(), await connection.request()
+        connection.begin(streaming)
+        await connection.write(streaming, b"piece", end=False)
+        await connection.wait_until(lambda: waiting.error_code == streaming.error_code == H2Reason.CANCEL)
+        await connection.answer_all()
+
+    async def use(line: Line) -> None:
+        received: list[bytes] = []
+        waiting = asyncio.ensure_future(line.send())
+        await until(lambda: len(line.requests) == 1)
+        streaming = asyncio.ensure_future(line.send(receive=stream_to(received)))
+        await until(lambda: received)
+        queued = asyncio.ensure_future(line.send())  # for a slot
+        await asyncio.sleep(0)
+        for task in (queued, waiting, streaming):
+            task.cancel()
+        assert [type(end) for end in await asyncio.gather(waiting, streaming, queued, return_exceptions=True)] == [
+            asyncio.CancelledError
+        ] * 3
+        assert statuses(await line.send_all(10)) == [200] * 10
+        assert len(line.server.connections) == 1
+
+    run(script, use, slots={"session": 2}, max_concurrent_streams=2)
+
+
+def test_cancelling_while_connecting() -> None:
+    """An exchange that is given up while its connection is opened leaves the connection to the others."""
+
+    async def use(line: Line) -> None:
+        for _ in range(10):
+            first = [asyncio.ensure_future(line.send()) for _ in range(30)]
+            await asyncio.sleep(0.002)
+            for task in first[::2]:
+                task.cancel()
+            ended = await asyncio.gather(*first, return_exceptions=True)
+            assert statuses(ended[1::2]) == [200] * 15
+        assert statuses(await line.send_all(10)) == [200] * 10
+        assert len(line.server.connections) <= 3
+        assert all(connection.used == 0 for connection in line.engine.connections)
+
+    run(Connection.answer_all, use, max_concurrent_streams=10)
+
+
+def test_nothing_keeps_what_is_over() -> None:
+    """A connection that has ended, and what was sent and received on it, is in memory no longer."""
+
+    async def use(line: Line) -> weakref.ref[Any]:
+        await line.send_all(10)
+        [connection] = line.engine.connections
+        return weakref.ref(connection)
+
+    kept = run(Connection.answer_all, use)
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_header_that_cannot_be_sent() -> None:
+    """A request that no server could read fails before anything is sent, and takes no place on the connection."""
+
+    async def use(line: Line) -> None:
+        for url, headers in (("/a b", {}), ("/", {"x": "a\nb"}), ("/", {"a b": "c"})):
+            with pytest.raises(ExchangeFailed, match="ValueError"):
+                await line.engine.send(PreparedRequest(method="GET", url=line.server.url + url, headers=headers))
+        assert statuses(await line.send_all(10)) == [200] * 10
+        assert all(connection.used == 0 for connection in line.engine.connections)
+
+    run(Connection.answer_all, use)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the client
+
+
+@attrs.define
+class Counted:
+    """The toy server behind HTTP/2, with what was carried out, and what arrived."""
+
+    app: Any
+    steps: list[int]
+    bodies: list[bytes] = attrs.field(factory=list)
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Iterator[Counted]:
+    """Counts what the engine of the server carries out."""
+    steps: list[int] = []
+
+    class Counting(ToyEngine):
+        def forward_backward(self, *args: Any, **how: Any) -> Any:
+            steps.append(1)
+            return super().forward_backward(*args, **how)
+
+    state = State(Counting, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    yield Counted(create_app(state), steps)
+    state.close()
+
+
+DATUM = tinker.Datum(
+    model_input=tinker.ModelInput.from_ints([1, 2, 3]),
+    loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0] * 3},  # type: ignore[dict-item]
+)
+
+
+def refuse(connection: Connection, request: Request) -> None:
+    connection.reset(request, H2Reason.REFUSED_STREAM)
+
+
+def reset(connection: Connection, request: Request) -> None:
+    connection.reset(request, H2Reason.INTERNAL_ERROR)
+
+
+def go_away(connection: Connection, request: Request) -> None:
+    connection.send(connection.codec.serialize_go_away(request.stream_id - 2, 0))
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("end", [refuse, go_away, reset, lambda connection, _: connection.break_off()])
+def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_run: bool, counted: Counted) -> None:
+    """A request whose stream or connection ends is sent again with the same number, whether it ran or not, and runs once."""
+    if has_run and end in (refuse, go_away):
+        has_run = False  # the server would not tell the truth
+
+    async def respond(connection: Connection, request: Request) -> None:
+        await connection.wait_until(lambda: request.is_complete)
+        if request.path.endswith("/forward_backward"):
+            counted.bodies.append(bytes(request.body))
+            if len(counted.bodies) in (1, 3):
+                if has_run:
+                    asked = httpx.Request("POST", connection.server.url + request.path, headers=request.headers)
+                    await call_app(counted.app, asked, bytes(request.body))
+                end(connection, request)
+                return
+        await connection.answer(request)
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(respond(connection, await connection.head()))
+
+    with http2_server(script, app=counted.app, ssl_context=server_context("h2")) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        for future in [training.forward_backward([DATUM], "cross_entropy") for _ in range(3)]:
+            future.result(60)
+        service.close().result(30)
+    assert sorted(counted.bodies) == sorted(body for body in set(counted.bodies) for _ in range(counted.bodies.count(body)))
+    assert (len(counted.bodies), len(set(counted.bodies)), len(counted.steps)) == (5, 3, 3)
+
+
+def test_a_connection_with_many_samples_dies(counted: Counted) -> None:
+    """All samples on a connection that dies are asked for again, once, with the same numbers, and they share a new connection."""
+    count = 80
+    lost, seen = list[bytes](), list[bytes]()
+
+    async def answer(connection: Connection, request: Request) -> None:
+        await connection.answer(request)
+        if request.path.endswith("/asample"):
+            seen.append(bytes(request.body))
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                request = await connection.head()
+                if request.path.endswith("/asample") and len(lost) < count:
+                    await connection.wait_until(partial(getattr, request, "is_complete"))
+                    lost.append(bytes(request.body))
+                    if len(lost) == count:
+                        connection.break_off()
+                else:
+                    tasks.create_task(answer(connection, request))
+
+    with http2_server(script, app=counted.app, ssl_context=server_context("h2"), max_concurrent_streams=100) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+        futures = [sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2)) for _ in range(count)]
+        assert len([future.result(60) for future in futures]) == count
+        service.close().result(30)
+        assert len(server.connections) <= 3
+    assert sorted(seen) == sorted(lost)
+    assert len(set(lost)) == count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the list of open files is Linux's")
+def test_closing_a_client_under_way(tmp_path: Path) -> None:
+    """Closing a client fails each of its futures typed, and leaves no task and no socket."""
+
+    def sockets() -> list[str]:
+        files = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        return [file for file in files if "socket:" in file]
+
+    def tasks() -> set[Any]:
+        loop = loop_thread()._loop
+        return set() if loop is None else asyncio.all_tasks(loop)
+
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                request = await connection.head()
+                if not request.path.endswith("/asample"):
+                    answers.create_task(connection.answer(request))
+
+    with http2_server(script, app=create_app(state), ssl_context=server_context("h2")) as server:
+        before, had = len(sockets()), tasks()
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+        futures = [sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2)) for _ in range(30)]
+        wait_for(
+            lambda: sum(one.path.endswith("/asample") for many in server.connections for one in many.requests.values()) == 30
+        )
+        service.close().result(30)
+        assert {type(future.exception(30)) for future in futures} == {ClientClosedError}
+        wait_for(lambda: all(connection._is_lost for connection in server.connections))
+        wait_for(lambda: len(tasks()) <= len(had))
+        wait_for(lambda: len(sockets()) <= before)
+    state.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until another thread has done something."""
+    end = time.monotonic() + GUARD_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:
+    """A program that ends, or a child that it forks or spawns, is not held up by exchanges, and a child has its own connections."""
+    program = """
+import multiprocessing, os, sys
+import tinker
+
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+
+def sample(url):
+    service = tinker.ServiceClient(base_url=url, api_key="tml-key")
+    return service.create_sampling_client(base_model="tinker/toy").result(30).sample(PROMPT, 1, PARAMS).result(30)
+
+def child(url):
+    assert sample(url).sequences
+    os._exit(0) if multiprocessing.get_start_method() == "fork" else None
+
+if __name__ == "__main__":
+    url, method = sys.argv[1:]
+    service = tinker.ServiceClient(base_url=url, api_key="tml-key")
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+    sampler.sample(PROMPT, 1, PARAMS).result(30)
+    held = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+    multiprocessing.set_start_method(method)
+    process = multiprocessing.Process(target=child, args=(url,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+    [one.result(30) for one in held]
+    held = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+"""
+    (tmp_path / "program.py").write_text(program)
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0))
+    with http2_server(app=create_app(state), ssl_context=server_context("h2")) as server:
+        for method in ("fork", "spawn"):
+            ended = subprocess.run(
+                [sys.executable, str(tmp_path / "program.py"), server.url, method], timeout=120, capture_output=True, text=True
+            )
+            assert ended.returncode == 0, ended.stderr
+    state.close()
+
+
+def test_threads_and_loops(tmp_path: Path) -> None:
+    """Samples that threads wait for, and event loops one after the other, come over the same connection."""
+
+    async def ask(sampler: tinker.SamplingClient) -> Any:
+        return await sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
+
+    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    with http2_server(app=create_app(state), ssl_context=server_context("h2"), max_concurrent_streams=100) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: asyncio.run(ask(sampler)), range(24)))
+        assert len(answers) == 24
+        service.close().result(30)
+        assert len(server.connections) == 1
+    state.close()
+
+
+MEASURED = """
+import asyncio, resource, sys
+from tinker._http.engine_http import HttpEngine
+from tinker._http.messages import PreparedRequest
+from tinker_wire.runtime import FormPieces
+
+PIECE = bytes(1 << 20)
+
+async def send(count):
+    engine = HttpEngine()
+    body = FormPieces([PIECE] * count)
+    request = PreparedRequest(method="POST", url=sys.argv[1], headers={}, body=body)
+    assert (await engine.send(request)).status == 200
+    await engine.aclose()
+
+asyncio.run(send(8))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+asyncio.run(send(int(sys.argv[2])))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is Linux's")
+def test_a_large_body() -> None:
+    """A large body in pieces is sent without a copy of it in memory."""
+
+    class Discarded(bytearray):
+        nbytes = 0
+
+        def __iadd__(self, data: Any) -> Discarded:  # type: ignore[misc]
+            self.nbytes += len(data)
+            return self
+
+    async def script(connection: Connection) -> None:
+        connection.open_window(None, 1 << 30)
+        request = await connection.head()
+        received = Discarded()
+        received.nbytes = len(request.body)
+        request.body = received
+        await connection.wait_until(lambda: request.is_complete)
+        sizes.append(received.nbytes)
+        await connection.respond(request)
+        await connection.lost()
+
+    sizes: list[int] = []
+    count = 256
+    with http2_server(script, ssl_context=server_context("h2"), initial_window_size=1 << 20) as server:
+        command = [sys.executable, "-c", MEASURED, server.url, str(count)]
+        ended = subprocess.run(command, timeout=300, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    assert sizes[1] == count << 20
+    assert int(ended.stdout) < 20_000  # KiB

@@ -2,6 +2,7 @@
 
     python tests/stress/chaos.py --seed 7 --seconds 5             one seed; the same seed plans the same faults
     python tests/stress/chaos.py --seeds 20 --seconds 5           seeds 0 to 19
+    python tests/stress/chaos.py --seeds 20 --protocol h2         the same over HTTP/2 with TLS
     python tests/stress/chaos.py --seeds 0 --killed 20            a real server that is killed and started again, seeds 0 to 19
     python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
 
@@ -23,10 +24,12 @@ import tempfile
 import threading
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kills
+from black_hole import server_context
 
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
@@ -144,16 +147,20 @@ def run(
     python: str = sys.executable,
     kinds: tuple[FaultKind, ...] = KINDS,
     restarts: int = 2,
+    protocol: str | None = None,
     **plan: Any,
 ) -> Outcome:
-    """One run of the workload against a server of its own."""
+    """One run of the workload against a server of its own, which speaks ``protocol`` with TLS, or plain HTTP/1.1."""
     engine = Recorder()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         state = State(lambda: engine, Settings(data_dir=Path(folder), hold_seconds=5.0, any_base_model=True))
         server = FaultyServer(create_app(state), keep=False)
-        with contextlib.closing(state), server.on_port() as url:
+        ca_file = Path(folder, "ca.pem")
+        context = None if protocol is None else server_context(ca_file, protocol)
+        with contextlib.closing(state), server.on_port(ssl_context=context) as url:
             server.fail_randomly(rate, seed=seed, kinds=kinds, hang_seconds=HANG_SECONDS)
-            result = _worked(python, {"url": url, **plan}, _Restarts(server, restarts, plan.get("seconds") or 6.0))
+            restarting = _Restarts(server, restarts, plan.get("seconds") or 6.0)
+            result = _worked(python, {"url": url, **plan}, restarting, {"SSL_CERT_FILE": str(ca_file)} if context else {})
     return Outcome(seed, rate, server.totals, result, dict(engine.applied))
 
 
@@ -185,7 +192,7 @@ class _Restarts:
             self._server.totals["restarts"] += 1
 
 
-def _worked(python: str, plan: dict[str, Any], restarts: _Restarts) -> dict[str, Any]:
+def _worked(python: str, plan: dict[str, Any], restarts: _Restarts, variables: dict[str, str]) -> dict[str, Any]:
     with restarts:
         done = subprocess.run(
             [python, str(WORKLOAD)],
@@ -194,7 +201,7 @@ def _worked(python: str, plan: dict[str, Any], restarts: _Restarts) -> dict[str,
             text=True,
             timeout=GUARD_SECONDS,
             check=False,
-            env=os.environ if python == sys.executable else {**os.environ, "PYTHONPATH": ""},
+            env={**os.environ, **variables, **({} if python == sys.executable else {"PYTHONPATH": ""})},
         )
     if done.returncode != 0:
         raise RuntimeError(f"the workload ended with {done.returncode}: {done.stderr[-4000:]}")
@@ -209,8 +216,9 @@ def soak(options: argparse.Namespace) -> bool:
     kinds: Counter[str] = Counter()
     well = True
     plan = {"seconds": options.seconds, "training_clients": options.clients, "samplers": options.samplers}
+    soaked = partial(run, rate=options.rate, protocol=options.protocol, **plan)
     with ThreadPoolExecutor(options.at_once) as pool:
-        for outcome in pool.map(lambda seed: run(seed, options.rate, interrupted_with=seed, **plan), options.seed):
+        for outcome in pool.map(lambda seed: soaked(seed, interrupted_with=seed), options.seed):
             summary, complaints = outcome.summary(), outcome.complaints()
             totals.update({name: value for name, value in summary.items() if name != "seed"})
             print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
@@ -285,6 +293,7 @@ def main() -> None:
         "--killed", type=int, default=0, help="seeds of another scenario, in which the server process is killed"
     )
     parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
+    parser.add_argument("--protocol", choices=["h2", "http/1.1"], help="with TLS; without it, HTTP/1.1 in the clear")
     parser.add_argument("--clients", type=int, default=12, help="training clients, each in a thread")
     parser.add_argument("--samplers", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20, help="with --official: training steps of each client")

@@ -72,17 +72,20 @@ def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper:
     assert keeper.lines
 
 
-def test_chaos_on_sockets() -> None:
-    """The same on a port, in real time, with two restarts."""
-    outcome = run(7, 0.1, seconds=2.0, samplers=40)
+@pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
+def test_chaos_on_sockets(protocol: str | None) -> None:
+    """The same on a port, in real time, with two restarts, in the clear and with TLS."""
+    outcome = run(7, 0.1, seconds=2.0, samplers=40, protocol=protocol)
     assert outcome.complaints() == []
     assert outcome.summary()["resolved"] > 20
     assert outcome.totals["restarts"] == 2
 
 
-def test_interrupts() -> None:
+@pytest.mark.parametrize("protocol", [None, "h2"])
+def test_interrupts(protocol: str | None) -> None:
     """A caller that is interrupted again and again loses no more than the calls in which that happened."""
-    outcome = run(3, 0.0, seconds=1.0, samplers=5, training_clients=1, restarts=0, interrupted_with=3)
+    plan = {"seconds": 1.0, "samplers": 5, "training_clients": 1}
+    outcome = run(3, 0.0, **plan, restarts=0, interrupted_with=3, protocol=protocol)
     assert outcome.complaints() == []
     assert outcome.result["interrupts"] > 10
     assert outcome.summary()["failed with a typed error"] == 0

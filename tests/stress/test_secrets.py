@@ -12,7 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from httpunk import H2Reason
+from support.http2_server import Connection, Request, http2_server
 from support.raw_server import RawServer, raw, raw_server
+from support.tls import authority, server_context
 
 import tinker
 from tinker._http import unpacking as _unpacking
@@ -75,6 +78,44 @@ def test_frames_of_errors_hold_no_secrets(way: str, server: RawServer, monkeypat
     assert isinstance(error, tinker.APIError)
     assert leaks(error) == []
     service.close().result(30)
+
+
+def reset(connection: Connection, request: Request) -> None:
+    connection.reset(request, H2Reason.INTERNAL_ERROR)
+
+
+def break_off(connection: Connection, _: Request) -> None:
+    connection.break_off()
+
+
+def break_the_protocol(connection: Connection, _: Request) -> None:
+    connection.send(b"no frame" * 9)
+
+
+@pytest.mark.parametrize("end", [reset, break_off, break_the_protocol])
+def test_frames_of_errors_over_http2_hold_no_secrets(
+    end: Callable[[Connection, Request], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither do those of a connection that carries many requests."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            request = await connection.head()
+            if request.path.endswith("/create_session"):
+                end(connection, request)
+            else:
+                await connection.answer(request)
+
+    authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("TINKER_CA_FILE", str(tmp_path / "ca.pem"))
+    with (
+        http2_server(script, ssl_context=server_context("h2")) as server,
+        tinker.ServiceClient(base_url=server.url, api_key=KEY, patience_seconds=0) as service,
+    ):
+        error = service.create_sampling_client(base_model="tinker/toy").exception(30)
+    assert isinstance(error, tinker.APIConnectionError)
+    assert "certificate" not in str(error)
+    assert leaks(error) == []
 
 
 def test_frames_of_errors_of_a_transport_hold_no_secrets() -> None:

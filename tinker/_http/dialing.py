@@ -223,6 +223,8 @@ class _Chooser(asyncio.Protocol):
         self.connection.connection_made(transport)
         for data in self._early:
             self.connection.data_received(data)
+        if transport.is_closing():  # before anybody knew which protocol it was
+            self.connection.connection_lost(None)
 
     def data_received(self, data: bytes) -> None:
         self._early.append(data)

@@ -66,12 +66,13 @@ class HttpEngine:
         try:
             return await self._exchange(request)
         except ValueError as error:  # a URL or a header that cannot be sent
-            raise ExchangeFailed(f"ValueError: {error}") from None
-        except ExchangeFailed:
-            check_open(self._closed)
-            raise
+            failure: Exception = ExchangeFailed(f"ValueError: {error}")
+        except (ExchangeFailed, OSError) as error:  # of the way, or of the body
+            failure = error.with_traceback(None)  # whose frames have the query, which may be secret
         finally:
             slots.release()
+        check_open(self._closed)
+        raise failure
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)

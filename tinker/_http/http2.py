@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 STREAMS = 100
 # Before the server has said how many it allows.
 _EARLY_STREAMS = 10
-# A connection that has been silent for so long is asked for a sign of life, and is dead without one after twice as long.
+# A connection that has been silent for so long is asked for a sign of life; without one it is dead after twice as long.
 SILENCE_SECONDS = 10.0
 _WINDOW_NBYTES, _CONNECTION_WINDOW_NBYTES = 2 << 20, 16 << 20
 _FRAME_NBYTES = 1 << 14
@@ -107,8 +107,8 @@ class Http2Connection(asyncio.Protocol):
             self._push(exchange)
         self._flush_soon()
         if self._watch is None:
-            self._heard = self._loop.time()
-            self._watch = self._loop.call_later(SILENCE_SECONDS / 2, self._look)
+            self._note_life()
+            self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
         return True
 
     def leave(self, exchange: Exchange) -> None:
@@ -139,7 +139,7 @@ class Http2Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the frames that have arrived."""
-        self._heard, self._asked = self._loop.time(), 0.0
+        self._note_life()
         try:
             for frame in self._streams.receive(data):
                 self._take(frame)
@@ -165,8 +165,9 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Hand over what has waited."""
+        """Hand over what has waited. The other side has taken something, so it is there."""
         self._is_paused = False
+        self._note_life()
         self._flush()
 
     # -------------------------------------------------------------------------------------------------------------- receiving
@@ -206,8 +207,11 @@ class Http2Connection(asyncio.Protocol):
         verdict = self._streams.recv_headers(frame)
         exchange = verdict.handle
         if isinstance(exchange, Exchange):
-            if verdict.kind == H2_HEADERS_HEAD:
-                exchange.begin(frame.status or 0, frame.headers, self)
+            if verdict.kind == H2_HEADERS_HEAD and frame.status is None:
+                self._reset_broken(frame.stream_id, int(H2Reason.PROTOCOL_ERROR))
+                return
+            if verdict.kind == H2_HEADERS_HEAD and frame.status is not None:
+                exchange.begin(frame.status, frame.headers, self)
             if verdict.eof or verdict.kind == H2_HEADERS_TRAILERS:
                 self._finish(exchange)
         self._act(verdict.flags)
@@ -313,7 +317,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._will_flush = False
-        while not self._is_paused and self._streams.has_pending():
+        while not self._is_paused and not self._transport.is_closing() and self._streams.has_pending():
             batch, _ = self._streams.take_pending()
             try:
                 self._transport.write(bytes(batch))
@@ -321,19 +325,23 @@ class Http2Connection(asyncio.Protocol):
                 batch.release()
             self._wake(self._streams.credit_written())
 
+    def _note_life(self) -> None:
+        self._heard, self._asked = self._loop.time(), 0.0
+
     def _look(self) -> None:
         """Ask a silent server for a sign of life, while anybody waits for it; end a connection that gives none."""
         self._watch = None
         if not self._exchanges:
             return
         now = self._loop.time()
-        if self._asked and now - self._asked >= SILENCE_SECONDS:
+        due = (self._asked or self._heard) + SILENCE_SECONDS
+        if now >= due and self._asked:
             self._end(ExchangeFailed(f"the connection is dead: the server did not answer for {now - self._heard:.0f} s"))
             return
-        if not self._asked and now - self._heard >= SILENCE_SECONDS:
-            self._asked = now
+        if now >= due:
+            self._asked, due = now, now + SILENCE_SECONDS
             self._transport.write(_PING)
-        self._watch = self._loop.call_later(SILENCE_SECONDS / 2, self._look)
+        self._watch = self._loop.call_at(due, self._look)
 
     def _end(self, failure: ExchangeFailed) -> None:
         self.is_closed = True

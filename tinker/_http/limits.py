@@ -177,12 +177,16 @@ class Limits(msgspec.Struct, frozen=True):
 class Admission(Protocol):
     """The resources that each attempt of a request holds."""
 
-    async def __aenter__(self) -> None:
-        """Acquire the resources for one attempt."""
+    def try_enter(self) -> bool:
+        """Acquire the resources for one attempt if they are free now; otherwise acquire nothing."""
         ...
 
-    async def __aexit__(self, *exc: object) -> None:
-        """Release the resources."""
+    async def enter(self) -> None:
+        """Wait for the resources for one attempt, and acquire them."""
+        ...
+
+    def leave(self, error: BaseException | None) -> None:
+        """Release the resources after an attempt that ended with ``error``."""
         ...
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
@@ -197,7 +201,17 @@ class SampleAdmission:
         self._limits, self._nbytes = limits, nbytes
         self._held: list[tuple[Budget, int]] = []
 
-    async def __aenter__(self) -> None:
+    def try_enter(self) -> bool:
+        limits, nbytes = self._limits, self._nbytes
+        if limits.cool_down.throttled or not limits.dispatch.try_acquire():
+            return False
+        if not limits.prompt_nbytes.try_acquire(nbytes):
+            limits.dispatch.release()
+            return False
+        self._held += ((limits.dispatch, 1), (limits.prompt_nbytes, nbytes))
+        return True
+
+    async def enter(self) -> None:
         limits, gate = self._limits, self._limits.cool_down
         try:
             await self._take(limits.dispatch, 1)
@@ -211,15 +225,14 @@ class SampleAdmission:
             else:
                 await self._take(limits.prompt_nbytes, self._nbytes)
         except BaseException:
-            self._give_back()
+            self.leave()
             raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Release the resources early, when the server has accepted the request but the response takes longer."""
-        self._give_back()
+    def leave(self, error: BaseException | None = None) -> None:
+        """Release the resources; also early, when the server has accepted the request but the response takes longer."""
+        while self._held:
+            budget, amount = self._held.pop()
+            budget.release(amount)
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
         """Close the gate that all samples under one key share."""
@@ -232,8 +245,3 @@ class SampleAdmission:
         if not budget.try_acquire(amount):
             await budget.acquire(amount)
         self._held.append((budget, amount))
-
-    def _give_back(self) -> None:
-        while self._held:
-            budget, amount = self._held.pop()
-            budget.release(amount)

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.statuses import is_success
 from tinker._wire import Piece, count_nbytes
 
@@ -85,6 +86,11 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def receiver_of(self, status: int) -> Receive | None:
         """Return who takes the body of a response with this status as it comes; None when it is read completely."""
         return self.receive if is_success(status) else None
+
+    @property
+    def header_parts(self) -> Headers:
+        """Return the headers as those that other requests have too, which are the same object there, and its own."""
+        return self.headers if isinstance(self.headers, Headers) else Headers(SharedHeaders(self.headers), {})
 
     @property
     def connect_seconds(self) -> float:

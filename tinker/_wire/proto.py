@@ -26,7 +26,7 @@ from tinker.types.results import (
     SampleResponse,
     TopkLogprobs,
 )
-from tinker.types.tensor_data import TensorData, dimensions
+from tinker.types.tensor_data import TensorData, dimensions, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,11 +97,12 @@ def _view(array: NDArray[Any]) -> memoryview:
     """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
     if array.size == 0:
         return memoryview(b"")
-    if array.dtype.byteorder not in "<=|":
+    if not array.dtype.isnative and array.dtype.byteorder != "<":
         array = array.astype(array.dtype.newbyteorder("<"))
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return array.data.cast("B")
+    try:
+        return array.data.cast("B")
+    except TypeError:  # which is faster than to ask whether it is contiguous
+        return np.ascontiguousarray(array).data.cast("B")
 
 
 class _Message:
@@ -678,7 +679,7 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
     try:
         if inner:
             return [TensorData.from_numpy(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
-        return [TensorData.from_numpy(values[a:b]) for a, b in itertools.pairwise(cuts)]
+        return [wrap(values[a:b]) for a, b in itertools.pairwise(cuts)]
     except ValueError as error:
         raise ProtoError(f"bad batched tensor: {error}") from error
 

@@ -1,0 +1,477 @@
+"""The engine on HTTP/1.1: what a server may do to a connection, and what becomes of the exchange on it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import socket
+import struct
+import sys
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import pytest
+from tinker_wire.runtime import FormPieces, Stored
+
+from tinker._http import phase, pool
+from tinker._http.engine_http import HttpEngine
+from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker.errors import ClientClosedError
+
+T = TypeVar("T")
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+GUARD_SECONDS = 30
+
+
+@attrs.define(eq=False)
+class Peer:
+    """The server's side of one connection; ``number`` counts them."""
+
+    number: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    heads: list[bytes] = attrs.field(factory=list)
+
+    async def request(self) -> bytes:
+        """Read a request with its body; return the body."""
+        head = await self.head()
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        return await self.reader.readexactly(int(lengths[0].partition(b":")[2])) if lengths else b""
+
+    async def head(self) -> bytes:
+        self.heads.append(await self.reader.readuntil(b"\r\n\r\n"))
+        return self.heads[-1]
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer_all(self) -> None:
+        """Answer every request until the client goes."""
+        while True:
+            await self.request()
+            await self.send(OK)
+
+    async def lost(self) -> None:
+        """Read on until the client goes."""
+        while await self.reader.read(1 << 16):
+            pass
+
+    def break_off(self) -> None:
+        """Reset the connection."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+Script = Callable[[Peer], Awaitable[Any]]
+
+
+@attrs.define
+class Line:
+    """An engine, and the connections that its server has had."""
+
+    engine: HttpEngine
+    url: str
+    peers: list[Peer]
+
+    async def send(self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any) -> RawResponse:
+        return await self.engine.send(PreparedRequest(method="POST", url=self.url + path, headers={}, body=body, **how))
+
+    async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
+        return await asyncio.gather(*(self.send(**how) for _ in range(count)), return_exceptions=True)
+
+
+def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None) -> T:
+    """What ``use`` returns, given an engine and a server with this script. Nothing may be left of the engine."""
+    peers: list[Peer] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(Peer(len(peers), reader, writer))
+        try:
+            await script(peers[-1])
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def scenario() -> T:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
+        engine = HttpEngine(connections=slots or {"session": 1000})
+        line = Line(engine, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", peers)
+        async with asyncio.timeout(GUARD_SECONDS):
+            try:
+                result = await use(line)
+            finally:
+                await engine.aclose()
+                server.close()
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        return result
+
+    return asyncio.run(scenario())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the other side has done something."""
+    async with asyncio.timeout(GUARD_SECONDS):
+        while not condition():  # noqa: ASYNC110 - the condition has no event
+            await asyncio.sleep(0.001)
+
+
+def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
+    """The status of each answer, or its error."""
+    return [answer.status if isinstance(answer, RawResponse) else answer for answer in answers]
+
+
+def failure(answer: RawResponse | BaseException) -> ExchangeFailed:
+    assert isinstance(answer, ExchangeFailed), answer
+    return answer
+
+
+def first_then_ok(first: Script) -> Script:
+    """A script that does this to the first connection, and answers on the others."""
+
+    async def script(peer: Peer) -> None:
+        await (first(peer) if peer.number == 0 else peer.answer_all())
+
+    return script
+
+
+def after_request(answer: bytes) -> Script:
+    """A script that reads a request and sends these bytes."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer)
+
+    return script
+
+
+def stream_to(received: list[bytes], go_on: asyncio.Event | None = None) -> Any:
+    """A receiver that notes the pieces, and takes no more after the first until it may go on. It notes a failure too."""
+
+    async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+        try:
+            async for piece in pieces:
+                received.append(piece)
+                if go_on is not None:
+                    await go_on.wait()
+        except ExchangeFailed as error:
+            received.append(str(error).encode())
+
+    return receive
+
+
+def test_connections_are_used_again() -> None:
+    """Exchanges one after another share a connection; at the same time each has its own."""
+
+    async def use(line: Line) -> None:
+        assert [(await line.send()).status for _ in range(5)] == [200] * 5
+        assert len(line.peers) == 1
+        assert statuses(await line.send_all(20)) == [200] * 20
+        assert len(line.peers) <= 20
+
+    run(Peer.answer_all, use)
+
+
+@pytest.mark.parametrize("end", [Peer.break_off, lambda peer: peer.writer.close()])
+def test_connections_that_die(end: Callable[[Peer], None]) -> None:
+    """Of a hundred requests whose connections end before a response it is unknown whether they ran."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if peer.number < 100:
+            end(peer)
+        else:
+            await peer.send(OK)
+            await peer.answer_all()
+
+    async def use(line: Line) -> None:
+        errors = await line.send_all(100)
+        assert [failure(error).never_ran for error in errors] == [False] * 100
+        assert statuses(await line.send_all(100)) == [200] * 100
+
+    run(script, use)
+
+
+def test_a_server_that_is_not_there() -> None:
+    """Without a connection nothing ran, and each exchange says so at once."""
+
+    async def use(line: Line) -> None:
+        line.url = "http://127.0.0.1:9"  # where nothing listens
+        errors = await line.send_all(100)
+        assert {(failure(error).never_ran, failure(error).wrong_address) for error in errors} == {(True, True)}
+
+    run(Peer.lost, use)
+
+
+def test_a_connection_that_the_server_closes_between_exchanges() -> None:
+    """A connection that ended while nobody used it is not used again."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+
+    async def use(line: Line) -> None:
+        assert (await line.send()).status == 200
+        await until(lambda: all(connection.is_closed for connection in line.engine.connections))
+        assert (await line.send()).status == 200
+        assert len(line.peers) == 2
+
+    run(script, use)
+
+
+def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that nobody uses is closed before long."""
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+
+    async def use(line: Line) -> None:
+        assert (await line.send()).status == 200
+        await until(lambda: not line.engine.connections)
+        await until(lambda: line.peers[0].reader.at_eof())
+
+    run(Peer.answer_all, use)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of the options are Linux's")
+def test_the_system_watches_connections() -> None:
+    """A connection whose other side is gone is ended by the system: probes while it is silent, a limit for what is not acknowledged."""
+
+    async def use(line: Line) -> list[int]:
+        await line.send()
+        [connection] = line.engine.connections
+        sock = connection._transport.get_extra_info("socket")
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        return [
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            *(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names),
+        ]
+
+    on, idle, interval, count, unacknowledged = run(Peer.answer_all, use)
+    assert on
+    assert idle + interval * count <= 20
+    assert unacknowledged <= 20_000
+
+
+BAD = {
+    "no response": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nconte",
+    "half a body": b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{}",
+    "half of the pieces": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n",
+    "another protocol": b"SSH-2.0-OpenSSH\r\n\r\n",
+    "a length that is none": b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "pieces that are none": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
+    "a head that is too large": b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000 + b"\r\n\r\n",
+    "too many headers": b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    "a body that is too large": b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000,
+    "a body without an end": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000,
+    "trailers without an end": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 50_000,
+    "a body that is not packed": b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
+def test_responses_that_cannot_be_read(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a response is a typed failure of unknown effect at once, and the next exchange works."""
+    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 100_000)
+
+    async def use(line: Line) -> None:
+        [error] = await line.send_all(1)
+        assert (failure(error).never_ran, failure(error).timed_out) == (False, False)
+        assert (await line.send()).status == 200
+
+    run(first_then_ok(after_request(answer)), use)
+
+
+GOOD = {
+    "until the connection ends": b"HTTP/1.1 200 OK\r\n\r\nbody",
+    "in pieces, with a trailer": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2;x=y\r\ndy\r\n0\r\nt: v\r\n\r\n",
+    "after early responses": b"HTTP/1.1 103 Hints\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody",
+    "with more than it": b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbodyHTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno",
+    "as an old server": b"HTTP/1.0 200 OK\r\ncontent-length: 4\r\n\r\nbody",
+    "packed": b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(b"body"),
+}
+
+
+@pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
+def test_responses_in_other_forms(answer: bytes) -> None:
+    """The body is read as it is sent, and nothing of one response gets into the next."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer)
+        if b"length" in answer or b"chunked" in answer:
+            await peer.answer_all()
+
+    async def use(line: Line) -> None:
+        assert (await line.send()).content == b"body"
+        assert (await line.send()).content == b"{}"
+
+    run(first_then_ok(script), use)
+
+
+def test_no_redirects_and_no_cookies() -> None:
+    """A redirect is a response like others, and nothing of a response is sent back."""
+    redirect = b"HTTP/1.1 302 Found\r\nlocation: /other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(redirect)
+        await peer.answer_all()
+
+    async def use(line: Line) -> None:
+        assert (await line.send()).status == 302
+        await line.send()
+        [peer] = line.peers
+        assert [head.split(b" ")[1] for head in peer.heads] == [b"/path", b"/path"]
+        assert b"cookie" not in b"".join(peer.heads).lower()
+
+    run(script, use)
+
+
+def test_a_response_before_the_body_was_sent() -> None:
+    """A response that comes early ends the upload and is delivered, and the connection ends."""
+
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        await peer.send(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await peer.lost()
+
+    async def use(line: Line) -> None:
+        answer = await line.send([bytes(1 << 20)] * 32)
+        assert (answer.status, answer.content) == (413, b"no")
+        assert all(connection.is_closed for connection in line.engine.connections)
+        assert (await line.send([bytes(2 << 20)])).status == 200
+
+    run(first_then_ok(script), use)
+
+
+def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
+    """What reading a body raises in the middle of sending it is raised to its sender, and the connection ends."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(64 << 20))
+    pieces = FormPieces([Stored(path, 0, 64 << 20)])
+    path.write_bytes(bytes(32 << 20))
+
+    async def use(line: Line) -> None:
+        with pytest.raises(OSError, match="became shorter"):
+            await line.send(pieces)
+        assert (await line.send([bytes(2 << 20)])).status == 200
+
+    run(first_then_ok(Peer.lost), use)
+
+
+def test_a_slow_reader_holds_the_server_back() -> None:
+    """A receiver that stops has little of the body in memory, and afterwards everything arrives."""
+    nbytes, sent = 64 << 20, []
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % nbytes)
+        for _ in range(64):
+            await peer.send(bytes(1 << 20))
+            sent.append(1)
+
+    async def use(line: Line) -> None:
+        received, go_on = list[bytes](), asyncio.Event()
+        slow = asyncio.ensure_future(line.send(receive=stream_to(received, go_on)))
+        await until(lambda: line.engine.connections and not line.engine.connections[0]._is_reading)
+        assert len(sent) < 64
+        go_on.set()
+        await slow
+        assert sum(map(len, received)) == nbytes
+
+    run(script, use)
+
+
+def test_closing_under_way() -> None:
+    """Closing fails exchanges that wait for a slot, a response or the rest of one, and ends the connections."""
+    received: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        if peer.number == 0:
+            await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npiece")
+        await peer.lost()
+
+    async def use(line: Line) -> None:
+        tasks = [asyncio.ensure_future(line.send(receive=stream_to(received)))]
+        await until(lambda: received)
+        tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
+        tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.UPLOAD)) for _ in range(3)]
+        await until(lambda: sum(len(peer.heads) for peer in line.peers) == 6)
+        await line.engine.aclose()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(end) for end in ended[1:]} == {ClientClosedError}
+        assert isinstance(ended[0], RawResponse)
+        assert received == [b"piece", b"the connection was closed"]
+        with pytest.raises(ClientClosedError):
+            await line.send()
+
+    run(script, use, slots={"session": 4, "upload": 2})
+
+
+def test_cancelling() -> None:
+    """Whoever gives up an exchange ends its connection; its slot is free again."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if peer.number == 1:
+            await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npiece")
+        if peer.number < 2:
+            await peer.lost()
+        else:
+            await peer.send(OK)
+            await peer.answer_all()
+
+    async def use(line: Line) -> None:
+        received: list[bytes] = []
+        waiting = asyncio.ensure_future(line.send())
+        await until(lambda: line.peers and line.peers[0].heads)
+        streaming = asyncio.ensure_future(line.send(receive=stream_to(received)))
+        await until(lambda: received)
+        queued = asyncio.ensure_future(line.send())  # for a slot
+        await asyncio.sleep(0)
+        ended = [waiting, streaming, queued]
+        for task in ended:
+            task.cancel()
+        assert {type(end) for end in await asyncio.gather(*ended, return_exceptions=True)} == {asyncio.CancelledError}
+        await until(lambda: all(peer.reader.at_eof() for peer in line.peers))
+        assert statuses(await line.send_all(10)) == [200] * 10
+        assert all(connection.used == 0 for connection in line.engine.connections)
+
+    run(script, use, slots={"session": 2})
+
+
+def test_cancelling_while_connecting() -> None:
+    """An exchange that is given up while its connection is opened takes no slot with it, and no connection."""
+
+    async def use(line: Line) -> None:
+        for turns in range(10):
+            first = [asyncio.ensure_future(line.send()) for _ in range(20)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in first[::2]:
+                task.cancel()
+            ended = await asyncio.gather(*first, return_exceptions=True)
+            assert statuses(ended[1::2]) == [200] * 10
+        assert all(connection.used == 0 for connection in line.engine.connections)
+
+    run(Peer.answer_all, use, slots={"session": 5})
+
+
+def test_nothing_keeps_what_is_over() -> None:
+    """A connection that has ended is in memory no longer."""
+
+    async def use(line: Line) -> weakref.ref[Any]:
+        await line.send()
+        [connection] = line.engine.connections
+        return weakref.ref(connection)
+
+    kept = run(Peer.answer_all, use)
+    gc.collect()
+    assert kept() is None
