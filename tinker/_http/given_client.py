@@ -50,12 +50,12 @@ class GivenClient(httpx.AsyncBaseTransport):
         return httpx.Response(
             response.status_code,
             headers=response.headers.raw,
-            stream=_Body(response),
+            stream=_SentBody(response),
             extensions=dict(response.extensions),
         )
 
 
-class _Body(httpx.AsyncByteStream):
+class _SentBody(httpx.AsyncByteStream):
     """The body of a response as the server has sent it."""
 
     def __init__(self, response: httpx.Response) -> None:
