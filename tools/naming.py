@@ -9,7 +9,7 @@ is a participle when it is in IRREGULAR, or ends in ``ed``, is longer than three
 - properties, and what returns a bool, ``TypeGuard`` or ``TypeIs``: values and predicates may be named so;
 - a name whose *last* word only is a participle and whose first word is a verb in the imperative or a preposition (IMPERATIVES):
   ``check_accepted``, ``is_closed``, ``from_encoded``;
-- special methods; overloads count once.
+- special methods, and those of a protocol that asyncio calls; overloads count once.
 
 A property is what is decorated with a name that ends in ``property``, ``.setter``, ``.deleter`` or ``.getter``.
 """
@@ -51,6 +51,7 @@ IMPERATIVES = _words(
     submit sum tell test to until wait wake warn was watch when where with without write
     """
 )
+OF_ASYNCIO = _words("connection_made connection_lost data_received eof_received")
 _CAMEL_CASE = re.compile(r"_*[A-Z]\w*[a-z]\w*")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -137,7 +138,7 @@ def find_participles(paths: Iterable[Path]) -> list[Definition]:
 def is_named_by_participle(function: Function) -> bool:
     """Whether the rule at the top of this file says so."""
     words = function.name.strip("_").lower().split("_")
-    if function.name.startswith("__") or is_value(function) or is_predicate(function):
+    if function.name.startswith("__") or function.name in OF_ASYNCIO or is_value(function) or is_predicate(function):
         return False
     return is_participle(words[0]) or (is_participle(words[-1]) and words[0] not in IMPERATIVES)
 

@@ -30,10 +30,6 @@ PATH_CHANGES = ("sys.path.", "sys.path[")
 PARTICIPLES_KEPT = {
     "regularized": "public, and reads as it should: a base loss, regularized by terms",
     "TrainingClient._guaranteed_model_id": "scripts for the official client call it",
-    "LimitedProtocol.connection_made": "asyncio calls it",
-    "LimitedProtocol.connection_lost": "asyncio calls it",
-    "LimitedProtocol.data_received": "asyncio calls it",
-    "_Peer.connection_made": "asyncio calls it",
 }
 
 

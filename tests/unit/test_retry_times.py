@@ -165,9 +165,9 @@ def test_an_earlier_try_may_have_arrived() -> None:
 
 
 def test_a_connection_that_never_was_carried_nothing() -> None:
-    """Where no connection was made the server has seen nothing."""
+    """Where the server cannot have begun with a request it has seen nothing."""
     error = errors.APIConnectionError(request=REQUEST)
-    error.never_connected = True
+    error.never_ran = True
     assert fate_of(error) is Fate.UNSEEN
     assert judge(error).value == "retry"
 

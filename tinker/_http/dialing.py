@@ -29,7 +29,7 @@ from tinker._http.phase import MAX_HEAD_NBYTES
 from tinker._http.statuses import PROXY_HINT, PROXY_UNAUTHENTICATED_STATUS, is_retryable_status, is_success
 from tinker._installation import install_command
 
-Connection: TypeAlias = Http1Connection | Http2Connection
+HttpConnection: TypeAlias = Http1Connection | Http2Connection
 
 # Before the next of several addresses is tried beside the one that does not answer.
 _NEXT_ADDRESS_SECONDS = 0.25
@@ -95,7 +95,7 @@ class Dialer:
         """Return the host and port that are connected to."""
         return _where(self._address if self.proxy is None else urlsplit(self.proxy))
 
-    async def dial(self) -> Connection:
+    async def dial(self) -> HttpConnection:
         """Open a connection, in at most ``CONNECT_SECONDS``. Raises DialFailed."""
         try:
             where = self.where
@@ -197,7 +197,7 @@ class Dialer:
     def _proxy_context(self) -> ssl.SSLContext | None:
         return self.trust.context("http/1.1") if self.proxy is not None and self.proxy.startswith("https:") else None
 
-    def make_connection(self, protocol: str | None) -> Connection:
+    def make_connection(self, protocol: str | None) -> HttpConnection:
         """Return the connection for an application protocol."""
         authority = self._address.netloc
         if protocol == "h2":

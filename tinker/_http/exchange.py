@@ -39,7 +39,7 @@ class ReceivedHeaders(Mapping[str, str]):
         return len(self._headers.keys())
 
 
-class Reader(Protocol):
+class BodySource(Protocol):
     """The connection as a receiver sees it."""
 
     def consume(self, exchange: Exchange, nbytes: int) -> None:
@@ -62,7 +62,7 @@ class Exchange:
         "_failure",
         "_loop",
         "_nbytes",
-        "_reader",
+        "_source",
         "_timer",
         "_waiter",
         "has_begun",
@@ -96,7 +96,7 @@ class Exchange:
         self._ended = False
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._reader: Reader | None = None
+        self._source: BodySource | None = None
         self._ends = float("inf")
         self._due = loop.time() + request.silence_seconds
         self._timer = loop.call_at(self._due, self._look)
@@ -107,13 +107,13 @@ class Exchange:
         """Note a sign of life: the limit of silence begins again."""
         self._due = min(self._loop.time() + self.request.silence_seconds, self._ends)
 
-    def begin(self, status: int, headers: HeaderMap, reader: Reader) -> None:
+    def begin(self, status: int, headers: HeaderMap, source: BodySource) -> None:
         """Note the head of the response."""
         self.status, self.headers = status, ReceivedHeaders(headers)
         self.has_begun = True
         if self.request.receiver_of(status) is not None:
             self.is_streamed = True
-            self._reader = reader
+            self._source = source
             _finish(self.outcome)
         else:
             self._ends = self._loop.time() + phase.ANSWER_SECONDS
@@ -191,12 +191,12 @@ class Exchange:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives."""
-        assert self._reader is not None
+        assert self._source is not None
         while True:
             while self._chunks:
                 piece = self._chunks.popleft()
                 self._nbytes -= len(piece)
-                self._reader.consume(self, len(piece))
+                self._source.consume(self, len(piece))
                 yield piece
                 self.touch()
             if self._failure is not None:

@@ -7,7 +7,7 @@ from collections import deque
 from contextvars import Context
 from functools import partial
 
-from tinker._http.dialing import Connection, Dialer, DialFailed, late
+from tinker._http.dialing import HttpConnection, Dialer, DialFailed, late
 from tinker._http.http2 import STREAMS, Http2Connection
 from tinker._http.messages import IDLE_SECONDS
 
@@ -22,14 +22,14 @@ class Pool:
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
         self._loop = asyncio.get_running_loop()
-        self._usable: dict[Connection, None] = {}  # which can take another exchange
-        self._all: set[Connection] = set()
-        self._waiting: deque[asyncio.Future[Connection]] = deque()
+        self._usable: dict[HttpConnection, None] = {}  # which can take another exchange
+        self._all: set[HttpConnection] = set()
+        self._waiting: deque[asyncio.Future[HttpConnection]] = deque()
         self._dials: set[asyncio.Task[None]] = set()
         self._capacity = 0 if dialer.may_share else 1  # of a new connection; 0 while it is unknown, or the server wants nothing
         self._sweep: asyncio.TimerHandle | None = None
 
-    def take(self) -> Connection | None:
+    def take(self) -> HttpConnection | None:
         """Take a connection that is open; None if a new one is needed."""
         while self._usable:
             connection = next(reversed(self._usable))
@@ -41,9 +41,9 @@ class Pool:
                 self._drop(connection)
         return None
 
-    async def wait(self, seconds: float) -> Connection:
+    async def wait(self, seconds: float) -> HttpConnection:
         """Take a connection once one is free or open, in at most so many seconds. Raises ExchangeFailed."""
-        waiter: asyncio.Future[Connection] = self._loop.create_future()
+        waiter: asyncio.Future[HttpConnection] = self._loop.create_future()
         self._waiting.append(waiter)
         self._dial_enough()
         try:
@@ -56,7 +56,7 @@ class Pool:
             self._abandon(waiter)
             raise
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: HttpConnection) -> None:
         """Return a connection after an exchange."""
         connection.used -= 1
         connection.idle_since = self._loop.time()
@@ -78,7 +78,7 @@ class Pool:
         self._usable.clear()
 
     @property
-    def connections(self) -> frozenset[Connection]:
+    def connections(self) -> frozenset[HttpConnection]:
         """Return those that are open."""
         return frozenset(self._all)
 
@@ -114,7 +114,7 @@ class Pool:
         if self._sweep is None:
             self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle)
 
-    def _note_capacity(self, connection: Connection) -> None:
+    def _note_capacity(self, connection: HttpConnection) -> None:
         """Use what a connection can take, and open more if that is not enough."""
         if connection.is_settled:
             self._capacity = connection.capacity
@@ -122,7 +122,7 @@ class Pool:
         if self._waiting:
             self._dial_enough()
 
-    def _offer(self, connection: Connection) -> None:
+    def _offer(self, connection: HttpConnection) -> None:
         """Let those that wait have the connection, the rest of it everybody."""
         while self._waiting and _has_room(connection):
             waiter = self._waiting.popleft()
@@ -139,7 +139,7 @@ class Pool:
             if not waiter.done():
                 waiter.set_exception(failure.for_exchange())
 
-    def _abandon(self, waiter: asyncio.Future[Connection]) -> None:
+    def _abandon(self, waiter: asyncio.Future[HttpConnection]) -> None:
         """Forget who waits no longer, and return what was given in the same moment."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
@@ -155,7 +155,7 @@ class Pool:
                 self._drop(connection)
         self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle) if self._all else None
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: HttpConnection) -> None:
         """Close a connection that takes no more exchanges, once the last on it is over."""
         if not connection.used:
             self._all.discard(connection)
@@ -163,5 +163,5 @@ class Pool:
             connection.close()
 
 
-def _has_room(connection: Connection) -> bool:
+def _has_room(connection: HttpConnection) -> bool:
     return connection.used < connection.capacity and not connection.is_closed

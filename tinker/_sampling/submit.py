@@ -311,7 +311,7 @@ class Sampler:
             if completions is None:
                 result = context.results.wait(submission, _expect(submission), future)
             else:
-                result = self._result_when_told(completions, context, submission, number, future)
+                result = self._wait_until_told(completions, context, submission, number, future)
             if observers:
                 use = prompt_use(future, prompt)
                 result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
@@ -322,7 +322,7 @@ class Sampler:
                     self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
                 raise
 
-    async def _result_when_told(
+    async def _wait_until_told(
         self,
         completions: SessionPoller,
         context: SessionContext,
