@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tinker._config import Proxies, Trust
 from tinker._http.closing import check_open
-from tinker._http.dialing import HttpConnection, Dialer
+from tinker._http.dialing import Dialer, HttpConnection
 from tinker._http.exchange import Exchange
 from tinker._http.limits import open_slots
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
@@ -24,7 +24,7 @@ from tinker._wire import INLINE_NBYTES
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class _Traffic(enum.Enum):
+class _BodyClass(enum.Enum):
     """Requests that share connections, and the protocols of these.
 
     Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an HTTP/2 stream send 64 KB ahead,
@@ -38,7 +38,7 @@ class _Traffic(enum.Enum):
     @property
     def protocols(self) -> tuple[str, ...]:
         """Return the application protocols to offer, best first."""
-        return ("http/1.1",) if self is _Traffic.DATA else ("h2", "http/1.1")
+        return ("http/1.1",) if self is _BodyClass.DATA else ("h2", "http/1.1")
 
 
 class HttpEngine:
@@ -56,7 +56,7 @@ class HttpEngine:
         self._proxy_headers = proxy_headers
         self._trust = trust or Trust()
         self._slots = open_slots(connections)
-        self._pools: dict[tuple[str, str | None, _Traffic], Pool] = {}
+        self._pools: dict[tuple[str, str | None, _BodyClass], Pool] = {}
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -98,12 +98,12 @@ class HttpEngine:
         return RawResponse(request, exchange.status, headers, content)
 
     def _pool(self, request: PreparedRequest) -> Pool:
-        origin, traffic = _split(request.url)[0], _traffic_of(request)
+        origin, body_class = _split(request.url)[0], _class_of(request)
         proxy = None if self._proxies is None else self._proxies.of(request.url)
-        key = (origin, proxy, traffic)
+        key = (origin, proxy, body_class)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust, traffic.protocols))
+            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust, body_class.protocols))
         return pool
 
     async def aclose(self) -> None:
@@ -127,10 +127,10 @@ class HttpEngine:
         return list(dict.fromkeys(facts))
 
 
-def _traffic_of(request: PreparedRequest) -> _Traffic:
+def _class_of(request: PreparedRequest) -> _BodyClass:
     if request.nbytes <= INLINE_NBYTES:
-        return _Traffic.SMALL
-    return _Traffic.DATA if request.purpose is Purpose.UPLOAD else _Traffic.LARGE
+        return _BodyClass.SMALL
+    return _BodyClass.DATA if request.purpose is Purpose.UPLOAD else _BodyClass.LARGE
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ from collections import deque
 from contextvars import Context
 from functools import partial
 
-from tinker._http.dialing import HttpConnection, Dialer, DialFailed, late
+from tinker._http.dialing import Dialer, DialFailed, HttpConnection, late
 from tinker._http.http2 import STREAMS, Http2Connection
 from tinker._http.messages import IDLE_SECONDS
 
