@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STREAM = api.stream_sample.__name__
-_UNTOLD = nullcontext(0)
+_ALONE = nullcontext(0)
 logger: logging.Logger = logging.getLogger("tinker")
 
 
@@ -304,14 +304,14 @@ class Sampler:
             await self._note_base_model()
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
         completions = self.completions
-        with _UNTOLD if completions is None else completions.submission() as number:
+        with _ALONE if completions is None else completions.submission() as number:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
             if completions is None:
                 result = context.results.wait(submission, _expect(submission), future)
             else:
-                result = self._wait_until_told(completions, context, submission, number, future)
+                result = self._wait_for_completion(completions, context, submission, number, future)
             if observers:
                 use = prompt_use(future, prompt)
                 result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
@@ -322,7 +322,7 @@ class Sampler:
                     self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
                 raise
 
-    async def _wait_until_told(
+    async def _wait_for_completion(
         self,
         completions: SessionPoller,
         context: SessionContext,
