@@ -78,6 +78,7 @@ def test_it_does_the_same(write: Write, settings: dict[str, Any], tokenizer: dic
     assert sorted(ours.all_special_ids) == sorted(theirs.all_special_ids)
     for name in ("chat_template", "eos_token", "eos_token_id"):
         assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.get_vocab() == theirs.get_vocab()
 
 
 @pytest.mark.parametrize(
@@ -110,10 +111,17 @@ def test_other_files(write: Write, tmp_path: Path) -> None:
     assert read_tokenizer(TokenizerSource("nobody/nothing")) is None
 
 
-@pytest.mark.parametrize("command", [("sample", "hi", "--max-tokens", "2"), ("chat", "--max-tokens", "2")])
-def test_sampling_imports_little(server: str, command: tuple[str, ...]) -> None:
-    """Sampling from a server with the packaged tokenizer imports neither transformers nor torch, nor the hub's client."""
+TRAINED = ("train", "data.jsonl", "--max-steps", "1")
+
+
+@pytest.mark.parametrize("command", [("sample", "hi", "--max-tokens", "2"), ("chat", "--max-tokens", "2"), TRAINED])
+def test_sampling_and_training_import_little(
+    server: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the packaged tokenizer, commands of a server import neither transformers nor torch, nor the hub's client."""
     pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": " b"}\n')
     words = ["--base-url", server, *command]
     heavy = ("transformers", "torch", "huggingface_hub", "starlette")
     program = f"import sys\nfrom tinker.cli import main\nmain({words!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"

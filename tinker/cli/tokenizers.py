@@ -30,11 +30,16 @@ _OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 
 
 def load_tokenizer(named: TokenizerSource | str) -> Any:
-    """Load a tokenizer. CommandFailed for one that is neither here nor can be fetched; the hub is asked once."""
+    """Load a tokenizer, from its files if they are all there is to it.
+
+    CommandFailed for one that is neither here nor can be fetched; the hub is asked once.
+    """
     from tinker._tokenizers import find_absence, is_of_hub, load, resolve
 
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # each attempt that its client repeats
     source = resolve("", named) if isinstance(named, str) else named
+    if (plain := read_tokenizer(source)) is not None:
+        return plain
     if is_of_hub(source) and importlib.util.find_spec("huggingface_hub") is not None:
         absence = find_absence(source.name, _CACHED_FILES, kind="tokenizer", revision=source.revision)
         if absence is not None:
@@ -43,14 +48,13 @@ def load_tokenizer(named: TokenizerSource | str) -> Any:
 
 
 def find_tokenizer(sampler: SamplingClient, named: str | None) -> Any:
-    """Return the tokenizer of the name given, else that of the model, from its files if they are all there is to it.
+    """Load the tokenizer of the name given as :func:`load_tokenizer` does, else that of the sampler's model."""
+    from tinker._tokenizers import load
 
-    CommandFailed as from :func:`load_tokenizer`.
-    """
-    from tinker._tokenizers import load, resolve
-
-    source = resolve("", named) if named else sampler._sampler.tokenizer().result()  # pyright: ignore[reportPrivateUsage]
-    return read_tokenizer(source) or (load_tokenizer(source) if named else load(source))
+    if named:
+        return load_tokenizer(named)
+    source = sampler._sampler.tokenizer().result()  # pyright: ignore[reportPrivateUsage]
+    return read_tokenizer(source) or load(source)
 
 
 class FileTokenizer:
@@ -65,6 +69,10 @@ class FileTokenizer:
         return list(dict.fromkeys(self._special.values()))
 
     @property
+    def eos_token_id(self) -> int | None:
+        return self._special.get("eos_token")
+
+    @property
     def eos_token(self) -> str | None:
         return self._tokenizer.id_to_token(self._special["eos_token"]) if "eos_token" in self._special else None
 
@@ -73,6 +81,9 @@ class FileTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
 
     @property
     def chat_template(self) -> object:

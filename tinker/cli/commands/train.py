@@ -242,7 +242,7 @@ class _TrainingJob(NamedTuple):
     def _load_tokenizer(self, service: ServiceClient) -> Any:
         """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
         from tinker._tokenizers import resolve
-        from tinker.cli.tokenizers import load_tokenizer
+        from tinker.cli.tokenizers import find_tokenizer, load_tokenizer
         from tinker.errors import APIStatusError, RequestFailedError
 
         reading = f"Reading {self.data} with the tokenizer of {self.plan.tokenizer_id or self.base_model}"
@@ -253,7 +253,7 @@ class _TrainingJob(NamedTuple):
             with explain_refusal(service, self.base_model, TRAINED_CHECKPOINT):
                 sampler = service.create_sampling_client(base_model=self.base_model).result()
             self._tell(reading)
-            return sampler.get_tokenizer()
+            return find_tokenizer(sampler, None)
         except (APIStatusError, RequestFailedError):
             if self.is_unlisted:
                 raise
