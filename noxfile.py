@@ -341,12 +341,14 @@ def diff(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Client CPU and wall time of this client and of the official one, in turn, against one stub server."""
+    """CPU, time and memory of this client and the official one, in turn; HTTPS needs nginx. `-- --tasks NAME ...` for some."""
     wheel = built_wheel(session)
-    ours = environment(session, "ours", str(wheel))
+    ours = environment(session, "ours", TORCH, f"{wheel}[local]")
+    session.run(ours, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel), external=True)
     official = environment(session, "official", OFFICIAL)
     session.run("python", "benchmarks/compare.py", "--ours", ours, "--official", official, *session.posargs)
-    session.run("python", "benchmarks/codec.py", "--ours", ours, "--official", official)
+    if not session.posargs:
+        session.run("python", "benchmarks/codec.py", "--ours", ours, "--official", official)
 
 
 @nox.session

@@ -2,8 +2,8 @@
 
     python benchmarks/compare.py --ours venv-a/bin/python --official venv-b/bin/python
 
-Numbers are medians over all rounds. Exits 1 when ours is behind in any of them (``--at-least 1``; ``--at-least 4`` asks for a
-quarter of the other's).
+Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all rounds, "ours / official", and
+what share the first is of the second. Exits 1 when a share of the CPU is above ``--at-most``.
 """
 
 from __future__ import annotations
@@ -16,136 +16,122 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from wires import ROUND_TRIP_SECONDS, toy_server, wires
+
 HERE = Path(__file__).parent
 CLIENTS = ("ours", "official")
-# Row of measure.py -> variant -> (title, divisor of the times: what one unit of the row is).
-VARIANTS = {
-    "import": {
-        "alone": ("import tinker", 1),
-        "names used": ("import tinker and use its names", 1),
-        "names used beside numpy": ("the same where numpy is there already", 1),
-        "client ready": ("import, session and sampling client ready", 1),
-    },
-    "step": {
-        "arrays": ("step of 128 x 4096 tokens, from arrays", 1),
-        "lists": ("step of 128 x 4096 tokens, from lists", 1),
-    },
-    "samples": {
-        "awaited": ("one of 1,000 samples at once, awaited", 1000),
-        "blocked": ("one of 1,000 samples at once, .result()", 1000),
-    },
-    "memory": {
-        "samples": ("10,000 samples in flight", 1),
-    },
+QUANTITIES = {"cpu": "CPU ms", "wall": "wall ms", "peak": "peak MB"}
+WIRES = {
+    "https": "HTTPS, HTTP/2",
+    "distant": f"... and {ROUND_TRIP_SECONDS * 1000:.0f} ms away",
+    "plain": "plain HTTP",
+    "toy": "plain HTTP",
+    "": "",
 }
-UNITS = {"cpu": ("CPU ms", 1e3), "wall": ("wall ms", 1e3), "modules": ("modules", 1.0), "megabytes": ("MB", 1.0)}
-
-# (row, variant, quantity) -> client -> every value measured
-Values = dict[tuple[str, str, str], dict[str, list[float]]]
 
 
-class Line(NamedTuple):
-    """One line of the table, in its unit."""
+class Task(NamedTuple):
+    """A row of measure.py, the wire it uses, and who is measured."""
 
-    title: str
-    unit: str
-    ours: float
-    official: float
+    row: str
+    wire: str
+    clients: tuple[str, ...] = CLIENTS
 
-    @property
-    def ratio(self) -> float:
-        """How many times ours the official figure is."""
-        return self.official / self.ours if self.ours else float("inf")
+
+TASKS = {
+    "samples": Task("samples", "https"),
+    "samples-distant": Task("samples", "distant"),
+    "samples-plain": Task("samples", "plain"),
+    "many": Task("many", "https"),
+    "step": Task("step", "https"),
+    "step-plain": Task("step", "plain"),
+    "start": Task("start", "distant"),
+    "import": Task("import", ""),
+    "command": Task("command", "toy", ("ours",)),
+}
+
+# (task, variant) -> quantity -> client -> every value measured
+Values = dict[tuple[str, str], dict[str, dict[str, list[float]]]]
 
 
 # --------------------------------------------------------------------------------------------------------------------- running
 
 
-@contextlib.contextmanager
-def stub_server(sample_delay: float) -> Iterator[str]:
-    """A stub server of its own process; its base URL."""
-    command = [sys.executable, str(HERE / "stub_server.py"), "--sample-delay", str(sample_delay)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
-
-
-def measure(python: str, pythonpath: str | None, row: str, base_url: str) -> dict[str, list[dict[str, float]]]:
+def measure(python: str, row: str, base_url: str, trust: Mapping[str, str]) -> dict[str, list[dict[str, float]]]:
     """One row in one environment: variant -> measurements. No setting of the caller's reaches the clients."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("TINKER_", "PYTHON"))}
+    names = {name for name in os.environ if name.startswith(("TINKER_", "PYTHON", "SSL_CERT_"))}
+    environ = {name: value for name, value in os.environ.items() if name not in names}
     # One thread for numpy's linear algebra, which neither client uses: its idle threads spin and would count as CPU.
-    environ |= {"TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0", "OPENBLAS_NUM_THREADS": "1"}
-    if pythonpath:
-        environ["PYTHONPATH"] = pythonpath
+    environ |= {"TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0", "OPENBLAS_NUM_THREADS": "1", **trust}
     command = [python, str(HERE / "measure.py"), row, "--base-url", base_url]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ)
     result: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
     return result
 
 
+@contextlib.contextmanager
+def served(tasks: list[str], ours: str, sample_delay: float) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """The wires that there are, that of the toy server if a task needs it; and the variables with which clients trust them."""
+    with contextlib.ExitStack() as stack:
+        urls, trust = stack.enter_context(wires(sample_delay))
+        if "command" in tasks:
+            urls["toy"] = stack.enter_context(toy_server(ours))
+        yield {"": "none", **urls}, trust
+
+
 def run(arguments: argparse.Namespace) -> Values:
-    """Every row in turn, after one round that only warms the file cache."""
-    environments = {"ours": (arguments.ours, arguments.ours_pythonpath), "official": (arguments.official, None)}
+    """Every task in turn, after one round that only warms the file cache."""
+    pythons = {"ours": arguments.ours, "official": arguments.official}
     values: Values = {}
-    with stub_server(arguments.sample_delay) as base_url:
-        for python, pythonpath in environments.values():
-            measure(python, pythonpath, "import", base_url)
+    with served(arguments.tasks, arguments.ours, arguments.sample_delay) as (urls, trust):
+        for python in pythons.values():
+            measure(python, "import", "none", trust)
         for number in range(arguments.rounds):
-            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
-            for row in arguments.rows:
-                for client in CLIENTS:
-                    measured = measure(*environments[client], row, base_url)
-                    _add(values, client, row, measured)
+            for name in arguments.tasks:
+                task = TASKS[name]
+                for client in task.clients if task.wire in urls else ():
+                    print(f"round {number + 1} of {arguments.rounds}: {name}, {client}", file=sys.stderr)
+                    _add(values, name, client, measure(pythons[client], task.row, urls[task.wire], trust))
     return values
 
 
-def _add(values: Values, client: str, row: str, measured: dict[str, list[dict[str, float]]]) -> None:
+def _add(values: Values, task: str, client: str, measured: dict[str, list[dict[str, float]]]) -> None:
     for variant, measurements in measured.items():
         for measurement in measurements:
             for quantity, value in measurement.items():
-                values.setdefault((row, variant, quantity), {name: [] for name in CLIENTS})[client].append(value)
+                by_client = values.setdefault((task, variant), {}).setdefault(quantity, {})
+                by_client.setdefault(client, []).append(value)
 
 
 # -------------------------------------------------------------------------------------------------------------------- showing
 
 
-def lines(values: Values) -> list[Line]:
-    """The medians."""
-    table: list[Line] = []
-    for (row, variant, quantity), by_client in values.items():
-        title, divisor = VARIANTS[row][variant]
-        unit, scale = UNITS[quantity]
-        share = divisor if quantity in ("cpu", "wall") else 1
-        ours, official = (statistics.median(by_client[client]) * scale / share for client in CLIENTS)
-        table.append(Line(title, unit, ours, official))
-    return table
+def table(values: Values) -> str:
+    """The medians, for a terminal and for a document."""
+    head = "".join(f" {name}, ours / official | share |" for name in QUANTITIES.values())
+    lines = [f"| | |{head}", "|---|---|" + "--:|--:|" * len(QUANTITIES)]
+    for (task, variant), by_quantity in values.items():
+        cells = "".join(_cells(by_quantity[quantity]) for quantity in QUANTITIES)
+        lines.append(f"| {variant} | {WIRES[TASKS[task].wire]} |{cells}")
+    return "\n".join(lines)
 
 
-def plain(table: list[Line]) -> str:
-    """The table for a terminal."""
-    head = f"{'':42} {'':8} {'ours':>9} {'official':>9} {'ratio':>7}"
-    return "\n".join(
-        [head, *(f"{x.title:42} {x.unit:8} {_figure(x.ours):>9} {_figure(x.official):>9} {x.ratio:6.1f}x" for x in table)]
-    )
-
-
-def markdown(table: list[Line]) -> str:
-    """The table for a document."""
-    head = ["| | | ours | official 0.38.0 | ratio |", "|---|---|---:|---:|---:|"]
-    return "\n".join(
-        [*head, *(f"| {x.title} | {x.unit} | {_figure(x.ours)} | {_figure(x.official)} | {x.ratio:.1f} |" for x in table)]
-    )
+def _cells(by_client: dict[str, list[float]]) -> str:
+    ours, *official = (_figure(statistics.median(by_client[client])) for client in CLIENTS if client in by_client)
+    return f" {ours} / {official[0]} | {share(by_client):.2f} |" if official else f" {ours} | |"
 
 
 def _figure(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def share(by_client: dict[str, list[float]]) -> float:
+    """What part of the official figure ours is; 0 where there is no official one."""
+    return statistics.median(by_client["ours"]) / statistics.median(by_client["official"]) if "official" in by_client else 0.0
 
 
 def main() -> int:
@@ -153,19 +139,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True, help="python of the environment with this client")
     parser.add_argument("--official", required=True, help="python of the environment with the official one")
-    parser.add_argument("--ours-pythonpath", help="for a client that is not installed: where it lies")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--sample-delay", type=float, default=0.2, help="seconds the server takes for a sample")
-    parser.add_argument("--at-least", type=float, default=1.0, help="smallest ratio that is not behind")
-    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--at-most", type=float, default=1.0, help="largest share of the official CPU that is not behind")
     arguments = parser.parse_args()
-    table = lines(run(arguments))
-    print(markdown(table) if arguments.markdown else plain(table))
-    print(f"\nPython {platform.python_version()}, {os.cpu_count()} cores, medians over {arguments.rounds} rounds")
-    behind = [line for line in table if line.ratio < arguments.at_least]
-    for line in behind:
-        print(f"behind: {line.title}, {line.unit}: {line.ratio:.2f}", file=sys.stderr)
+    values = run(arguments)
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(table(values))
+    print(f"\nPython {platform.python_version()}, {os.cpu_count()} cores, load {load}, medians over {arguments.rounds} rounds")
+    behind = [f"{task}, {variant}" for (task, variant), one in values.items() if share(one["cpu"]) > arguments.at_most]
+    for one in behind:
+        print(f"behind: {one}", file=sys.stderr)
     return 1 if behind else 0
 
 

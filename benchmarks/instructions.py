@@ -7,8 +7,8 @@
 
 Each row runs in a process that first does some operations, so that imports, connections and first times are over. Then the
 counter is set to zero, and the figure is what it shows after more operations, divided by their number. Everything in the
-process is counted: the interpreter, the client, aiohttp and asyncio. Needs valgrind. Counts belong to one version of CPython,
-which is recorded too.
+process is counted: the interpreter, the client, its HTTP engine and asyncio. Needs valgrind. Counts belong to one version of
+CPython, which is recorded too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+
+from wires import stub_server
 
 HERE = Path(__file__).parent
 RECORD = HERE / "instructions.json"
@@ -102,23 +103,12 @@ WORK: dict[str, Callable[[str], Callable[[int], None]]] = {"samples": prepare_sa
 # ------------------------------------------------------------------------------------------------------------------- counting
 
 
-@contextmanager
-def stub_server() -> Iterator[str]:
-    """Run the stub server; its URL."""
-    with subprocess.Popen([sys.executable, str(HERE / "stub_server.py")], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        finally:
-            server.kill()
-
-
 def count_row(python: str, row: str, base_url: str) -> int:
     """The instructions of one operation."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "counts")
-        command = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={output}", python, "-P", __file__]
+        command = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={output}", python, __file__]
         command += ["--work", row, "--base-url", base_url]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None

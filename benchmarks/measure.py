@@ -2,9 +2,9 @@
 
     python benchmarks/measure.py samples --base-url http://127.0.0.1:8000
 
-A row has variants. Each is a list of measurements ``{"cpu": s, "wall": s}``, import rows also ``"modules"``; those of memory
-have ``"megabytes"`` alone. CPU is that of the whole process, all threads, user and system. Only what both clients offer to
-users is used.
+A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of one unit of the row. CPU is
+that of the whole process, all threads, user and system; the peak is that of its resident memory until then. Only what both
+clients offer to users is used, but for the command line, which is ours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -24,56 +25,74 @@ Measurement = dict[str, float]
 
 DATUMS, TOKENS = 128, 4096
 SAMPLES, PROMPT_TOKENS, SAMPLED_TOKENS = 1000, 512, 128
-SAMPLES_IN_FLIGHT = 10_000
-STEP_REPETITIONS, SAMPLE_REPETITIONS = 5, 2
+MANY_SAMPLES = 10_000
+STEP_REPETITIONS, LATER_BURSTS = 5, 2
 
-NAMES = "ServiceClient Datum ModelInput TensorData SamplingParams"
+_USED = """
+import tinker
+for name in "ServiceClient Datum ModelInput TensorData SamplingParams".split(): getattr(tinker, name)
+"""
+_STARTED = """
+sampler = tinker.ServiceClient(base_url={url!r}).create_sampling_client(base_model="stub/model").result()
+sampler.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, tinker.SamplingParams(max_tokens=128)).result()
+"""
 # A fresh process measures itself; ``{setup}`` is not measured.
 _FRESH = """
-import json, os, sys, time
+import json, os, resource, time
 {setup}
-before, wall, cpu = len(sys.modules), time.perf_counter(), time.process_time()
+wall, cpu = time.perf_counter(), time.process_time()
 {code}
 cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-print(json.dumps({{"cpu": cpu, "wall": wall, "modules": len(sys.modules) - before}}), flush=True)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({{"cpu": cpu * 1000, "wall": wall * 1000, "peak": peak}}), flush=True)
 os._exit(0)
 """
-_USED = f"import tinker\nfor name in {NAMES.split()!r}: getattr(tinker, name)"
-IMPORT_VARIANTS = {
-    "alone": "import tinker",
-    "names used": _USED,
-    "names used beside numpy": _USED,
-    "client ready": (
-        "import tinker\n"
-        "client = tinker.ServiceClient(base_url={url!r}).create_sampling_client(base_model='stub/model').result()\n"
-        "prompt = tinker.ModelInput.from_ints([1, 2, 3])"
-    ),
-}
 
 
-def timed(work: Callable[[], object]) -> Measurement:
-    """CPU and wall seconds of one call, garbage of earlier ones collected before."""
+def timed(work: Callable[[], object], count: int = 1, who: int = resource.RUSAGE_SELF) -> Measurement:
+    """One call, garbage of earlier ones collected before, divided by the number of units."""
     gc.collect()
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), _cpu_seconds(who)
     work()
-    return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    cpu, wall = _cpu_seconds(who) - cpu, time.perf_counter() - wall
+    peak = resource.getrusage(who).ru_maxrss / 1024  # kilobytes on Linux
+    return {"cpu": cpu * 1000 / count, "wall": wall * 1000 / count, "peak": peak}
 
 
-# -------------------------------------------------------------------------------------------------------------------- import
+def _cpu_seconds(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
 
 
-def measure_import(base_url: str) -> dict[str, list[Measurement]]:
+# ------------------------------------------------------------------------------------------------------------ fresh processes
+
+
+def measure_import(_: str) -> dict[str, list[Measurement]]:
     """A fresh interpreter each; what it needs to start is not counted."""
-    return {
-        variant: [_fresh(code.format(url=base_url), "import numpy" if "numpy" in variant else "")]
-        for variant, code in IMPORT_VARIANTS.items()
-    }
+    return {"`import tinker`": [_fresh("import tinker")], "... and use its names": [_fresh(_USED)]}
 
 
-def _fresh(code: str, setup: str) -> Measurement:
+def measure_start(base_url: str) -> dict[str, list[Measurement]]:
+    """From the service client to the first sample, in a process that has imported its names."""
+    return {"start, until the first sample is back": [_fresh(_STARTED.format(url=base_url), _USED)]}
+
+
+def measure_command(base_url: str) -> dict[str, list[Measurement]]:
+    """A whole process of the command line, its interpreter's start included."""
+    command = [sys.executable, "-P", "-m", "tinker", "sample", "--max-tokens", "12", "Once upon a time"]
+    environ = {**os.environ, "TINKER_BASE_URL": base_url}
+
+    def sample() -> None:
+        subprocess.run(command, check=True, capture_output=True, env=environ)
+
+    sample()
+    return {"`tinker sample` of 12 tokens": [timed(sample, who=resource.RUSAGE_CHILDREN)]}
+
+
+def _fresh(code: str, setup: str = "") -> Measurement:
     # -P keeps the current directory, which may hold another tinker, off the path.
     command = [sys.executable, "-P", "-c", _FRESH.format(code=code, setup=setup)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: Measurement = json.loads(done.stdout)
     return result
 
@@ -128,8 +147,8 @@ def measure_step(base_url: str) -> dict[str, list[Measurement]]:
     _check_step(step(data))
     step(data)
     return {
-        "arrays": [timed(lambda: step(data)) for _ in range(STEP_REPETITIONS)],
-        "lists": [timed(lambda: step(from_lists())) for _ in range(STEP_REPETITIONS)],
+        "step of 128 x 4,096 tokens, from arrays": [timed(lambda: step(data)) for _ in range(STEP_REPETITIONS)],
+        "... from lists": [timed(lambda: step(from_lists())) for _ in range(STEP_REPETITIONS)],
     }
 
 
@@ -143,60 +162,48 @@ def _check_step(logprobs: list[Any]) -> None:
 
 
 def measure_samples(base_url: str) -> dict[str, list[Measurement]]:
-    """Samples asked for at once and waited for, awaited in one coroutine or blocked on in one thread."""
-    import tinker
-
+    """A thousand samples asked for at once and awaited in one coroutine: in a new process, and again."""
     # Every prompt is another one, so that nothing can be encoded once for all.
-    prompts = [tinker.ModelInput.from_ints(list(range(i, i + PROMPT_TOKENS))) for i in range(SAMPLES)]
-    params = tinker.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0)
-    service = tinker.ServiceClient(base_url=base_url)
-    sampler = service.create_sampling_client(base_model="stub/model").result()
-
-    def read(responses: list[Any]) -> int:
-        """What a user reads of a sample, for the same reason as in a step."""
-        return sum(len(response.sequences[0].tokens) + len(response.sequences[0].logprobs) for response in responses)
-
-    async def gathered() -> list[Any]:
-        return await asyncio.gather(*[sampler.sample(prompt, 1, params) for prompt in prompts])
-
-    def awaited() -> int:
-        return read(asyncio.run(gathered()))
-
-    def blocked() -> int:
-        futures = [sampler.sample(prompt, 1, params) for prompt in prompts]
-        return read([future.result() for future in futures])
-
-    assert blocked() == 2 * SAMPLES * SAMPLED_TOKENS  # also opens the connections
+    burst = _burst(base_url, [list(range(i, i + PROMPT_TOKENS)) for i in range(SAMPLES)])
+    first = timed(burst, SAMPLES)
     return {
-        "awaited": [timed(awaited) for _ in range(SAMPLE_REPETITIONS)],
-        "blocked": [timed(blocked) for _ in range(SAMPLE_REPETITIONS)],
+        "one of 1,000 samples at once": [first],
+        "... connections are open": [timed(burst, SAMPLES) for _ in range(LATER_BURSTS)],
     }
 
 
-# -------------------------------------------------------------------------------------------------------------------- memory
+def measure_many(base_url: str) -> dict[str, list[Measurement]]:
+    """Ten thousand samples asked for at once."""
+    burst = _burst(base_url, [list(range(PROMPT_TOKENS))] * MANY_SAMPLES)
+    return {"one of 10,000 samples at once": [timed(burst, MANY_SAMPLES)]}
 
 
-def measure_memory(base_url: str) -> dict[str, list[Measurement]]:
-    """Asks for ten thousand samples at once; how far the peak of the resident memory rises until all of them are there."""
+def _burst(base_url: str, prompts: list[list[int]]) -> Callable[[], None]:
     import tinker
 
+    inputs = [tinker.ModelInput.from_ints(prompt) for prompt in prompts]
     params = tinker.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0)
-    prompt = tinker.ModelInput.from_ints(list(range(PROMPT_TOKENS)))
     sampler = tinker.ServiceClient(base_url=base_url).create_sampling_client(base_model="stub/model").result()
-    for future in [sampler.sample(prompt, 1, params) for _ in range(100)]:
-        future.result()  # also opens the connections
-    before = _peak_megabytes()
-    futures = [sampler.sample(prompt, 1, params) for _ in range(SAMPLES_IN_FLIGHT)]
-    for future in futures:
-        assert len(future.result().sequences[0].tokens) == SAMPLED_TOKENS
-    return {"samples": [{"megabytes": _peak_megabytes() - before}]}
+
+    async def gathered() -> list[Any]:
+        return await asyncio.gather(*[sampler.sample(prompt, 1, params) for prompt in inputs])
+
+    def burst() -> None:
+        """The results are read, for the same reason as in a step."""
+        sequences = [response.sequences[0] for response in asyncio.run(gathered())]
+        assert sum(len(one.tokens) + len(one.logprobs) for one in sequences) == 2 * len(inputs) * SAMPLED_TOKENS
+
+    return burst
 
 
-def _peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kilobytes on Linux
-
-
-ROWS = {"import": measure_import, "step": measure_step, "samples": measure_samples, "memory": measure_memory}
+ROWS = {
+    "samples": measure_samples,
+    "many": measure_many,
+    "step": measure_step,
+    "start": measure_start,
+    "import": measure_import,
+    "command": measure_command,
+}
 
 
 def main() -> None:

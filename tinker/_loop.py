@@ -98,7 +98,7 @@ class LoopThread:
         It has a context of its own: what is set for the task that starts it is not set for this one.
         """
         assert self._loop is not None
-        task = self._loop.create_task(coroutine, name=name, context=Context())
+        task = asyncio.Task(coroutine, loop=self._loop, name=name, context=Context())
         self._tasks[task] = owner
         task.add_done_callback(self._retire if owner is None else partial(self._settle, owner))
         return task
@@ -177,8 +177,12 @@ class LoopThread:
         self._drains += 1
         assert self._loop is not None
         # Calls added while draining get a drain of their own; taking them early keeps the order.
-        while self._calls:
-            self._loop.call_soon(self._calls.popleft())
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            if self._calls:  # one failed, which the loop reports
+                self._loop.call_soon(self._drain)
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
 from tinker_wire import limits
 from tinker_wire.models import AccessScope
 
 from tinker._checks import read_integer
+from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput, suggest_model_input
 from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams, SamplingParams
@@ -106,7 +106,9 @@ def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
 
 def _find_fault(name: str, tensor: TensorData) -> str | None:
     """Return what is wrong with the values of a loss input; None if nothing is."""
-    values = tensor.values.ravel()
+    values = tensor.values
+    if values.ndim != 1:
+        values = values.ravel()
     if name == "target_tokens":
         if tensor.dtype != _TARGETS_DTYPE:
             return "must be integers, got floating-point numbers"

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeAlias
 
 import attrs
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from tinker_wire.models import CustomLossInput
 
+from tinker.types._numpy import np
 from tinker.types.datum import Datum
 
 if TYPE_CHECKING:
     import torch
     import torch.fx
+    from numpy.typing import NDArray
 
     Tensor: TypeAlias = torch.Tensor
 else:
@@ -36,7 +36,7 @@ PerDatumLossFn: TypeAlias = Callable[Concatenate[Tensor, ...], tuple[Tensor, Map
 
 Gradients: TypeAlias = Sequence[Any]
 GradientLossFn: TypeAlias = Callable[
-    [list[Datum], list[NDArray[np.float32]]],
+    [list[Datum], list["NDArray[np.float32]"]],
     tuple[float, Gradients] | tuple[float, Gradients, Mapping[str, float]],
 ]
 """From the datums and, for each, its log-probabilities: the loss, its gradient by them, and perhaps metrics."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
 from tinker._futures import OperationProgress, Receipt
 from tinker._loop import loop_thread, must_pass
@@ -22,6 +22,9 @@ Ts = TypeVarTuple("Ts")
 
 # Nobody need look at these: they follow from another failure, or from the end of the client.
 _INTERNAL = frozenset({"progress", "receipt", "shield", "wait"})
+# The states of the base class, which are read here without its lock: each is set after everything that belongs to it.
+_CANCELLED = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED"})
+_FINISHED = "FINISHED"
 _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures.CancelledError)
 
 
@@ -211,6 +214,14 @@ class APIFuture(concurrent.futures.Future[T]):
         """
         self.progress.observers.append(observer if callable(observer) else observer.on_queue_state_change)
 
+    def done(self) -> bool:
+        """Return whether the operation has ended, or was cancelled."""
+        return self._state == _FINISHED or self._state in _CANCELLED
+
+    def cancelled(self) -> bool:
+        """Return whether the future was cancelled."""
+        return self._state in _CANCELLED
+
     def cancel(self) -> bool:
         """Stop waiting.
 
@@ -258,6 +269,8 @@ class APIFuture(concurrent.futures.Future[T]):
 
     def _get_outcome(self, timeout: float | None = 0) -> T:
         __tracebackhide__ = True
+        if self._state == _FINISHED and self._exception is None:
+            return cast("T", self._result)
         try:
             return super().result(timeout)
         except BaseException as error:

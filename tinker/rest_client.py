@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import email.utils
 import logging
 import warnings
 from functools import partial
@@ -269,8 +268,10 @@ class RestClient(AdminMethods, RestOperations):
 
 def _read_archive_redirect(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:
     """Read the URL of an archive from a redirect. Its ``Expires`` is a date on the server's clock."""
+    from email.utils import parsedate_to_datetime
+
     try:
-        expires = email.utils.parsedate_to_datetime(headers.get("expires", ""))
+        expires = parsedate_to_datetime(headers.get("expires", ""))
     except ValueError:
         expires = datetime.datetime.fromtimestamp(clock.wall() + _ARCHIVE_URL_SECONDS, datetime.UTC)
     return models.CheckpointArchiveUrlResponse(url=urljoin(asked, headers["location"]), expires=expires)

@@ -76,7 +76,8 @@ class ServiceClient(Signposted):
         clock: The source of time, which tests replace. None means the system clock.
         **kwargs: Arguments of older versions. ``timeout`` limits the seconds that the server may stay silent, ``max_retries``
             limits the retries of a failed request (0 disables retries), ``default_headers`` are headers for every request, and
-            ``http_client`` is an httpx.AsyncClient that sends the requests. Others are ignored with a FutureWarning.
+            ``http_client`` is an httpx.AsyncClient or httpx2.AsyncClient that sends the requests. Others are ignored with a
+            FutureWarning.
 
     Raises:
         ValueError: A base URL, a key or a time is invalid.

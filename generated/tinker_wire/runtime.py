@@ -124,8 +124,7 @@ class Stored(msgspec.Struct, frozen=True):
         return found
 
 
-@attrs.frozen
-class Request(Generic[T]):
+class Request(msgspec.Struct, Generic[T], frozen=True):
     """One exchange to be made: what to send, and the type that the answer has. It sends nothing itself.
 
     `path` starts with `/`, is percent-encoded and goes under the base URL as it is; `query` is encoded. `reply` is None where the answer has no
@@ -137,10 +136,15 @@ class Request(Generic[T]):
     method: str
     path: str
     reply: type[T] | None
-    query: str = attrs.field(default="", repr=False)
-    headers: Mapping[str, str] = attrs.field(factory=lambda: dict[str, str](), repr=False)
-    body: msgspec.Struct | Binary | None = attrs.field(default=None, repr=False)
+    query: str = ""
+    headers: Mapping[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())
+    body: msgspec.Struct | Binary | None = None
     accepts: tuple[str, ...] = ("application/json",)
+
+    def __repr__(self) -> str:
+        """Show what holds no secret."""
+        shown = ("operation", "method", "path", "reply", "accepts")
+        return f"Request({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -222,10 +226,12 @@ def query_string(*pairs: tuple[str, Scalar | Sequence[Scalar] | None]) -> str:
 
 def header_values(*pairs: tuple[str, Scalar | None]) -> dict[str, str]:
     """Spell header values; None is left out. Raises ValueError for a value that would end its header."""
-    headers = {name: _spelled(name, value) for name, value in pairs if value is not None}
-    for name, text in headers.items():
-        if _HEADER_ENDS.search(text):
-            raise ValueError(f"the header {name} cannot hold a line break")
+    headers: dict[str, str] = {}
+    for name, value in pairs:
+        if value is not None:
+            text = headers[name] = value if isinstance(value, str) else _spelled(name, value)
+            if not text.isprintable() and _HEADER_ENDS.search(text):
+                raise ValueError(f"the header {name} cannot hold a line break")
     return headers
 
 

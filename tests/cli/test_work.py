@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from click.testing import Result
 from starlette.responses import HTMLResponse, PlainTextResponse
+from support.proxies import tunnel_proxy
+from support.tls import authority, server_context
 from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker.cli import examples
 from tinker.cli.errors import CommandFailed
 from tinker.local import Settings, running_server
+from tinker.testing import toy_server
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -40,6 +43,7 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
         "installation",
         "credential",
         "connection",
+        "transport",
         "clock",
         "settings",
         "models",
@@ -55,6 +59,41 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
     table = call("doctor", "--operations")
     assert table.exit_code == 0
     assert "asample" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("protocol", "through_proxy", "said"),
+    [
+        ("h2", False, r"HTTP/2, TLSv1\.3, certificate issued by trustme v\S+ \(by httpunk [\d.]+\)"),
+        (
+            "http/1.1",
+            True,
+            r"HTTP/1\.1, TLSv1\.3, certificate issued by trustme v\S+, through the proxy http://\S+ \(by httpunk [\d.]+\)",
+        ),
+    ],
+)
+def test_doctor_says_how_it_is_connected(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, through_proxy: bool, said: str
+) -> None:
+    """With the versions of HTTP and TLS, whose certificate was checked, and the proxy without its password; the JSON has each."""
+    authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("TINKER_CA_FILE", str(tmp_path / "ca.pem"))
+    with (
+        toy_server(tmp_path / "server") as secured,
+        secured.on_port(ssl_context=server_context(protocol)) as url,
+        tunnel_proxy(url.replace("localhost", "127.0.0.1")) as proxy,
+    ):
+        if through_proxy:
+            monkeypatch.setenv("TINKER_PROXY", f"http://me:hush@127.0.0.1:{proxy.port}")
+        value = ask("doctor", base_url=url)
+    assert re.fullmatch(said, checks(value)["transport"][1])
+    assert "hush" not in json.dumps(value)
+    (connection,) = value["connections"]
+    assert connection["http_version"] == ("HTTP/2" if protocol == "h2" else "HTTP/1.1")
+    assert connection["tls_version"] == "TLSv1.3"
+    assert connection["certificate_issuer"].startswith("trustme")
+    assert connection["proxy"] == (f"http://127.0.0.1:{proxy.port}" if through_proxy else None)
+    assert connection["engine"].startswith("httpunk ")
 
 
 def test_doctor_names_settings(ask: Ask, tmp_path: Path) -> None:

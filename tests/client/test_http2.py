@@ -695,7 +695,7 @@ def test_closing_under_way() -> None:
     async def use(line: Line) -> None:
         tasks = [asyncio.ensure_future(line.send(receive=stream_to(received)))]
         tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
-        tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.UPLOAD)) for _ in range(3)]
+        tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.POLL)) for _ in range(3)]
         await until(lambda: len(line.requests) == 6)
         await line.engine.aclose()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -706,7 +706,7 @@ def test_closing_under_way() -> None:
             await line.send()
         await until(lambda: all(connection._is_lost for connection in line.server.connections))
 
-    run(script, use, slots={"session": 4, "upload": 2})
+    run(script, use, slots={"session": 4, "poll": 2})
 
 
 def test_cancelling() -> None:
@@ -916,6 +916,7 @@ def test_closing_a_client_under_way(tmp_path: Path) -> None:
                     answers.create_task(connection.answer(request))
 
     with http2_server(script, app=create_app(state), ssl_context=server_context("h2")) as server:
+        tinker.ServiceClient(base_url=server.url, api_key="tml-key").close().result(30)  # which starts the loop
         before, had = len(sockets()), tasks()
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
         sampler = service.create_sampling_client(base_model="tinker/toy").result(30)

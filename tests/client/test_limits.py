@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -22,6 +23,18 @@ from tinker.testing import SteppedClock
 Connect = Callable[..., tinker.ServiceClient]
 MakeLimits = Callable[..., Any]
 DISPATCH_SLOTS = tinker.Config().sample_submissions
+
+
+@asynccontextmanager
+async def admitted(limits: Any, nbytes: int) -> AsyncGenerator[None]:
+    """Hold what an attempt to submit a sample needs."""
+    admission = SampleAdmission(limits, nbytes)
+    if not admission.try_enter():
+        await admission.enter()
+    try:
+        yield
+    finally:
+        admission.leave()
 
 
 @pytest.fixture
@@ -50,7 +63,7 @@ def dispatched(limits: Any, nbytes: int, count: int) -> int:
 
         async def submit() -> None:
             nonlocal inside
-            async with SampleAdmission(limits, nbytes):
+            async with admitted(limits, nbytes):
                 inside += 1
                 await asyncio.Event().wait()
 
@@ -111,7 +124,7 @@ def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock:
     del clock.slept[:]
 
     async def submit() -> None:
-        async with SampleAdmission(limits, 1000):
+        async with admitted(limits, 1000):
             pass
 
     for _ in range(DISPATCH_SLOTS + 1):

@@ -279,6 +279,19 @@ def test_import_loads_little() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
+def test_what_has_no_array_needs_no_numpy() -> None:
+    """numpy is loaded with the first array: neither the names of the package nor a client of requests without one need it."""
+    with running_server(engine="toy") as url:
+        code = (
+            "import sys, tinker\n"
+            "tinker.ServiceClient, tinker.Datum, tinker.ModelInput, tinker.TensorData, tinker.SamplingParams(max_tokens=2)\n"
+            f"tinker.ServiceClient(base_url={url!r}).create_rest_client().list_sessions().result(30)\n"
+            "print('numpy' in sys.modules, tinker.ModelInput.from_ints([1]).length, 'numpy' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "1", "True"]
+
+
 def test_a_server_without_tls() -> None:
     """The error of https:// with a server that answers in plain text says to write http://."""
     with running_server(engine="toy") as url:

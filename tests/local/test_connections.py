@@ -6,62 +6,98 @@ import contextlib
 import logging
 import resource
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import httpx
 import pytest
+from support.certificates import Certificates, make_certificates
 
 from tinker.local import Settings, running_server
 from tinker.local.connections import Connections
 
 SECONDS = 30.0  # until a test gives up
+GET = b"GET /api/v1/healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
+class Place(NamedTuple):
+    """Where a server is, and how a client speaks TLS with it; None without TLS."""
+
+    port: int
+    tls: ssl.SSLContext | None
+
+
+Serving: TypeAlias = Callable[..., AbstractContextManager[Place]]
+
+
+@pytest.fixture(params=["plain", "TLS"])
+def serving(tmp_path: Path, request: pytest.FixtureRequest) -> Serving:
+    """Run servers with the settings given, without TLS and with it."""
+    return partial(run_server, tmp_path, make_certificates(tmp_path) if request.param == "TLS" else None)
+
+
+@pytest.fixture
+def serving_tls(tmp_path: Path) -> Serving:
+    """Run servers with TLS, and with the settings given."""
+    return partial(run_server, tmp_path, make_certificates(tmp_path))
+
+
 @contextlib.contextmanager
-def serving(path: Path, **settings: Any) -> Generator[tuple[str, int]]:
-    """A server with these settings."""
-    with running_server(Settings(data_dir=path, **settings)) as url:
-        yield "127.0.0.1", httpx.URL(url).port or 0
+def run_server(folder: Path, certificates: Certificates | None, **settings: Any) -> Generator[Place]:
+    tls = None if certificates is None else certificates.make_server_context()
+    with running_server(Settings(data_dir=folder, **settings), ssl_context=tls) as url:
+        yield Place(httpx.URL(url).port or 0, None if certificates is None else certificates.make_client_context())
 
 
-def connect(place: tuple[str, int], content: bytes = b"") -> socket.socket:
+def connect(place: Place, content: bytes = b"") -> socket.socket:
     """A connection on which something was sent."""
-    connection = socket.create_connection(place, timeout=SECONDS)
+    connection = reach(place)
+    if place.tls is not None:
+        connection = place.tls.wrap_socket(connection, server_hostname="localhost")
     connection.sendall(content)
     return connection
 
 
+def reach(place: Place) -> socket.socket:
+    """A connection without TLS, whatever the server speaks."""
+    return socket.create_connection(("127.0.0.1", place.port), timeout=SECONDS)
+
+
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes a connection; fails after SECONDS. Whether it answered nothing."""
-    with connection:
-        try:
-            return connection.recv(1) == b""
-        except ConnectionError:
-            return True
+    """Wait until the server closes a connection, also below TLS; fails after SECONDS. Whether it answered nothing."""
+    try:
+        answered = connection.recv(1)
+        with socket.socket(fileno=connection.detach()) as below:
+            below.settimeout(SECONDS)
+            return answered == below.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
-def get(place: tuple[str, int], connection: socket.socket | None = None) -> bytes:
+def get(place: Place, connection: socket.socket | None = None) -> bytes:
     """Ask for the health of a server; the first bytes of the answer."""
     connection = connection or connect(place)
-    connection.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    connection.sendall(GET)
     return connection.recv(15)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", HEAD], ids=["nothing", "half a line", "no end"])
-def test_a_head_that_does_not_end(tmp_path: Path, sent: bytes) -> None:
+def test_a_head_that_does_not_end(serving: Serving, sent: bytes) -> None:
     """A connection on which no head of a request is complete in time is closed."""
-    with serving(tmp_path, head_seconds=0.05) as place:
+    with serving(head_seconds=0.3) as place:
         assert is_closed(connect(place, sent))
 
 
-def test_a_head_that_does_not_end_behind_an_answer(tmp_path: Path) -> None:
+def test_a_head_that_does_not_end_behind_an_answer(serving: Serving) -> None:
     """The second request of a connection has as much time, which begins with its first byte."""
-    with serving(tmp_path, head_seconds=0.2) as place:
+    with serving(head_seconds=0.5) as place:
         connection = connect(place)
         answer = get(place, connection)
         while b'"ok"' not in answer:
@@ -72,30 +108,30 @@ def test_a_head_that_does_not_end_behind_an_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("key", [None, "tml-key"], ids=["open", "refused before it is read"])
-def test_a_body_that_does_not_end(tmp_path: Path, length: bytes, key: str | None) -> None:
+def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | None) -> None:
     """A connection on which the body of a request does not come is closed, also where it was answered already."""
-    with serving(tmp_path, body_seconds=0.05, api_key=key) as place:
+    with serving(body_seconds=0.05, api_key=key) as place:
         connection = connect(place, HEAD + length + b"\r\n\r\n")
         with connection:
             while connection.recv(1000):
                 pass
 
 
-def test_a_long_body_has_the_time_it_needs(tmp_path: Path) -> None:
+def test_a_long_body_has_the_time_it_needs(serving: Serving) -> None:
     """The time for a body grows with every byte of it that has come."""
     body = b'{"tags": [], "sdk_version": "0"' + b" " * 50_000
-    with serving(tmp_path, body_seconds=0.0) as place:
+    with serving(body_seconds=0.0) as place:
         connection = connect(place, HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) + 1) + body)
         assert get(place)  # the loop has turned, with the body not yet complete
         connection.sendall(b"}")
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
 
 
-def test_an_answer_has_all_the_time_it_needs(tmp_path: Path) -> None:
+def test_an_answer_has_all_the_time_it_needs(serving: Serving) -> None:
     """A poll that is held is not a client that is slow."""
-    with serving(tmp_path, head_seconds=0.05, body_seconds=0.05, hold_seconds=0.3) as place:
-        url = f"http://127.0.0.1:{place[1]}/api/v1"
-        with httpx.Client(base_url=url, timeout=SECONDS) as client:
+    with serving(head_seconds=0.5, body_seconds=0.5, hold_seconds=1.0) as place:
+        url = f"http{'s' if place.tls else ''}://127.0.0.1:{place.port}/api/v1"
+        with httpx.Client(base_url=url, timeout=SECONDS, verify=place.tls or False) as client:
             session = client.post("/create_session", json={"tags": [], "sdk_version": "0"}).json()["session_id"]
             body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 1}}
             model = client.post("/create_model", json=body).json()["model_id"]
@@ -104,9 +140,9 @@ def test_an_answer_has_all_the_time_it_needs(tmp_path: Path) -> None:
             assert "waiting for the request" in client.post("/retrieve_future", json=future).json()["detail"]
 
 
-def test_others_need_the_place(tmp_path: Path) -> None:
+def test_others_need_the_place(serving: Serving) -> None:
     """Beyond the limit the connection without a request for the longest is closed; one more request is answered at once."""
-    with serving(tmp_path, max_connections=3) as place:
+    with serving(max_connections=3) as place:
         connections = [connect(place) for _ in range(3)]
         assert get(place, connections[0]) == b"HTTP/1.1 200 OK"
         assert get(place) == b"HTTP/1.1 200 OK"
@@ -114,16 +150,82 @@ def test_others_need_the_place(tmp_path: Path) -> None:
         assert get(place, connections[0])
 
 
-def test_requests_in_work_keep_their_places(tmp_path: Path) -> None:
+def test_requests_in_work_keep_their_places(serving: Serving) -> None:
     """Where every connection has a request in work, one more connection is closed."""
-    with serving(tmp_path, max_connections=2) as place:
+    with serving(max_connections=2) as place:
         held = [connect(place, HEAD + b"Expect: 100-continue\r\nContent-Length: 31\r\n\r\n") for _ in range(2)]
         for connection in held:
             assert connection.recv(1000).startswith(b"HTTP/1.1 100")
-        assert is_closed(connect(place))
+        assert is_closed(reach(place))
         for connection in held:
             connection.sendall(b'{"tags": [], "sdk_version":"0"}')
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a head", "no end"])
+def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> None:
+    """The time for the head of a request begins before the handshake of TLS, and ends a connection that does not complete it."""
+    with serving_tls(head_seconds=0.05) as place:
+        connection = reach(place)
+        connection.sendall(sent)
+        assert is_closed(connection)
+
+
+def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    """Connections in a handshake count, and give their places to others; the end of the server does not wait for them."""
+    with serving_tls(max_connections=2) as place:
+        silent = [reach(place) for _ in range(2)]
+        connection = connect(place)
+        assert get(place, connection) == b"HTTP/1.1 200 OK"
+        assert is_closed(silent[0])
+        assert get(place) == b"HTTP/1.1 200 OK"
+        assert is_closed(silent[1])
+        silent.append(reach(place))
+        assert get(place) == b"HTTP/1.1 200 OK"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
+    """A client that does not speak TLS, or leaves in the handshake, is gone at once, and no other connection is closed for it."""
+    with serving_tls(max_connections=2) as place:
+        first = connect(place)
+        for sent in (GET, b"", GET):
+            connection = reach(place)
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            assert is_closed(connection)
+        assert get(place) == b"HTTP/1.1 200 OK"
+        assert get(place, first) == b"HTTP/1.1 200 OK"
+
+
+def test_a_request_in_one_packet_with_the_end_of_the_handshake(serving_tls: Serving) -> None:
+    """A request that comes before the server knows that the handshake has ended is answered, through TLS."""
+    with serving_tls() as place, reach(place) as connection:
+        assert place.tls is not None
+        received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = place.tls.wrap_bio(received, to_send, server_hostname="localhost")
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.do_handshake()
+        connection.sendall(to_send.read())
+        while not is_done(tls):
+            received.write(connection.recv(1 << 16))
+        tls.write(GET)
+        connection.sendall(to_send.read())
+        answer = b""
+        while not answer:
+            received.write(connection.recv(1 << 16))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                answer = tls.read(15)
+    assert answer == b"HTTP/1.1 200 OK"
+
+
+def is_done(tls: ssl.SSLObject) -> bool:
+    """Go on with a handshake. Whether it is complete."""
+    try:
+        tls.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
 
 
 def test_descriptors_run_out_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,15 +7,18 @@ import logging
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from click.testing import CliRunner
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from support.certificates import make_certificates
 from tinker_wire.operations import OPERATIONS
 
 from tinker.cli import main
@@ -97,19 +100,32 @@ def test_a_server_on_a_port_is_guarded(tmp_path: Path) -> None:
 
 
 def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Whoever lets others in without a key reads a warning; with a key, or on this machine only, there is none."""
+    """Whoever lets others in without a key, or with one that they send without TLS, reads one warning; others read none."""
+    tls = make_certificates(tmp_path).make_server_context()
 
-    def warnings(host: str, **settings: object) -> list[str]:
+    def warnings(host: str, tls: ssl.SSLContext | None = None, **settings: Any) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tinker.local"), pytest.raises(_Enough):
-            serve(engine="toy", host=host, port=0, settings=Settings(data_dir=tmp_path, **settings), started=enough)  # type: ignore[arg-type]
+            serve(
+                engine="toy",
+                host=host,
+                port=0,
+                settings=Settings(data_dir=tmp_path, **settings),
+                ssl_context=tls,
+                started=enough,
+            )
         return caplog.messages
 
     def enough(*_: object) -> None:
         raise _Enough
 
-    assert "no key" in warnings("0.0.0.0")[0]
-    assert warnings("0.0.0.0", api_key="k") == []
+    for encryption in (None, tls):
+        (warning,) = warnings("0.0.0.0", encryption)
+        assert "no key" in warning
+    (warning,) = warnings("0.0.0.0", api_key="secret")
+    assert re.fullmatch(r"clients send their key to http://0\.0\.0\.0:\d+ unencrypted: give --tls-cert .+", warning)
+    assert warnings("0.0.0.0", tls, api_key="secret") == []
+    assert warnings("127.0.0.1", api_key="secret") == []
     assert warnings("127.0.0.1") == []
 
 

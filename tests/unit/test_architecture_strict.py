@@ -33,6 +33,7 @@ PARTICIPLES_KEPT = {
     "LimitedProtocol.connection_made": "asyncio calls it",
     "LimitedProtocol.connection_lost": "asyncio calls it",
     "LimitedProtocol.data_received": "asyncio calls it",
+    "_Peer.connection_made": "asyncio calls it",
 }
 
 

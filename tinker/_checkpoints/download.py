@@ -27,6 +27,7 @@ from tinker._http import (
     RawResponse,
     Transport,
     connection_error,
+    explain_handshake,
     is_expired_url,
     open_files,
     status_error,
@@ -172,7 +173,8 @@ async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) 
     except httpx.TimeoutException as error:
         raise connection_error(_prepare(url), ExchangeFailed("the server stopped sending data", timed_out=True)) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise connection_error(_prepare(url), ExchangeFailed(type(error).__name__)) from error
+        failure = explain_handshake(error, url) or ExchangeFailed(type(error).__name__)
+        raise connection_error(_prepare(url), failure) from error
 
 
 def _prepare(url: str) -> PreparedRequest:

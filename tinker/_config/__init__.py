@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker._config.config import CONNECTIONS, Config, WireChoice
-from tinker._config.proxies import Proxies
+from tinker._config.proxies import PORTS, Proxies
 from tinker._config.settings import (
     is_sendable,
     load_config,
@@ -15,11 +15,14 @@ from tinker._config.settings import (
     serve_api_key,
     show_url,
 )
+from tinker._config.trust import Trust
 
 __all__ = [
     "CONNECTIONS",
     "Config",
+    "PORTS",
     "Proxies",
+    "Trust",
     "WireChoice",
     "is_sendable",
     "load_config",

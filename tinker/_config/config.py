@@ -15,6 +15,7 @@ import attrs
 
 from tinker._checks import check_count, check_number
 from tinker._config.proxies import Proxies
+from tinker._config.trust import Trust
 from tinker._version import __version__
 
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -194,18 +195,21 @@ class Config:
         "Certificates of authorities that are trusted besides the system's, a PEM file.",
         default_text="none",
         default=None,
+        converter=attrs.converters.optional(Path),
     )
     client_cert: Path | None = _setting(
         "TINKER_CLIENT_CERT",
         "The certificate that the client shows to the server, a PEM file.",
         default_text="none",
         default=None,
+        converter=attrs.converters.optional(Path),
     )
     client_key: Path | None = _setting(
         "TINKER_CLIENT_KEY",
         "The private key of the client certificate, a PEM file.",
         default_text="in the file of the certificate",
         default=None,
+        converter=attrs.converters.optional(Path),
     )
     headers: Mapping[str, str] = _setting(
         "TINKER_DEFAULT_HEADERS",
@@ -306,6 +310,10 @@ class Config:
         default=None,
     )
 
+    def __attrs_post_init__(self) -> None:
+        """Check the files with certificates, so that one that cannot be used is noticed before a request."""
+        self.trust.check()
+
     @classmethod
     def load(cls, **settings: Unpack[ConfigSettings]) -> Config:
         """Load the settings from arguments, the environment for arguments that are missing or None, and the defaults.
@@ -323,6 +331,11 @@ class Config:
         from tinker._config.settings import load_config
 
         return load_config(**settings)
+
+    @property
+    def trust(self) -> Trust:
+        """Return the certificates that connections are made with."""
+        return Trust(self.ca_file, self.client_cert, self.client_key)
 
     @property
     def is_hosted(self) -> bool:

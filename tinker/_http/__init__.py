@@ -16,7 +16,7 @@ from tinker._http.limits import (
     SampleAdmission,
     cool_down_for,
 )
-from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
 from tinker._http.redaction import HIDDEN_TEXT
 from tinker._http.refused_fields import RefusedFields
@@ -71,6 +71,7 @@ from tinker._http.statuses import (
 )
 from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
+from tinker._http.trust import explain as explain_handshake
 
 __all__ = [
     "UNREACHABLE_HINT",
@@ -83,6 +84,7 @@ __all__ = [
     "Budget",
     "Circuit",
     "CircuitRegistry",
+    "ConnectionFacts",
     "CircuitRules",
     "Circuits",
     "Credential",
@@ -121,6 +123,7 @@ __all__ = [
     "decode_json",
     "default_key",
     "Findings",
+    "explain_handshake",
     "fate_of",
     "find_command",
     "find_explanation",

@@ -227,17 +227,29 @@ class CircuitGuard(msgspec.Struct, eq=False):
     _permit: Permit | None = None
     _last: BaseException | None = None
 
-    async def __aenter__(self) -> None:
+    def try_enter(self) -> bool:
+        """Hold what an attempt needs if it is free now; CircuitOpenError while the circuit is open."""
+        if self._admit is not None and not self._admit.try_enter():
+            return False
+        self._ask()
+        return True
+
+    async def enter(self) -> None:
+        """Wait for what an attempt needs, and hold it; CircuitOpenError while the circuit is open."""
         if self._admit is not None:
-            await self._admit.__aenter__()
+            await self._admit.enter()
+        self._ask()
+
+    def _ask(self) -> None:
         try:
             self._permit = self._circuit.admit(self._tell)
         except CircuitOpenError as error:
             if self._admit is not None:
-                await self._admit.__aexit__(None, None, None)
+                self._admit.leave(None)
             raise error from self._last
 
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def leave(self, error: BaseException | None) -> None:
+        """Note how the attempt ended, and release what it held."""
         permit, self._permit, self._last = self._permit, None, error
         assert permit is not None
         says: bool | None = None
@@ -246,7 +258,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
         finally:
             self._circuit.settle(permit, says, self._tell)
             if self._admit is not None:
-                await self._admit.__aexit__(kind, error, traceback)
+                self._admit.leave(error)
 
     async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
         """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import errno
 import ipaddress
 import os
+import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -18,13 +20,13 @@ import attrs
 from httpunk import HeaderMap
 from httpunk._httpunk import H1Codec, H1ResponseHead
 
-from tinker._config.proxies import PORTS
+from tinker._config import PORTS, Trust
 from tinker._http import trust
 from tinker._http.http1 import Http1Connection
 from tinker._http.http2 import Http2Connection
 from tinker._http.messages import CONNECT_SECONDS, ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
-from tinker._http.trust import Trust
+from tinker._http.statuses import PROXY_HINT, PROXY_UNAUTHENTICATED_STATUS, is_retryable_status, is_success
 from tinker._installation import install_command
 
 Connection: TypeAlias = Http1Connection | Http2Connection
@@ -37,16 +39,26 @@ _PROBE_SECONDS, _PROBES = 5, 3
 
 
 class DialFailed(Exception):
-    """No connection could be made; ``is_wrong`` where the address, or what is trusted, is probably wrong."""
+    """No connection could be made; ``is_wrong`` where the address, or what is trusted, is probably wrong.
 
-    def __init__(self, message: str, *, timed_out: bool = False, is_wrong: bool = False) -> None:
+    ``says_what_to_do`` where the message has the advice.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool = False, is_wrong: bool = False, says_what_to_do: bool = False) -> None:
         super().__init__(message)
         self.timed_out = timed_out
         self.is_wrong = is_wrong
+        self.says_what_to_do = says_what_to_do
 
     def for_exchange(self) -> ExchangeFailed:
         """Return the failure of one of the exchanges that waited for the connection."""
-        return ExchangeFailed(str(self), timed_out=self.timed_out, never_connected=True, wrong_address=self.is_wrong)
+        return ExchangeFailed(
+            str(self),
+            timed_out=self.timed_out,
+            never_connected=True,
+            wrong_address=self.is_wrong,
+            says_what_to_do=self.says_what_to_do,
+        )
 
 
 def late(where: str, seconds: float) -> DialFailed:
@@ -62,16 +74,21 @@ class Dialer:
     proxy: str | None
     proxy_headers: Mapping[str, str]
     trust: Trust
-    _known: dict[str, str] = attrs.field(factory=dict, init=False)
+    protocols: tuple[str, ...] = ("h2", "http/1.1")  # best first
+    _known: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
 
     @cached_property
     def _address(self) -> SplitResult:
         return urlsplit(self.origin)
 
     @property
-    def is_secure(self) -> bool:
-        """Return whether connections to the server have TLS, which decides how many exchanges one can carry."""
+    def _is_secure(self) -> bool:
         return self._address.scheme == "https"
+
+    @property
+    def may_share(self) -> bool:
+        """Return whether a connection may carry several exchanges at once."""
+        return self._is_secure and "h2" in self.protocols
 
     @cached_property
     def where(self) -> str:
@@ -80,15 +97,15 @@ class Dialer:
 
     async def dial(self) -> Connection:
         """Open a connection, in at most ``CONNECT_SECONDS``. Raises DialFailed."""
-        where = self.where
+        try:
+            where = self.where
+        except ValueError as error:
+            raise DialFailed(f"{self.origin} is not the address of a server: {error}", is_wrong=True) from None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 chooser = await self._connect()
         except TimeoutError:
             raise late(where, CONNECT_SECONDS) from None
-        except ssl.SSLError as error:
-            wrong = trust.is_without_tls(error) or isinstance(error, ssl.SSLCertVerificationError)
-            raise DialFailed(trust.describe(error, _where(self._address)), is_wrong=wrong) from None
         except (OSError, ValueError) as error:
             message = f"could not connect to {where}: {_reason(error)}"
             raise DialFailed(message, is_wrong=_is_refused_here(error, where)) from None
@@ -96,70 +113,96 @@ class Dialer:
 
     async def _connect(self) -> _Chooser:
         address, chooser = self._address, _Chooser(self)
-        if self.proxy is None:
-            await self._open(chooser, _host(address), _port(address), self._context if self.is_secure else None)
-            return chooser
-        proxy = urlsplit(self.proxy)
-        if proxy.scheme.startswith("socks"):
-            sock = await _dial_socks(self.proxy, _host(address), _port(address))
-            await self._open(chooser, _host(address), _port(address), self._context if self.is_secure else None, sock)
-            return chooser
-        outer = self._proxy_context if proxy.scheme == "https" else None
-        if not self.is_secure:
-            await self._open(chooser, _host(proxy), _port(proxy), outer)
-            return chooser
-        tunnel = _Tunnel()
-        transport = await self._open(tunnel, _host(proxy), _port(proxy), outer)
-        await tunnel.ask(transport, _where(address), {**_credential(proxy), **self.proxy_headers})
-        loop = asyncio.get_running_loop()
-        inner = await loop.start_tls(transport, chooser, self._context, server_hostname=_host(address))
+        context = self._context if self._is_secure else None
+        proxy = None if self.proxy is None else urlsplit(self.proxy)
+        if proxy is None:
+            await self._open(chooser, address, context)
+        elif proxy.scheme.startswith("socks"):
+            await self._open(chooser, address, context, await _dial_socks(proxy, _host(address), _port(address)))
+        elif context is None:
+            await self._open(chooser, proxy, self._proxy_context)
+        else:
+            await self._open_tunnel(chooser, proxy, context)
+        return chooser
+
+    async def _open_tunnel(self, chooser: _Chooser, proxy: SplitResult, context: ssl.SSLContext) -> None:
+        """Open a connection through an HTTP proxy, with TLS between here and the server."""
+        tunnel, where = _Tunnel(), _where(self._address)
+        transport = await self._open(tunnel, proxy, self._proxy_context)
+        status = await tunnel.ask(transport, where, {**_credential(proxy), **self.proxy_headers})
+        if not is_success(status):
+            raise _refusal(f"the proxy {self.where} answered the request for {where} with {status}", status)
+        with self._checking(self._address):
+            inner = await asyncio.get_running_loop().start_tls(
+                transport, chooser, context, server_hostname=_host(self._address)
+            )
         assert inner is not None
         chooser.connection_made(inner)
-        return chooser
 
     async def _open(
         self,
         protocol: asyncio.Protocol,
-        host: str,
-        port: int,
+        address: SplitResult,
         context: ssl.SSLContext | None,
         sock: socket.socket | None = None,
     ) -> asyncio.Transport:
-        """Open a connection to a host, or on a socket. A host's address that answered is used until it does so no more."""
-        loop = asyncio.get_running_loop()
-        name = None if context is None else host
-        known = self._known.get(host)
-        if sock is not None:
-            transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
-        elif known is not None:
-            try:
-                transport, _ = await loop.create_connection(lambda: protocol, known, port, ssl=context, server_hostname=name)
-            except BaseException:
-                self._known.pop(host, None)
-                raise
-        else:
-            transport, _ = await loop.create_connection(
-                lambda: protocol, host, port, ssl=context, server_hostname=name, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
-            )
-        if sock is None:
-            self._known[host] = transport.get_extra_info("peername")[0]
+        """Open a connection to an address, or on a socket."""
+        name = None if context is None else _host(address)
+        with self._checking(address):
+            if sock is None:
+                transport = await self._open_known(protocol, address, context, name)
+            else:
+                loop = asyncio.get_running_loop()
+                transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
         _watch_for_silence(transport.get_extra_info("socket"))
         return transport
 
-    @cached_property
-    def _context(self) -> ssl.SSLContext:
-        return self.trust.context("h2", "http/1.1")
+    async def _open_known(
+        self, protocol: asyncio.Protocol, address: SplitResult, context: ssl.SSLContext | None, name: str | None
+    ) -> asyncio.Transport:
+        """Open a connection to a host. The one of its addresses that answered is used until it does so no more."""
+        host = _host(address)
+        known = self._known.get(host)
+        try:
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: protocol,
+                known or host,
+                _port(address),
+                ssl=context,
+                server_hostname=name,
+                happy_eyeballs_delay=None if known else _NEXT_ADDRESS_SECONDS,
+            )
+        except BaseException:
+            self._known.pop(host, None)
+            raise
+        if (peer := transport.get_extra_info("peername")) is not None:
+            self._known[host] = peer[0]
+        return transport
 
-    @cached_property
-    def _proxy_context(self) -> ssl.SSLContext:
-        return self.trust.context("http/1.1")
+    @contextlib.contextmanager
+    def _checking(self, address: SplitResult) -> Iterator[None]:
+        """Describe a handshake that fails. Raises DialFailed."""
+        try:
+            yield
+        except ssl.SSLError as error:
+            setting = "base_url (TINKER_BASE_URL)" if address is self._address else "the address of the proxy (TINKER_PROXY)"
+            message = trust.describe(error, _where(address), setting)
+            raise DialFailed(message, is_wrong=trust.is_lasting(error), says_what_to_do=True) from None
+
+    @property
+    def _context(self) -> ssl.SSLContext:
+        return self.trust.context(*self.protocols)
+
+    @property
+    def _proxy_context(self) -> ssl.SSLContext | None:
+        return self.trust.context("http/1.1") if self.proxy is not None and self.proxy.startswith("https:") else None
 
     def make_connection(self, protocol: str | None) -> Connection:
         """Return the connection for an application protocol."""
         authority = self._address.netloc
         if protocol == "h2":
             return Http2Connection(authority)
-        if self.proxy is None or self.is_secure or self.proxy.startswith("socks"):
+        if self.proxy is None or self._is_secure or self.proxy.startswith("socks"):
             return Http1Connection(authority)
         return Http1Connection(authority, self.origin, {**_credential(urlsplit(self.proxy)), **self.proxy_headers})
 
@@ -174,6 +217,7 @@ class _Chooser(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         self.connection = self._dialer.make_connection(None if secured is None else secured.selected_alpn_protocol())
+        self.connection.secured = secured
         assert isinstance(transport, asyncio.Transport)
         transport.set_protocol(self.connection)
         self.connection.connection_made(transport)
@@ -193,8 +237,8 @@ class _Tunnel(asyncio.Protocol):
         self._codec = H1Codec(max_buf_size=MAX_HEAD_NBYTES)
         self._head: asyncio.Future[H1ResponseHead] = asyncio.get_running_loop().create_future()
 
-    async def ask(self, transport: asyncio.Transport, where: str, headers: Mapping[str, str]) -> None:
-        """Ask for the connection. Raises ConnectionError if the proxy refuses."""
+    async def ask(self, transport: asyncio.Transport, where: str, headers: Mapping[str, str]) -> int:
+        """Ask for the connection, and return the status of the response. Raises ConnectionError without a response."""
         request = self._codec.serialize_request("CONNECT", where, HeaderMap({"Host": where, **headers}.items()))
         transport.write(request)
         try:
@@ -202,9 +246,9 @@ class _Tunnel(asyncio.Protocol):
         except BaseException:
             transport.abort()
             raise
-        if not 200 <= head.status < 300:
+        if not is_success(head.status):
             transport.abort()
-            raise ConnectionError(f"the proxy answered the request for {where} with {head.status}")
+        return head.status
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -223,18 +267,28 @@ class _Tunnel(asyncio.Protocol):
             self._head.set_exception(error)
 
 
-async def _dial_socks(proxy: str, host: str, port: int) -> socket.socket:
-    """Open a connection through a SOCKS proxy; the proxy looks up the host."""
+async def _dial_socks(proxy: SplitResult, host: str, port: int) -> socket.socket:
+    """Open a connection through a SOCKS proxy, which looks up the host. Raises DialFailed if it refuses."""
     try:
+        from python_socks import ProxyError, ProxyType
         from python_socks.async_.asyncio import Proxy
     except ImportError:
-        raise ValueError(f"a SOCKS proxy needs another package: {install_command('socks')}") from None
-    from python_socks import ProxyError
-
+        raise DialFailed(f"a SOCKS proxy needs another package: {install_command('socks')}", says_what_to_do=True) from None
+    name, password = (unquote(part or "") for part in (proxy.username, proxy.password))
     try:
-        return await Proxy.from_url(proxy.replace("socks5h://", "socks5://"), rdns=True).connect(host, port)
+        return await Proxy(ProxyType.SOCKS5, _host(proxy), _port(proxy), name, password, rdns=True).connect(host, port)
     except ProxyError as error:
-        raise ConnectionError(f"the proxy refused: {error}") from None
+        is_about_credential = error.error_code is None and "uthentication" in str(error)
+        status = PROXY_UNAUTHENTICATED_STATUS if is_about_credential else None
+        raise _refusal(f"the proxy {_where(proxy)} refused: {error}", status) from None
+
+
+def _refusal(message: str, status: int | None) -> DialFailed:
+    """Return the refusal of a proxy; with some statuses it refuses the next attempt too."""
+    if status == PROXY_UNAUTHENTICATED_STATUS:
+        return DialFailed(f"{message}: {PROXY_HINT}", is_wrong=True, says_what_to_do=True)
+    is_wrong = status is not None and not is_retryable_status(status)
+    return DialFailed(f"{message}: see proxy (TINKER_PROXY)" if is_wrong else message, is_wrong=is_wrong, says_what_to_do=True)
 
 
 def _watch_for_silence(sock: socket.socket) -> None:
@@ -260,6 +314,9 @@ def _port(address: SplitResult) -> int:
 
 
 def _where(address: SplitResult) -> str:
+    """Return the host and port of an address. Raises ValueError unless it has them."""
+    if address.scheme not in PORTS or not address.hostname:
+        raise ValueError("it must be http://host[:port] or https://host[:port]")
     host = _host(address)
     return f"[{host}]:{_port(address)}" if ":" in host else f"{host}:{_port(address)}"
 
@@ -273,14 +330,25 @@ def _credential(proxy: SplitResult) -> dict[str, str]:
 
 def _reason(error: Exception) -> str:
     """Describe a failure in the system's words; a host name that does not exist has words of its own."""
-    if isinstance(error, socket.gaierror) or not isinstance(error, OSError) or not error.errno:
-        return str(error.strerror or error) if isinstance(error, OSError) else str(error)
-    return os.strerror(error.errno)
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and (numbers := _numbers_of(error)):
+        return ", ".join(os.strerror(number) for number in numbers)
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or str(error) or "it was closed at once"
+
+
+def _numbers_of(error: OSError) -> list[int]:
+    """Return the kinds of failures; those of several addresses arrive as the text of one."""
+    if error.errno:
+        return [error.errno]
+    return list(dict.fromkeys(int(number) for number in _NUMBER.findall(str(error))))
+
+
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
 
 
 def _is_refused_here(error: Exception, where: str) -> bool:
     """Return whether no program of this machine listens at the address."""
-    refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
+    refused = isinstance(error, OSError) and _numbers_of(error) == [errno.ECONNREFUSED]
     return refused and is_loopback(where.rpartition(":")[0].strip("[]"))
 
 

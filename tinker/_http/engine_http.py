@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import metadata
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from tinker._config import CONNECTIONS, Proxies
+from tinker._config import Proxies, Trust
 from tinker._http.closing import check_open
 from tinker._http.dialing import Connection, Dialer
 from tinker._http.exchange import Exchange
-from tinker._http.limits import Budget
-from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.limits import open_slots
+from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.pool import Pool
-from tinker._http.trust import Trust
+from tinker._http.trust import describe_connection
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+class _Lane(enum.Enum):
+    """Requests that share connections, and the protocols of these.
+
+    Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an HTTP/2 stream send 64 KB ahead,
+    which limits it to 64 KB in each round trip.
+    """
+
+    SMALL = enum.auto()
+    LARGE = enum.auto()
+    DATA = enum.auto()
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Return the application protocols to offer, best first."""
+        return ("http/1.1",) if self is _Lane.DATA else ("h2", "http/1.1")
+
+
 class HttpEngine:
-    """Connections to servers, opened on first use. A large body has connections of its own, so that nothing waits behind it."""
+    """Connections to servers, opened on first use."""
 
     def __init__(
         self,
@@ -36,10 +55,8 @@ class HttpEngine:
         self._proxies = None if proxies is None or proxies.is_empty else proxies
         self._proxy_headers = proxy_headers
         self._trust = trust or Trust()
-        spare = _spare_descriptors()
-        slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
-        self._slots = {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
-        self._pools: dict[tuple[str, str | None, bool], Pool] = {}
+        self._slots = open_slots(connections)
+        self._pools: dict[tuple[str, str | None, _Lane], Pool] = {}
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -59,14 +76,13 @@ class HttpEngine:
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)
-        origin, path = _split(request.url)
-        pool = self._pool(origin, request)
+        pool = self._pool(request)
         loop, is_sent = asyncio.get_running_loop(), False
         while not is_sent:
             connection = pool.take() or await pool.wait(request.connect_seconds)
             exchange = Exchange(request, loop)
             try:
-                is_sent = connection.start(exchange, path)
+                is_sent = connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
                 if is_sent:
                     await exchange.receive()
             finally:
@@ -81,13 +97,13 @@ class HttpEngine:
         content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
         return RawResponse(request, exchange.status, headers, content)
 
-    def _pool(self, origin: str, request: PreparedRequest) -> Pool:
-        is_large = request.nbytes > INLINE_NBYTES
+    def _pool(self, request: PreparedRequest) -> Pool:
+        origin, lane = _split(request.url)[0], _lane(request)
         proxy = None if self._proxies is None else self._proxies.of(request.url)
-        key = (origin, proxy, is_large)
+        key = (origin, proxy, lane)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust))
+            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust, lane.protocols))
         return pool
 
     async def aclose(self) -> None:
@@ -101,17 +117,20 @@ class HttpEngine:
         """Return the connections that are open."""
         return [connection for pool in self._pools.values() for connection in pool.connections]
 
+    def describe(self) -> list[ConnectionFacts]:
+        engine = f"httpunk {metadata.version('httpunk')}"
+        facts = [
+            describe_connection(engine, connection.version, connection.secured, proxy)
+            for (_, proxy, _), pool in self._pools.items()
+            for connection in pool.connections
+        ]
+        return list(dict.fromkeys(facts))
 
-@lru_cache(maxsize=1)
-def _spare_descriptors() -> int:
-    """Return half of what the process may have open; two kinds of exchanges may be at their limits at once."""
-    try:
-        import resource
 
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(16, soft // 2 - 32)
-    except (ImportError, OSError, ValueError):
-        return 256
+def _lane(request: PreparedRequest) -> _Lane:
+    if request.nbytes <= INLINE_NBYTES:
+        return _Lane.SMALL
+    return _Lane.DATA if request.purpose is Purpose.UPLOAD else _Lane.LARGE
 
 
 @lru_cache(maxsize=512)

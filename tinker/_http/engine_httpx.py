@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tinker._clock import Clock, Deadline
 from tinker._http.closing import check_open
+from tinker._http.limits import Budget
 from tinker._http.loading import FOLLOW_LOADING, LoadingNews
-from tinker._http.messages import CONNECT_SECONDS, PreparedRequest, Purpose, RawResponse, Receive
+from tinker._http.messages import CONNECT_SECONDS, ConnectionFacts, PreparedRequest, Purpose, RawResponse, Receive
 from tinker._http.observers import Observers
 from tinker._http.phase import ANSWER_SECONDS, Phase, extend
+from tinker._http.trust import describe_connection
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
 
@@ -20,18 +23,31 @@ if TYPE_CHECKING:
 
 
 class HttpxEngine:
-    """An httpx transport: one that was injected, or the ASGI application of this process."""
+    """An httpx transport: one that was injected, or the ASGI application of this process. ``slots`` limit the exchanges."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, observers: Observers | None = None) -> None:
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        observers: Observers | None = None,
+        slots: Mapping[Purpose, Budget] | None = None,
+    ) -> None:
         self._transport = transport
+        self._slots = slots
         seen = Observers(Clock()) if observers is None else observers  # which is false while it is empty
         self._clock = seen.clock
         self._news = LoadingNews(seen)
         self._client: httpx.AsyncClient | None = None
         self._deadlines: set[Deadline] = set()
         self._closed = False
+        self._seen: Mapping[str, Any] = {}  # of the last response
 
     async def send(self, request: PreparedRequest) -> RawResponse:
+        if self._slots is None:
+            return await self._exchange(request)
+        async with self._slots[request.purpose].take():
+            return await self._exchange(request)
+
+    async def _exchange(self, request: PreparedRequest) -> RawResponse:
         import httpx
 
         check_open(self._closed)
@@ -76,7 +92,9 @@ class HttpxEngine:
             request.method, request.url, headers=headers, content=_content(request), timeout=timeout
         )
         built.extensions[FOLLOW_LOADING] = partial(self._news.follow, deadline)
-        return await self._client.send(built, stream=True)
+        response = await self._client.send(built, stream=True)
+        self._seen = response.extensions
+        return response
 
     async def aclose(self) -> None:
         self._closed = True
@@ -84,6 +102,14 @@ class HttpxEngine:
             deadline.expire()
         if self._client is not None:
             await self._client.aclose()
+
+    def describe(self) -> list[ConnectionFacts]:
+        engine = f"httpx {metadata.version('httpx')} with {type(self._transport).__name__}"
+        stream = self._seen.get("network_stream")
+        if stream is None:
+            return [ConnectionFacts(engine)]
+        secured, version = stream.get_extra_info("ssl_object"), self._seen.get("http_version", b"").decode()
+        return [describe_connection(engine, version, secured, None)]
 
     def files(self) -> httpx.AsyncClient:
         """Return a client over the same transport, not to be closed."""

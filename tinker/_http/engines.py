@@ -1,24 +1,28 @@
 """The two HTTP engines behind one interface: connections of our own for exchanges with a server; httpx for an injected
-transport, the server in this process, and files. Code outside this package does not depend on the choice.
+transport, the server in this process, files, and where httpunk does not run. Code outside this package does not depend on the
+choice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import AsyncGenerator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
+from tinker._http.limits import open_slots
 from tinker._http.messages import HTTPEngine
 from tinker._http.observers import Observers
-from tinker._http.trust import Trust
 
 if TYPE_CHECKING:
     import httpx
 
     from tinker._config import Config
+
+logger = logging.getLogger("tinker")
 
 
 def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBaseTransport | None = None) -> HTTPEngine:
@@ -27,20 +31,35 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
         return HttpxEngine(transport, observers)
     if config.is_local:
         return HttpxEngine(_local_transport(config), observers)
-    return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=_trust(config))
+    try:
+        from tinker._http.engine_http import HttpEngine
+    except ImportError as error:
+        if not (error.name or "").startswith("httpunk"):
+            raise
+        _warn_of_fallback(str(error))
+        return HttpxEngine(_open_transport(config), observers, open_slots(config.connections))
+    return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=config.trust)
+
+
+@cache
+def _warn_of_fallback(reason: str) -> None:
+    logger.warning("httpunk cannot be imported here (%s), so httpx sends the requests: over HTTP/1.1, and more slowly", reason)
+
+
+def _open_transport(config: Config) -> httpx.AsyncBaseTransport:
+    """Return httpx's own connections, with the proxies and certificates of these settings."""
+    from tinker._http.proxied import ProxiedTransport
+
+    return ProxiedTransport(config.proxies, config.proxy_headers, config.trust.context("http/1.1"))
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
-    """Return a transport that sends through the user's httpx client; None for None. Raises TypeError for anything else."""
+    """Return a transport that sends through the user's client; None for None. Raises TypeError for anything else."""
     if client is None:
         return None
-    import httpx
+    from tinker._http import given_client
 
-    if not isinstance(client, httpx.AsyncClient):
-        raise TypeError(f"http_client must be an httpx.AsyncClient, got {type(client).__name__}")
-    from tinker._http.given_client import GivenClient
-
-    return GivenClient(client)
+    return given_client.wrap_client(client)
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
@@ -58,12 +77,5 @@ async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx
     if isinstance(engine, HttpxEngine):
         yield engine.files()
         return
-    from tinker._http.proxied import ProxiedTransport
-
-    context = _trust(config).context("http/1.1")
-    async with open_files_client(transport=ProxiedTransport(config.proxies, config.proxy_headers, context)) as client:
+    async with open_files_client(transport=_open_transport(config)) as client:
         yield client
-
-
-def _trust(config: Config) -> Trust:
-    return Trust(config.ca_file, config.client_cert, config.client_key)

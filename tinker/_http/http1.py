@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from httpunk import HeaderMap, HTTPunkError
 from httpunk._httpunk import H1BodyDecoder, H1Codec, H1ResponseHead
 
+from tinker._http import trust
 from tinker._http.exchange import Exchange
 from tinker._http.messages import ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
@@ -20,6 +22,7 @@ class Http1Connection(asyncio.Protocol):
     """
 
     version = "HTTP/1.1"
+    secured: ssl.SSLObject | None = None
     capacity = 1
     is_settled = True
 
@@ -32,6 +35,7 @@ class Http1Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._head: H1ResponseHead | None = None
         self._decoder: H1BodyDecoder | None = None
+        self._nbytes = 0  # that have arrived until the head was complete
         self._is_paused = False
         self._is_reading = True
 
@@ -41,7 +45,7 @@ class Http1Connection(asyncio.Protocol):
         """Send the request. Return whether the connection can; otherwise another one has to."""
         if self.is_closed:
             return False
-        self._exchange, self._head, self._decoder = exchange, None, None
+        self._exchange, self._head, self._decoder, self._nbytes = exchange, None, None, 0
         request = exchange.request
         headers = HeaderMap({**request.headers, **self._proxy_headers}.items())
         headers.setdefault("host", self._authority)
@@ -102,6 +106,9 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the exchange on the connection."""
         self.is_closed = True
+        if (refused := trust.find_refusal(exc, self._authority)) is not None:
+            self._fail(refused)
+            return
         when = "before a response came" if self._head is None else "in the middle of the response"
         self._fail(ExchangeFailed(f"the connection ended {when}" + (f": {exc}" if exc else "")))
 
@@ -140,7 +147,10 @@ class Http1Connection(asyncio.Protocol):
             self._read_body(self._decoder)
             return
         head = self._codec.receive_head(data)
-        if head is not None:
+        self._nbytes += len(data)
+        if self._nbytes - self._codec.buffered() > MAX_HEAD_NBYTES:
+            self._end(ExchangeFailed(f"the head of the response is larger than {MAX_HEAD_NBYTES} bytes"))
+        elif head is not None:
             self._head, self._decoder = head, H1BodyDecoder(head.body_kind, head.content_length or 0)
             self._codec.take_body_into(self._decoder)
             exchange.begin(head.status, head.headers, self)

@@ -7,6 +7,7 @@ sends pings, and tells each exchange what happens to it. Nothing here waits: eve
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from httpunk._httpunk import (
     H2Streams,
 )
 
+from tinker._http import trust
 from tinker._http.exchange import Exchange
 from tinker._http.messages import ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
@@ -54,6 +56,7 @@ class Http2Connection(asyncio.Protocol):
     """The protocol of one connection."""
 
     version = "HTTP/2"
+    secured: ssl.SSLObject | None = None
 
     def __init__(self, authority: str) -> None:
         self.used, self.capacity = 0, _EARLY_STREAMS
@@ -154,7 +157,8 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every exchange on the connection."""
-        self._end(ExchangeFailed("the connection ended" + (f": {exc}" if exc else "")))
+        refused = trust.find_refusal(exc, self._authority)
+        self._end(refused or ExchangeFailed("the connection ended" + (f": {exc}" if exc else "")))
 
     def pause_writing(self) -> None:
         """Hand over no more bytes for now."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from tinker._clock import Clock
+from tinker._config import CONNECTIONS
 from tinker._http.auth import CredentialSource
+from tinker._http.messages import Purpose
 from tinker.errors import APIStatusError, copy_error
 
 # Submissions of samples at once while the server says that it is too much.
@@ -22,6 +25,25 @@ THROTTLED_SECONDS = 10.0
 SMALL_COOL_DOWN_SECONDS, LARGE_COOL_DOWN_SECONDS = 1.0, 5.0
 _LARGE_NBYTES = 128 * 1024
 _JITTER_SECONDS = 1.0
+
+
+@lru_cache(maxsize=1)
+def _spare_descriptors() -> int:
+    """Return half of what the process may have open; two kinds of exchanges may be at their limits at once."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(16, soft // 2 - 32)
+    except (ImportError, OSError, ValueError):
+        return 256
+
+
+def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, Budget]:
+    """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
+    spare = _spare_descriptors()
+    slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
+    return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
 
 
 class Budget:
@@ -155,12 +177,16 @@ class Limits(msgspec.Struct, frozen=True):
 class Admission(Protocol):
     """The resources that each attempt of a request holds."""
 
-    async def __aenter__(self) -> None:
-        """Acquire the resources for one attempt."""
+    def try_enter(self) -> bool:
+        """Acquire the resources for one attempt if they are free now; otherwise acquire nothing."""
         ...
 
-    async def __aexit__(self, *exc: object) -> None:
-        """Release the resources."""
+    async def enter(self) -> None:
+        """Wait for the resources for one attempt, and acquire them."""
+        ...
+
+    def leave(self, error: BaseException | None) -> None:
+        """Release the resources after an attempt that ended with ``error``."""
         ...
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
@@ -175,7 +201,17 @@ class SampleAdmission:
         self._limits, self._nbytes = limits, nbytes
         self._held: list[tuple[Budget, int]] = []
 
-    async def __aenter__(self) -> None:
+    def try_enter(self) -> bool:
+        limits, nbytes = self._limits, self._nbytes
+        if limits.cool_down.throttled or not limits.dispatch.try_acquire():
+            return False
+        if not limits.prompt_nbytes.try_acquire(nbytes):
+            limits.dispatch.release()
+            return False
+        self._held += ((limits.dispatch, 1), (limits.prompt_nbytes, nbytes))
+        return True
+
+    async def enter(self) -> None:
         limits, gate = self._limits, self._limits.cool_down
         try:
             await self._take(limits.dispatch, 1)
@@ -189,15 +225,14 @@ class SampleAdmission:
             else:
                 await self._take(limits.prompt_nbytes, self._nbytes)
         except BaseException:
-            self._give_back()
+            self.leave()
             raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Release the resources early, when the server has accepted the request but the response takes longer."""
-        self._give_back()
+    def leave(self, error: BaseException | None = None) -> None:
+        """Release the resources; also early, when the server has accepted the request but the response takes longer."""
+        while self._held:
+            budget, amount = self._held.pop()
+            budget.release(amount)
 
     def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
         """Close the gate that all samples under one key share."""
@@ -210,8 +245,3 @@ class SampleAdmission:
         if not budget.try_acquire(amount):
             await budget.acquire(amount)
         self._held.append((budget, amount))
-
-    def _give_back(self) -> None:
-        while self._held:
-            budget, amount = self._held.pop()
-            budget.release(amount)

@@ -8,10 +8,13 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.statuses import is_success
 from tinker._wire import Piece, count_nbytes
 
 CONNECT_SECONDS = 10.0
+# A connection that nobody has used for so long is closed, before the server does so at a bad moment.
+IDLE_SECONDS = 15.0
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
 
@@ -85,6 +88,11 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.receive if is_success(status) else None
 
     @property
+    def header_parts(self) -> Headers:
+        """Return the headers as those that other requests have too, which are the same object there, and its own."""
+        return self.headers if isinstance(self.headers, Headers) else Headers(SharedHeaders(self.headers), {})
+
+    @property
     def connect_seconds(self) -> float:
         """Return how long connecting may take."""
         return min(CONNECT_SECONDS, self.silence_seconds)
@@ -117,7 +125,7 @@ class ExchangeFailed(Exception):
     """No complete response arrived. ``timed_out``: not in time. ``never_connected``: there was no connection to send it on.
 
     ``never_ran``: the server cannot have begun with the request, for want of a connection or because it said so.
-    ``wrong_address``: no server of this address and scheme seems to exist.
+    ``wrong_address``: no server of this address and scheme seems to exist. ``says_what_to_do``: the message has the advice.
     """
 
     def __init__(
@@ -128,17 +136,36 @@ class ExchangeFailed(Exception):
         never_connected: bool = False,
         never_ran: bool = False,
         wrong_address: bool = False,
+        says_what_to_do: bool = False,
     ) -> None:
         super().__init__(readable(message)[:_LONGEST_REASON])
         self.timed_out = timed_out
         self.never_connected = never_connected
         self.never_ran = never_ran or never_connected
         self.wrong_address = wrong_address
+        self.says_what_to_do = says_what_to_do
 
 
 def readable(text: str) -> str:
     """Return text that any encoding can write. Header bytes that are not UTF-8 arrive as surrogates, which it replaces."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+class ConnectionFacts(msgspec.Struct, frozen=True):
+    """How a client is connected with its server, without secrets. ``engine`` sends the requests; None is unknown or absent."""
+
+    engine: str
+    http_version: str | None = None
+    tls_version: str | None = None
+    certificate_issuer: str | None = None
+    proxy: str | None = None
+
+    def __str__(self) -> str:
+        """Describe the connection in one line."""
+        issuer = self.certificate_issuer and f"certificate issued by {self.certificate_issuer}"
+        proxy = self.proxy and f"through the proxy {self.proxy}"
+        facts = [fact for fact in (self.http_version, self.tls_version, issuer, proxy) if fact]
+        return f"{', '.join(facts)} (by {self.engine})" if facts else self.engine
 
 
 class HTTPEngine(Protocol):
@@ -153,4 +180,8 @@ class HTTPEngine(Protocol):
 
     async def aclose(self) -> None:
         """Close every connection."""
+        ...
+
+    def describe(self) -> Sequence[ConnectionFacts]:
+        """Describe the kinds of connections that are open; call it on the loop."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tinker._http import trust
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 
 ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
@@ -25,6 +26,8 @@ class Phase(msgspec.Struct):
             return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
         if isinstance(error, TimeoutError | httpx.TimeoutException):
             return late(self.request, self.has_begun, is_trickling=type(error) is TimeoutError)
+        if (refusal := trust.explain(error, self.request.url)) is not None:
+            return refusal
         return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
 
 

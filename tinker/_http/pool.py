@@ -8,10 +8,8 @@ from contextvars import Context
 from functools import partial
 
 from tinker._http.dialing import Connection, Dialer, DialFailed, late
-from tinker._http.http2 import STREAMS
-
-# A connection that nobody has used for so long is closed, before the server does so at a bad moment.
-IDLE_SECONDS = 15.0
+from tinker._http.http2 import STREAMS, Http2Connection
+from tinker._http.messages import IDLE_SECONDS
 
 
 class Pool:
@@ -28,7 +26,7 @@ class Pool:
         self._all: set[Connection] = set()
         self._waiting: deque[asyncio.Future[Connection]] = deque()
         self._dials: set[asyncio.Task[None]] = set()
-        self._capacity = 0 if dialer.is_secure else 1  # of a new connection; 0 while it is unknown, or the server wants nothing
+        self._capacity = 0 if dialer.may_share else 1  # of a new connection; 0 while it is unknown, or the server wants nothing
         self._sweep: asyncio.TimerHandle | None = None
 
     def take(self) -> Connection | None:
@@ -95,20 +93,23 @@ class Pool:
             self._dials.add(self._loop.create_task(self._dial(), name="connect", context=Context()))
 
     async def _dial(self) -> None:
+        current = asyncio.current_task()
+        assert current is not None
         try:
             connection = await self._dialer.dial()
-        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for it
-            # Where others are being opened, a share of those that wait is for them.
+        except Exception as error:  # noqa: BLE001 - those who wait are told whatever it is
             failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
+            # Where others are being opened, a share of those that wait is for them.
             self._fail_waiting(failure, None if len(self._dials) == 1 else self._capacity or STREAMS)
             return
         finally:
-            self._dials.discard(asyncio.current_task())  # type: ignore[arg-type]
+            self._dials.discard(current)
         self._all.add(connection)
         connection.idle_since = self._loop.time()
         if self._capacity and not connection.is_settled:
             connection.capacity = self._capacity
-        connection.when_settled = partial(self._note_capacity, connection)
+        if isinstance(connection, Http2Connection):
+            connection.when_settled = partial(self._note_capacity, connection)
         self._note_capacity(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle)

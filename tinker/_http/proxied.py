@@ -1,4 +1,4 @@
-"""The transport of files: each address through its own proxy."""
+"""Connections of httpx, for files and where httpunk does not run: each address through its own proxy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Mapping
 import httpx
 
 from tinker._config import Proxies
+from tinker._http.messages import IDLE_SECONDS
+from tinker._installation import install_command
+
+# Those who send know how many exchanges there may be at once.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_SECONDS)
 
 
 class ProxiedTransport(httpx.AsyncBaseTransport):
@@ -22,16 +27,19 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
         proxy = self._proxies.of(str(request.url))
         transport = self._transports.get(proxy)
         if transport is None:
-            transport = self._transports[proxy] = httpx.AsyncHTTPTransport(
-                proxy=self._open(proxy), trust_env=False, verify=self._context
-            )
+            transport = self._transports[proxy] = self._open(proxy)
         return await transport.handle_async_request(request)
 
-    def _open(self, proxy: str | None) -> httpx.Proxy | None:
-        if proxy is None:
-            return None
-        context = self._context if proxy.startswith("https:") else None
-        return httpx.Proxy(proxy, headers=dict(self._headers), ssl_context=context)
+    def _open(self, proxy: str | None) -> httpx.AsyncHTTPTransport:
+        """Raises httpx.UnsupportedProtocol without the package that a SOCKS proxy needs."""
+        given = None
+        if proxy is not None:
+            context = self._context if proxy.startswith("https:") else None
+            given = httpx.Proxy(proxy.replace("socks5h://", "socks5://"), headers=dict(self._headers), ssl_context=context)
+        try:
+            return httpx.AsyncHTTPTransport(proxy=given, trust_env=False, verify=self._context, limits=_LIMITS)
+        except ImportError:
+            raise httpx.UnsupportedProtocol(f"a SOCKS proxy needs another package: {install_command('socks')}") from None
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -12,7 +12,13 @@ import msgspec
 from tinker import errors
 from tinker._http.explanations import find_explanation
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
-from tinker._http.statuses import ABSENT_STATUSES, GATEWAY_STATUSES, UNAUTHENTICATED_STATUS
+from tinker._http.statuses import (
+    ABSENT_STATUSES,
+    GATEWAY_STATUSES,
+    PROXY_HINT,
+    PROXY_UNAUTHENTICATED_STATUS,
+    UNAUTHENTICATED_STATUS,
+)
 from tinker._wire import json
 
 if TYPE_CHECKING:
@@ -71,7 +77,10 @@ def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-_KEY_HINT = "; check the key (api_key or TINKER_API_KEY)"
+_HINTS = {
+    UNAUTHENTICATED_STATUS: "; check the key (api_key or TINKER_API_KEY)",
+    PROXY_UNAUTHENTICATED_STATUS: f"; {PROXY_HINT}",
+}
 UNREACHABLE_HINT = "Check that the server is running, and its address (base_url or TINKER_BASE_URL)."
 
 
@@ -83,7 +92,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     if failure.timed_out:
         error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
     else:
-        hint = f" {UNREACHABLE_HINT}" if failure.never_connected else ""
+        hint = f" {UNREACHABLE_HINT}" if failure.never_connected and not failure.says_what_to_do else ""
         error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
         error.never_connected, error.wrong_address = failure.never_connected, failure.wrong_address
     error.never_ran = failure.never_ran
@@ -100,7 +109,7 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
         text += f" - {shorten(misdirection)}"
     else:
         said = f" - {shorten(find_explanation(body) or str(body))}" if body else ""
-        hint = _KEY_HINT if response.status == UNAUTHENTICATED_STATUS else ""
+        hint = _HINTS.get(response.status, "")
         text += said + hint + (f" ({operation})" if operation else "")
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)

@@ -7,7 +7,6 @@ delay, up to ``MAX_HINT_SECONDS``.
 
 from __future__ import annotations
 
-import email.utils
 import logging
 from collections.abc import Mapping
 from typing import Protocol
@@ -130,8 +129,10 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
         return seconds if seconds == seconds else None
     except ValueError:
         pass
+    from email.utils import parsedate_to_datetime  # a date is rare
+
     try:
-        return email.utils.parsedate_to_datetime(value).timestamp() - clock.wall()
+        return parsedate_to_datetime(value).timestamp() - clock.wall()
     except (ValueError, TypeError, OverflowError, OSError, IndexError):
         return None
 

@@ -81,6 +81,9 @@ _UNKNOWN_STATUSES = frozenset({408, 410})
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
 UNAUTHENTICATED_STATUS = 401
+# The proxy asks for a credential, or refuses the one it got.
+PROXY_UNAUTHENTICATED_STATUS = 407
+PROXY_HINT = "write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port"
 # Without a body it is a response of a proxy in front of the server.
 _PROXY_STATUS = 400
 # What object stores answer to a signed URL that has expired.

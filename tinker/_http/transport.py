@@ -6,6 +6,7 @@ attempts by `send_once`.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -25,6 +26,7 @@ from tinker._http.circuits import Circuits
 from tinker._http.closing import Closing
 from tinker._http.exchange_log import send_logged
 from tinker._http.findings import Findings
+from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.limits import Admission
 from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
@@ -48,6 +50,8 @@ _REPEATING_REDIRECTS = frozenset({307, 308})
 _GET_REDIRECTS = frozenset({301, 302, 303})
 # An in-process server has no host; httpx wants one.
 _LOCAL_ORIGIN = "http://local"
+# More than a client has at a time; those of credentials and forms that are not used any more are dropped.
+_MAX_SHARED_HEADERS = 64
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
@@ -138,6 +142,19 @@ class Transport:
         default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
         init=False,
     )
+    _origin: str = attrs.field(
+        default=attrs.Factory(lambda self: _LOCAL_ORIGIN if self.config.is_local else self.config.base_url, takes_self=True),
+        init=False,
+    )
+    _silences: dict[Purpose, float] = attrs.field(
+        default=attrs.Factory(lambda self: {one: _silence_seconds(self.config, one) for one in Purpose}, takes_self=True),
+        init=False,
+    )
+    _shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = attrs.field(
+        factory=lambda: dict[tuple[str, str | None, str | None], SharedHeaders](), init=False, repr=False
+    )
+    _key_prefix: str = attrs.field(factory=lambda: str(uuid.uuid4())[:24], init=False)
+    _key_numbers: itertools.count[int] = attrs.field(factory=itertools.count, init=False)
 
     def describe_server(self) -> ServerInfo:
         """Return what was found out about the server."""
@@ -207,7 +224,8 @@ class Transport:
         """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
         prepared = self.prepare(request, Purpose.STREAM)
         # Nothing may hold events back to pack them.
-        headers = {**prepared.headers, "Accept-Encoding": "identity"}
+        headers = prepared.header_parts
+        headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
 
         def attempt() -> Awaitable[RawResponse]:
@@ -230,8 +248,14 @@ class Transport:
                 if held is None:
                     value = read(await attempt())
                 else:
-                    async with held:
+                    if not held.try_enter():
+                        await held.enter()
+                    try:
                         value = read(await attempt())
+                    except BaseException as error:
+                        held.leave(error)
+                        raise
+                    held.leave(None)
                 return Reply(value, self.clock.monotonic() - began, failures is None)
             except errors.APIError as error:
                 if not call.may_repeat():
@@ -248,9 +272,9 @@ class Transport:
             except errors.APIStatusError as error:
                 prepared = await variants.next_after(error)
 
-    def attempts(self, policy: Policy, operation: str) -> Attempts:
-        """Count the failures of something promised, which is waited for also where submissions fail fast."""
-        return Attempts(self._limit(policy), self.observers, operation)
+    def attempts(self, policy: Policy, operation: str, began: float | None = None) -> Attempts:
+        """Count the failures, since a time, of something promised, which is waited for also where submissions fail fast."""
+        return Attempts(self._limit(policy), self.observers, operation, began)
 
     def _limit(self, policy: Policy) -> Policy:
         patience = self.config.patience_seconds
@@ -283,8 +307,11 @@ class Transport:
             prepared = self._without_refused(prepared)
         may_replace = not prepared.has_own_credential
         while True:
-            credential = None if prepared.has_own_credential else self.auth.key or await self.auth.credential()
-            response = await self._send_following_redirects(self._under(credential, prepared))
+            credential = None
+            if not prepared.has_own_credential:
+                credential = self.auth.key or await self.auth.credential()
+                prepared = self._under(credential, prepared)
+            response = await self._send_following_redirects(prepared)
             if is_success(response.status):
                 return response
             if may_replace and _is_expired(response) and await self.auth.replace(credential):
@@ -299,8 +326,7 @@ class Transport:
         try:
             response = await self._exchange(request)
             for _ in range(_MAX_REDIRECTS):
-                redirected = _follow_redirect(request, response)
-                if redirected is None:
+                if response.status < 300 or (redirected := _follow_redirect(request, response)) is None:
                     break
                 request = redirected
                 response = await self._exchange(request)
@@ -346,29 +372,31 @@ class Transport:
 
         ``compress`` sends a body as zstd, where this installation can.
         """
-        headers = {"Accept": ", ".join(request.accepts), **self.config.headers, **request.headers}
+        own = {**request.headers}
         if (present := PRESENT.get()) is not None and present.trace_headers is not None:
-            headers |= present.trace_headers
+            own |= present.trace_headers
         if request.method != "GET":
-            headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid4())
+            own[_IDEMPOTENCY_HEADER] = f"{self._key_prefix}{next(self._key_numbers):012x}"
+        media_type: str | None = None
         body: Sequence[Piece] = ()
         record = None if isinstance(request.body, Binary) else request.body
         if isinstance(request.body, Binary):
             body = as_pieces(request.body.content)
-            headers["Content-Type"] = request.body.media_type
+            media_type = request.body.media_type
         elif record is not None:
             body = (json.encode(record),)
-            headers["Content-Type"] = json.MEDIA_TYPE
+            media_type = json.MEDIA_TYPE
         if body and compress and compression.available():
             body, record = compression.compress(body), None
-            headers["Content-Encoding"] = compression.CONTENT_ENCODING
-        headers |= _length(body)
+            own["Content-Encoding"] = compression.CONTENT_ENCODING
+        _add_length(own, body)
+        shared = self._share_headers(", ".join(request.accepts), media_type, credential or self.auth.key)
         address = self._url(request, request.query)
-        prepared = PreparedRequest(
+        return PreparedRequest(
             method=request.method,
             operation=request.operation,
             url=self._url(request, self._with_defaults(request.query)) if self.config.query else address,
-            headers=headers,
+            headers=Headers(shared, own),
             redacted_url=address,
             secret_headers=self._secret_headers,
             body=body,
@@ -376,33 +404,42 @@ class Transport:
             purpose=purpose,
             follows_redirects=follow_redirects,
             confined=_holds_token(request.body),
-            silence_seconds=self._silence_seconds(purpose),
+            silence_seconds=self._silences[purpose],
+            has_own_credential=credential is not None,
         )
-        if credential is None:
-            return prepared
-        return msgspec.structs.replace(self._under(credential, prepared), has_own_credential=True)
 
-    def _silence_seconds(self, purpose: Purpose) -> float:
-        """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""
-        patience, silence = self.config.patience_seconds, self.config.silence_seconds
-        if purpose in (Purpose.POLL, Purpose.STREAM):
-            return purpose.read_seconds if silence is None else max(purpose.read_seconds, silence)
-        longest = purpose.read_seconds if silence is None else silence
-        return longest if patience is None else min(longest, max(SHORTEST_PATIENCE_SECONDS, patience))
+    def _share_headers(self, accept: str, media_type: str | None, credential: Credential | None) -> SharedHeaders:
+        """Return the headers of every request that accepts and sends the same under a credential: always the same object.
+
+        The credential is not in them if the user's own headers hold one.
+        """
+        key = (accept, media_type, None if credential is None else credential.secret)
+        if (known := self._shared_headers.get(key)) is not None:
+            return known
+        headers = {"Accept": accept, **self.config.headers}
+        if media_type is not None:
+            headers["Content-Type"] = media_type
+        if credential is not None and _KEY_HEADER not in headers:
+            headers[_KEY_HEADER] = credential.secret
+        if len(self._shared_headers) >= _MAX_SHARED_HEADERS:
+            self._shared_headers.clear()
+        shared = self._shared_headers[key] = SharedHeaders(headers, credential)
+        return shared
 
     def _url(self, request: Request[Any], query: str) -> str:
-        base = _LOCAL_ORIGIN if self.config.is_local else self.config.base_url
-        return f"{base}{request.path}?{query}" if query else f"{base}{request.path}"
+        return f"{self._origin}{request.path}?{query}" if query else self._origin + request.path
 
     def _with_defaults(self, query: str) -> str:
         """Return the query, and what the settings add to every one, unless it is there already."""
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
-        """Return the request with a credential, unless the user's own headers hold one."""
-        if credential is None or _KEY_HEADER in self.config.headers:
+        """Return the request with the credential of now, which may be another one than when it was prepared."""
+        headers = prepared.header_parts
+        if headers.shared.credential is credential:
             return prepared
-        return msgspec.structs.replace(prepared, headers={**prepared.headers, _KEY_HEADER: credential.secret})
+        shared = self._share_headers(headers["Accept"], headers.get("Content-Type"), credential)
+        return msgspec.structs.replace(prepared, headers=Headers(shared, headers.own))
 
     def _without_new_refused(self, prepared: PreparedRequest, response: RawResponse) -> PreparedRequest:
         """Return the request without the fields that it was refused for; raises any other failure that the response is."""
@@ -420,10 +457,12 @@ class Transport:
         if record is None or record is prepared.record:
             return prepared
         body = (json.encode(record),)
-        headers = {name: value for name, value in prepared.headers.items() if name != "Content-Length"} | _length(body)
-        if _IDEMPOTENCY_HEADER in headers:
-            headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, headers[_IDEMPOTENCY_HEADER]))
-        return msgspec.structs.replace(prepared, headers=headers, body=body, record=record)
+        headers = prepared.header_parts
+        own = {name: value for name, value in headers.own.items() if name != "Content-Length"}
+        _add_length(own, body)
+        if _IDEMPOTENCY_HEADER in own:
+            own[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, own[_IDEMPOTENCY_HEADER]))
+        return msgspec.structs.replace(prepared, headers=Headers(headers.shared, own), body=body, record=record)
 
 
 class _ObservedAttempt:
@@ -460,9 +499,19 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
     return value
 
 
-def _length(body: Sequence[Piece]) -> dict[str, str]:
-    """Return the header of a body that is handed over in pieces."""
-    return {"Content-Length": str(count_nbytes(body))} if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES) else {}
+def _silence_seconds(config: Config, purpose: Purpose) -> float:
+    """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""
+    patience, silence = config.patience_seconds, config.silence_seconds
+    if purpose in (Purpose.POLL, Purpose.STREAM):
+        return purpose.read_seconds if silence is None else max(purpose.read_seconds, silence)
+    longest = purpose.read_seconds if silence is None else silence
+    return longest if patience is None else min(longest, max(SHORTEST_PATIENCE_SECONDS, patience))
+
+
+def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
+    """Add the header of a body that is handed over in pieces."""
+    if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES):
+        headers["Content-Length"] = str(count_nbytes(body))
 
 
 def _holds_token(body: object) -> bool:
@@ -478,7 +527,7 @@ def _follow_redirect(request: PreparedRequest, response: RawResponse) -> Prepare
 
     ExchangeFailed for an address that cannot be used.
     """
-    if response.status < 300 or not request.follows_redirects or (location := response.headers.get("location")) is None:
+    if not request.follows_redirects or (location := response.headers.get("location")) is None:
         return None
     followed = _REPEATING_REDIRECTS | _GET_REDIRECTS if request.method == "GET" else _REPEATING_REDIRECTS
     if response.status not in followed:

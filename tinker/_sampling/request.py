@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of ``SamplingClient.sample`` but for the prompt, by their names there.
 
-    A record of msgspec, as thousands of them are made at once. What has the name of a field of the contract's ``SampleRequest``
-    goes there as it is.
+    A record of msgspec, as thousands of them are made at once.
     """
 
     num_samples: int
@@ -67,17 +66,20 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
         self, prompt: ModelInput, *, sampling_session_id: str | None, seq_id: int, record_stability_info: bool
     ) -> models.SampleRequest:
         """Return the request's body."""
-        fields = msgspec.structs.asdict(self)
-        fields["prompt_logprobs"] = fields.pop("include_prompt_logprobs")
-        fields["sampling_params"] = _readable(self.sampling_params)
-        if self.target_prompt_logprobs is not None:
-            fields["target_prompt_logprobs"] = json.wire_tensor(self.target_prompt_logprobs, "target_prompt_logprobs")
+        targets = self.target_prompt_logprobs
         return models.SampleRequest(
             prompt=json.wire_model_input(prompt),
             sampling_session_id=sampling_session_id,
             seq_id=seq_id,
             record_stability_info=record_stability_info,
-            **fields,
+            num_samples=self.num_samples,
+            sampling_params=_readable(self.sampling_params),
+            prompt_logprobs=self.include_prompt_logprobs,
+            topk_prompt_logprobs=self.topk_prompt_logprobs,
+            topk_sample_logprobs=self.topk_sample_logprobs,
+            target_prompt_logprobs=None if targets is None else json.wire_tensor(targets, "target_prompt_logprobs"),
+            prompt_alt_tokens_k=self.prompt_alt_tokens_k,
+            prompt_logprobs_last_n=self.prompt_logprobs_last_n,
         )
 
 

@@ -58,7 +58,7 @@ class EventReceiver:
 
     async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
         """Take the events as they come."""
-        self._admit.release()
+        self._admit.leave()
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != EVENT_STREAM:
             self._outcome = StreamsAbsent(media_type)

@@ -37,7 +37,7 @@ from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
 from tinker._sampling.streaming import EventReceiver, StreamsAbsent
-from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
+from tinker._session import ResultSpec, ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._wire import prompt_nbytes
 from tinker.errors import (
     APIError,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STREAM = api.stream_sample.__name__
+_UNTOLD = nullcontext(0)
 logger: logging.Logger = logging.getLogger("tinker")
 
 
@@ -221,7 +222,10 @@ class Sampler:
             await wait_before(self.created, future)
         session = self.runtime.session
         context = await session.ensure_started()
-        async with context.limits.samples.take():
+        samples = context.limits.samples
+        if not samples.try_acquire():
+            await samples.acquire()
+        try:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             submissions = 0
             failures: Attempts | None = None
@@ -238,6 +242,8 @@ class Sampler:
                     failures = failures or self.runtime.transport.attempts(self._policy, future.operation)
                     delay = failures.next_repetition(error)
                     await self.runtime.transport.sleep(delay)
+        finally:
+            samples.release()
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
@@ -298,11 +304,14 @@ class Sampler:
             await self._note_base_model()
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
         completions = self.completions
-        with nullcontext(0) if completions is None else completions.submission() as number:
+        with _UNTOLD if completions is None else completions.submission() as number:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
-            result = self._result(context, submission, number, future)
+            if completions is None:
+                result = context.results.wait(submission, _expect(submission), future)
+            else:
+                result = self._result_when_told(completions, context, submission, number, future)
             if observers:
                 use = prompt_use(future, prompt)
                 result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
@@ -313,14 +322,16 @@ class Sampler:
                     self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
                 raise
 
-    async def _result(
-        self, context: SessionContext, submission: Reply[models.UntypedAPIFuture], number: int, future: APIFuture[Any]
+    async def _result_when_told(
+        self,
+        completions: SessionPoller,
+        context: SessionContext,
+        submission: Reply[models.UntypedAPIFuture],
+        number: int,
+        future: APIFuture[Any],
     ) -> SampleResponse:
-        """Wait for the result of a sample: where one poller tells which are done, until it does, and then for the bytes."""
-        expected, completions = sample_response(submission.value.sample_sequence_ids or []), self.completions
-        if completions is None:
-            return await context.results.wait(submission, expected, future)
-        request_id = submission.value.request_id
+        """Wait until the one poller of all samples tells that this one is done, and then for the bytes."""
+        expected, request_id = _expect(submission), submission.value.request_id
         size = await completions.wait(request_id, number)
         try:
             return await context.results.wait(submission, expected, future, result_nbytes=size)
@@ -349,6 +360,10 @@ class Sampler:
             await self.runtime.transport.send(request, SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
+
+
+def _expect(submission: Reply[models.UntypedAPIFuture]) -> ResultSpec[SampleResponse]:
+    return sample_response(submission.value.sample_sequence_ids or [])
 
 
 class _Unsupported(TinkerError, RuntimeError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
-import attrs
 import msgspec
+import msgspec.structs
 from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
@@ -126,71 +126,84 @@ class ResultPoller(msgspec.Struct, frozen=True):
     result_nbytes: Budget
     json_results: bool = False
 
-    async def wait(
+    def wait(
         self,
         submission: Reply[models.UntypedAPIFuture],
         spec: ResultSpec[T],
         future: APIFuture[Any],
         *,
         result_nbytes: int | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Wait for the result, as long as the server says that it is coming.
 
         There is no deadline of its own: a queue may be long, and a server that says so is alive. A server that answers
         nothing but errors for five minutes ends the wait with the last of them. ``result_nbytes`` is the size of a result
         that is known to be there.
         """
-        clock, request_id = self.transport.clock, submission.value.request_id
-        future.progress.note_submitted(request_id, clock.monotonic())
-        failures = self.transport.attempts(POLL, api.retrieve_future.__name__)
-        poll = _Poll(self, request_id, spec, future, failures, submission.elapsed_seconds)
-        poll.result_nbytes = result_nbytes or None
-        while True:
-            try:
-                found = await poll.once()
-            except APIError as error:
-                error.add_note(poll.describe(error))
-                raise
-            if found is not None:
-                future.progress.note_fetched(clock.monotonic())
-                return found.value
+        now, request_id = self.transport.clock.monotonic(), submission.value.request_id
+        future.progress.note_submitted(request_id, now)
+        return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None).result()
 
 
 class _Found(msgspec.Struct, Generic[T], frozen=True):
     value: T
 
 
-@attrs.define
-class _Poll(Generic[T]):
+class _Poll(msgspec.Struct, Generic[T], eq=False):
     """The state of one wait."""
 
     poller: ResultPoller
     request_id: str
     spec: ResultSpec[T]
     future: APIFuture[Any]
-    failures: Attempts
     submission_seconds: float
+    last_sign: float  # when the server last said that the result is coming
+    result_nbytes: int | None  # known once the server has told the size instead of the result
     iteration: int = 0
-    result_nbytes: int | None = None  # known once the server has told the size instead of the result
-    pace: Pace = attrs.field(default=attrs.Factory(lambda poll: Pace(poll.poller.transport), takes_self=True))
+    _failures: Attempts | None = None  # since then
+    _pace: Pace | None = None
 
-    async def once(self) -> _Found[T] | None:
-        """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
-        request = self._request()
-        self.iteration += 1
-        started = self.poller.transport.clock.monotonic()
-        try:
-            if self.result_nbytes is None:
-                return await self._ask(request, started)
-            async with self.poller.result_nbytes.take(self.result_nbytes):
-                return await self._ask(request, started)
-        except APIError as error:
-            if isinstance(error, APIStatusError) and is_pending(error):
-                self._note_pending(error)
-                await self.pace.keep(started)
-            else:
-                await self.poller.transport.sleep(self.failures.next_delay(self._final(error)))
-            return None
+    async def result(self) -> T:
+        """Poll until the result is there."""
+        while True:
+            request, started = self._request(), self.poller.transport.clock.monotonic()
+            self.iteration += 1
+            try:
+                if self.result_nbytes is None:
+                    found = await self._ask(request, started)
+                else:
+                    async with self.poller.result_nbytes.take(self.result_nbytes):
+                        found = await self._ask(request, started)
+            except APIError as error:
+                try:
+                    await self._wait_after(error, started)
+                except APIError as final:
+                    final.add_note(self._describe(final))
+                    raise
+                continue
+            if found is not None:
+                self.future.progress.note_fetched(self.poller.transport.clock.monotonic())
+                return found.value
+
+    async def _wait_after(self, error: APIError, started: float) -> None:
+        """Wait until the poll after one that failed; raises the error where there is none."""
+        if isinstance(error, APIStatusError) and is_pending(error):
+            self._note_pending(error)
+            await self._keep_pace(started)
+            return
+        error, transport = self._final(error), self.poller.transport
+        if self._failures is None:
+            self._failures = transport.attempts(POLL, api.retrieve_future.__name__, self.last_sign)
+        await transport.sleep(self._failures.next_delay(error))
+
+    async def _keep_pace(self, started: float) -> None:
+        if self._pace is None:
+            self._pace = Pace(self.poller.transport)
+        await self._pace.keep(started)
+
+    def _note_sign(self) -> None:
+        """Forget earlier failures, because the server made progress."""
+        self.last_sign, self._failures = self.poller.transport.clock.monotonic(), None
 
     def _request(self) -> Request[Any]:
         request = api.retrieve_future(
@@ -200,9 +213,10 @@ class _Poll(Generic[T]):
             x_tinker_request_type=self.spec.request_type,
             x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 0 else None,
         )
-        return attrs.evolve(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
+        return msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 
     async def _ask(self, request: Request[Any], started: float) -> _Found[T] | None:
+        """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
         if response.media_type == proto.MEDIA_TYPE:
@@ -226,7 +240,7 @@ class _Poll(Generic[T]):
         """Note that the result is there; it is asked for in full next, after which its size alone does not count as one."""
         if self.result_nbytes is not None:
             raise self._invalid(response, "the server sent the size again instead of the result")
-        self.failures.reset()
+        self._note_sign()
         self.result_nbytes = max(0, status.response_payload_size or 0)
 
     def _from_proto(self, response: RawResponse) -> T:
@@ -246,16 +260,16 @@ class _Poll(Generic[T]):
                 error.failed_operation = status.failed_operation or ""
             raise error
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
-            self.failures.reset()
+            self._note_sign()
             self._tell(status)
-            await self.pace.keep(started)
+            await self._keep_pace(started)
             return True
         if status.status == "failed":
             raise self._result_error(status.detail, status.category)
         return False
 
     def _note_pending(self, error: APIStatusError) -> None:
-        self.failures.reset()
+        self._note_sign()
         try:
             self._tell(msgspec.convert(error.body, models.FutureStatus))
         except msgspec.ValidationError:
@@ -281,7 +295,7 @@ class _Poll(Generic[T]):
         error.operation = self.future.operation
         return error
 
-    def describe(self, error: APIError) -> str:
+    def _describe(self, error: APIError) -> str:
         """Describe the request that ``error`` ends the wait for."""
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"

@@ -117,6 +117,8 @@ class Session:
         self.check_open()
         if self._heart.silence is not None:
             raise copy_error(self._heart.silence) from self._heart.silence.__cause__
+        if (present := self._present()) is not None:
+            return present
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._starting = self._thread.task(self._start(), name="session start")

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
@@ -32,9 +31,13 @@ from tinker._validate import check_data
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
 from tinker.observing import CustomLossEvaluated, CustomLossStarted, Event
+from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData, dimensions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FORWARD = LossJob("cross_entropy", None, forward_only=True)
 _BACKWARD = LossJob("cross_entropy", None, forward_only=False)

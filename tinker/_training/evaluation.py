@@ -10,19 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from tinker._installation import install_command
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.observing import Event
 from tinker.types._arrays import is_torch
+from tinker.types._numpy import np
 from tinker.types.datum import Datum
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
-Logprobs: TypeAlias = list[NDArray[np.float32]]
+Logprobs: TypeAlias = list["NDArray[np.float32]"]
 
 
 class Evaluated(msgspec.Struct, frozen=True):

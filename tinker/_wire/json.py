@@ -6,14 +6,13 @@ Arrays are written as pre-encoded fragments. NaN and infinity have no JSON form;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._checks import to_plain
+from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import (
     DmelChunk,
@@ -31,6 +30,9 @@ from tinker.types.results import (
     TopkRow,
 )
 from tinker.types.tensor_data import TensorData, dimensions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 from tinker_records import prepare
 
 T = TypeVar("T")

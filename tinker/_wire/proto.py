@@ -10,13 +10,12 @@ import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
 from tinker.types._arrays import NumericArray
+from tinker.types._numpy import np
 from tinker.types.datum import Datum, PromptProvenanceSpan, ProvenanceSpan, SampledProvenanceSpan
 from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
 from tinker.types.results import (
@@ -27,7 +26,10 @@ from tinker.types.results import (
     SampleResponse,
     TopkLogprobs,
 )
-from tinker.types.tensor_data import TensorData, dimensions
+from tinker.types.tensor_data import TensorData, dimensions, wrap
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Part: TypeAlias = bytes | memoryview
 MEDIA_TYPE = "application/x-protobuf"
@@ -37,9 +39,7 @@ _DTYPE_OF = {"float32": _FLOAT32, "int64": _INT64}
 _ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
 _STOP_NUMBERS = {"stop": 0, "length": 1}  # enum StopReason
 _STOP_REASONS = {number: reason for reason, number in _STOP_NUMBERS.items()}
-_FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE = np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4")
-_UINT16_DTYPE, _BYTE_DTYPE = np.dtype("<u2"), np.dtype("u1")
-_NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+_FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE, _UINT16_DTYPE, _BYTE_DTYPE = "<f4", "<i8", "<i4", "<u2", "|u1"
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5  # wire types
 
 
@@ -97,11 +97,12 @@ def _view(array: NDArray[Any]) -> memoryview:
     """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
     if array.size == 0:
         return memoryview(b"")
-    if array.dtype.byteorder not in "<=|":
+    if not array.dtype.isnative and array.dtype.byteorder != "<":
         array = array.astype(array.dtype.newbyteorder("<"))
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return array.data.cast("B")
+    try:
+        return array.data.cast("B")
+    except TypeError:  # which is faster than to ask whether it is contiguous
+        return np.ascontiguousarray(array).data.cast("B")
 
 
 class _Message:
@@ -411,10 +412,10 @@ class _Reader:
         value: float = struct.unpack_from("<d", self._buffer, start)[0]
         return value
 
-    def array(self, start: int, end: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        count, rest = divmod(end - start, dtype.itemsize)
+    def array(self, start: int, end: int, dtype: str) -> NDArray[Any]:
+        count, rest = divmod(end - start, int(dtype[-1]))
         if rest:
-            raise ProtoError(f"{end - start} bytes are not a multiple of the size of {dtype} values")
+            raise ProtoError(f"{end - start} bytes are not a multiple of the size of {np.dtype(dtype)} values")
         return np.frombuffer(self._buffer, dtype, count, start)
 
     def integers(self, wire_type: int, value: int, end: int) -> list[int]:
@@ -540,7 +541,7 @@ def _read_chunk(reader: _Reader) -> ModelInputChunk:
     raise ProtoError("a chunk of no known kind")
 
 
-def _only_bytes(reader: _Reader, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _only_bytes(reader: _Reader, dtype: str) -> NDArray[Any]:
     found: NDArray[Any] = np.empty(0, dtype)
     for field, wire_type, start, end in reader.fields():
         if field == 1 and wire_type == _LEN:
@@ -678,7 +679,7 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
     try:
         if inner:
             return [TensorData.from_numpy(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
-        return [TensorData.from_numpy(values[a:b]) for a, b in itertools.pairwise(cuts)]
+        return [wrap(values[a:b]) for a, b in itertools.pairwise(cuts)]
     except ValueError as error:
         raise ProtoError(f"bad batched tensor: {error}") from error
 
@@ -746,7 +747,7 @@ def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequenc
 
 def _read_sequence(reader: _Reader) -> SampledSequence:
     reason = "stop"  # an enum's zero is not written
-    tokens: NDArray[np.int32] = _NO_TOKENS
+    tokens: NDArray[np.int32] | None = None
     logprobs: NDArray[np.float32] | None = None
     topk: TopkLogprobs | None = None
     for field, wire_type, start, end in reader.fields():
@@ -758,7 +759,7 @@ def _read_sequence(reader: _Reader) -> SampledSequence:
             reason = _stop_reason(start)
         elif field == 4 and wire_type == _LEN:
             topk = _read_topk(reader.nested(start, end))
-    return SampledSequence.of_arrays(reason, None, tokens, logprobs, topk)
+    return SampledSequence.of_arrays(reason, None, np.empty(0, np.int32) if tokens is None else tokens, logprobs, topk)
 
 
 def _stop_number(reason: str) -> int:

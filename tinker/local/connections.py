@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from typing import Literal, TypeAlias
 
 import attrs
@@ -16,6 +17,7 @@ BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given
 MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
 FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
 ENOUGH_DESCRIPTORS = 1 << 16
+TLS_CLOSE_SECONDS = 300.0  # for what a connection with TLS has still to send when it is closed, and for the client's own close
 REPORT_SECONDS = 60.0  # between two lines in the log about descriptors
 _Stage: TypeAlias = Literal["head", "body"] | None
 
@@ -48,6 +50,7 @@ class Connections:
     head_seconds: float
     body_seconds: float
     max_connections: int
+    tls: ssl.SSLContext | None = None
     waiting: dict[LimitedProtocol, None] = attrs.field(factory=lambda: dict[LimitedProtocol, None]())
     count: int = 0
     _reported_at: float | None = None
@@ -75,16 +78,21 @@ class Connections:
             log.error("no file descriptor is left for another connection (%d of them)", count_descriptors())
 
 
-def limit_connections(head_seconds: float, body_seconds: float, max_connections: int | None) -> Connections:
+def limit_connections(
+    head_seconds: float, body_seconds: float, max_connections: int | None, tls: ssl.SSLContext | None = None
+) -> Connections:
     """Return the limits of a server; without a number of connections as many as there are descriptors for."""
-    limits = Connections(head_seconds, body_seconds, max_connections or 0)
+    limits = Connections(head_seconds, body_seconds, max_connections or 0, tls)
     if max_connections is None:
         limits.max_connections = max(16, count_descriptors() - limits.backlog - FILES)
     return limits
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection that is closed when its client takes too long to send a request, or when others need its place."""
+    """A connection that is closed when its client takes too long to send a request, or when others need its place.
+
+    With TLS it begins without it, so that a client counts, and its time runs, from before the handshake.
+    """
 
     limits: Connections
     _stage: _Stage = None
@@ -93,6 +101,9 @@ class LimitedProtocol(H11Protocol):
     _ends = 0.0
     _nbytes = 0
     _is_counted = False
+    _socket: asyncio.Transport | None = None  # the connection below TLS
+    _handshake: asyncio.Task[None] | None = None
+    _early = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,8 +114,32 @@ class LimitedProtocol(H11Protocol):
             self.drop()
         else:
             self._watch()
+            if self.limits.tls is not None:
+                self._socket = transport
+                self._handshake = self.loop.create_task(self._shake_hands(transport, self.limits.tls))
+
+    async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Go on with TLS, or end the connection if its client speaks something else, or leaves."""
+        try:
+            encrypted = await self.loop.start_tls(
+                transport, self, tls, server_side=True, ssl_shutdown_timeout=TLS_CLOSE_SECONDS
+            )
+        except OSError as error:
+            log.info("a connection ended in the TLS handshake: %s", error)
+            encrypted = None
+        self._handshake = None
+        if encrypted is None:
+            self.connection_lost(None)
+            return
+        super().connection_made(encrypted)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
+        if self._handshake is not None:  # a request that came together with the end of the handshake
+            self._early += data
+            return
         super().data_received(data)
         self._watch()
         self._nbytes += len(data)
@@ -121,6 +156,19 @@ class LimitedProtocol(H11Protocol):
         """Close the connection and free its place."""
         self._forget()
         self.transport.close()
+        if self._handshake is not None:
+            self._handshake.cancel()
+            self.connection_lost(None)  # which the loop reports of TLS alone
+        self._close_socket()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        """Close what is below TLS once everything is sent: clients that are idle do not answer that TLS has been closed."""
+        if self._socket is not None and self.transport.is_closing() and not self._socket.get_write_buffer_size():
+            self._socket.close()
 
     def _forget(self) -> None:
         self.limits.waiting.pop(self, None)

@@ -8,6 +8,7 @@ import functools
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -49,14 +50,15 @@ class _Server(uvicorn.Server):
     The request that runs is finished first, and answered like any other; a second Ctrl-C does without it.
     """
 
-    def __init__(self, state: State, host: str = "127.0.0.1") -> None:
+    def __init__(self, state: State, host: str = "127.0.0.1", ssl_context: ssl.SSLContext | None = None) -> None:
         self._state = state
         settings = state.settings
-        self._limits = limit_connections(settings.head_seconds, settings.body_seconds, settings.max_connections)
+        self._limits = limit_connections(settings.head_seconds, settings.body_seconds, settings.max_connections, ssl_context)
         config = uvicorn.Config(
             guard_app(create_app(state), settings, host),
             http=self._limits.protocol(),
             backlog=self._limits.backlog,
+            loop="asyncio" if ssl_context else "auto",  # uvloop may read before the handshake does
             log_level="warning",
             access_log=False,
             ws="none",
@@ -82,7 +84,9 @@ def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> N
     """Print what is served where, whether clients need a key, where to look, and how to begin."""
     here = _reach_from_here(url)
     text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
-    if here != url:
+    if url.startswith("https:"):
+        text += f"\n\nClients use a name of the certificate in place of {hostname(here)}."
+    elif here != url:
         text += f"\n\nOther machines use this host's name, {socket.gethostname()}, in place of {hostname(here)}."
     sys.stdout.write(f"{text}\n")  # at once, for who reads the first line
     sys.stdout.flush()
@@ -124,14 +128,16 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: Settings | None = None,
+    ssl_context: ssl.SSLContext | None = None,
     started: Callable[[str, Sequence[Engine]], None] | None = None,
 ) -> None:
     """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM): what runs is finished, what waits fails.
 
     Several names of a ``model`` make a server of several base models, the first of which is the default; ``engine`` is then
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
-    engines once connections are accepted; by default it prints where things are and how to begin. A server that others can
-    reach and that has no key says so in the log.
+    engines once connections are accepted; by default it prints where things are and how to begin. ``ssl_context`` is one of
+    ``ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)`` with the certificate of the server; None serves plain HTTP. A server
+    that others can reach says in the log that it has no key, or that it has one and no TLS to protect it.
     Raises OSError when the port is taken or the data folder cannot be written, also at the end; ImportError when the engine is
     not installed; ValueError for models of one name and for a device that this machine does not have.
     """
@@ -143,17 +149,29 @@ def serve(
         loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
         check_distinct(loaded)
         state = State([functools.partial(_return_engine, one) for one in loaded], settings)
-        if settings.api_key is None and not is_this_machine(host):
-            log.warning("this server has no key: anyone who can reach %s can use it", _url(listener))
-        report = started or functools.partial(announce, has_key=settings.api_key is not None)
-        report(_url(listener), loaded)
+        url, has_key = _url(listener, ssl_context), settings.api_key is not None
+        if not is_this_machine(host):
+            _warn_of_others(url, has_key=has_key, has_tls=ssl_context is not None)
+        report = started or functools.partial(announce, has_key=has_key)
+        report(url, loaded)
         with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down
-            _Server(state, host).run(sockets=[listener])
+            _Server(state, host, ssl_context).run(sockets=[listener])
         if (error := state.close_error) is not None:
             reason = error.strerror or type(error).__name__
             raise OSError(f"the server has ended, and nothing can be written to {settings.data_dir} now: {reason}") from error
     finally:
         listener.close()
+
+
+def _warn_of_others(url: str, *, has_key: bool, has_tls: bool) -> None:
+    """Warn that anyone who can reach the server can use it, or can read the key of those who do."""
+    if not has_key:
+        log.warning("this server has no key: anyone who can reach %s can use it", url)
+    elif not has_tls:
+        log.warning(
+            "clients send their key to %s unencrypted: give --tls-cert and --tls-key, or put a proxy with TLS in front",
+            url,
+        )
 
 
 @contextmanager
@@ -175,21 +193,23 @@ def running_server(
     engine: Engine | EngineName | Sequence[Engine | EngineName] = "toy",
     *,
     model: str | Sequence[str] | None = None,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> Generator[str]:
     """Run a server on a free port of this machine, in a thread; yields its base URL.
 
-    Several models are given as to :func:`serve`. The end of the block fails what is pending and ends the server's threads.
+    Several models and ``ssl_context`` are given as to :func:`serve`. The end of the block fails what is pending and ends the
+    server's threads.
     """
     chosen = settings or Settings()
-    with serve_in_thread(State(_engine_openers(engine, model, chosen.placement), chosen)) as url:
+    with serve_in_thread(State(_engine_openers(engine, model, chosen.placement), chosen), ssl_context) as url:
         yield url
 
 
 @contextmanager
-def serve_in_thread(state: State) -> Generator[str]:
+def serve_in_thread(state: State, ssl_context: ssl.SSLContext | None = None) -> Generator[str]:
     """Run :func:`running_server` for a state that the caller made and may look into."""
     listener = _listen("127.0.0.1", 0)
-    server = _Server(state)
+    server = _Server(state, ssl_context=ssl_context)
 
     def run() -> None:
         try:
@@ -203,7 +223,7 @@ def serve_in_thread(state: State) -> Generator[str]:
     try:
         if not server.started:
             raise RuntimeError("the server did not start; its log says why")
-        yield _url(listener)
+        yield _url(listener, ssl_context)
     finally:
         server.should_exit = True
         thread.join()
@@ -260,6 +280,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, ssl_context: ssl.SSLContext | None) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if ssl_context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

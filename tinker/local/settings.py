@@ -77,8 +77,9 @@ class Settings:
     taking it) is given up after this long, and the requests behind it go on.
 
     ``max_connections``: open at once; None is as many as there are file descriptors for. Beyond them the one that has had no
-    request for the longest is closed. ``head_seconds``: how long the head of a request may take to arrive, ``body_seconds``:
-    its body, and one second more for every 500 bytes of it that have come. A connection that takes longer is closed.
+    request for the longest is closed. ``head_seconds``: how long the head of a request may take to arrive, and the TLS
+    handshake before it; ``body_seconds``: its body, and one second more for every 500 bytes of it that have come. A connection
+    that takes longer is closed.
 
     ``max_uploads``: adapters that clients are sending at once (429). ``max_upload_bytes``: largest file of one (413).
 

@@ -36,7 +36,7 @@ class Port:
 
     def __init__(self, serve: Serve, ssl_context: ssl.SSLContext | None = None) -> None:
         self.serve = serve
-        self.connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self.connections: weakref.WeakSet[_Peer] = weakref.WeakSet()
         self.ssl_context = ssl_context
         self._loop = asyncio.new_event_loop()
         self.listener: asyncio.Server | None = None
@@ -73,7 +73,7 @@ class Port:
 
     async def _listen(self) -> None:
         if self.listener is None:
-            connect, address = functools.partial(_Connection, self), ("127.0.0.1", self._number)
+            connect, address = functools.partial(_Peer, self), ("127.0.0.1", self._number)
             self.listener = await self._loop.create_server(connect, *address, backlog=2048, ssl=self.ssl_context)
             self._number = self.listener.sockets[0].getsockname()[1]
 
@@ -85,8 +85,8 @@ class Port:
             connection.transport.abort()
 
 
-class _Connection(AutoServerProtocol):
-    """The connection of a client, which speaks HTTP/1.1 or HTTP/2."""
+class _Peer(AutoServerProtocol):
+    """A client on its connection, which speaks HTTP/1.1 or HTTP/2."""
 
     def __init__(self, port: Port) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ class _Connection(AutoServerProtocol):
         else:
             for seconds in faults.pauses(answer, fault):  # HTTP/2 has no other form for them
                 await asyncio.sleep(seconds)
-            await request.respond(answer.status, headers=HeaderMap(wire.forwarded(answer)), body=answer.content)
+            await request.respond(answer.status, headers=HeaderMap(wire.keep_headers(answer)), body=answer.content)
 
     async def _write_raw(self, request: h1.ServerRequest, answer: ServerResponse, fault: Fault | None) -> None:
         """Write the bytes of a response that no HTTP library sends, then end the connection."""
@@ -142,7 +142,7 @@ class _Connection(AutoServerProtocol):
         self.transport.close()
 
     async def _write_in_pieces(self, request: _Request, answer: ServerResponse, fault: Fault) -> None:
-        headers = HeaderMap([*wire.forwarded(answer), (b"content-length", b"%d" % len(answer.content))])
+        headers = HeaderMap([*wire.keep_headers(answer), (b"content-length", b"%d" % len(answer.content))])
         stream = await request.send_response(answer.status, headers=headers)
         if fault.kind == "truncate":
             await stream.send_data(answer.content[: len(answer.content) // 2])

@@ -39,12 +39,12 @@ def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}\r\n".encode()
 
 
-def forwarded(answer: ServerResponse) -> list[tuple[bytes, bytes]]:
+def keep_headers(answer: ServerResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers without those of a connection."""
     return [(name, value) for name, value in answer.headers.raw if name.lower() not in _OF_THE_CONNECTION]
 
 
 def _headers(answer: ServerResponse) -> bytes:
     """Return the headers and the empty line."""
-    lines = [*forwarded(answer), (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
+    lines = [*keep_headers(answer), (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
     return b"".join(name + b": " + value + b"\r\n" for name, value in lines) + b"\r\n"

@@ -10,25 +10,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from tinker.types._numpy import np
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 TensorDtype: TypeAlias = Literal["int64", "float32"]
-NumericArray: TypeAlias = NDArray[np.int64] | NDArray[np.float32]
-Int32Array: TypeAlias = NDArray[np.int32]
+NumericArray: TypeAlias = "NDArray[np.int64] | NDArray[np.float32]"
+Int32Array: TypeAlias = "NDArray[np.int32]"
 
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
-_INT32 = np.iinfo(np.int32)
+_NUMPY_NAMES: dict[str, TensorDtype] = {"int64": "int64", "float32": "float32"}
+_SMALLEST_INT32, _LARGEST_INT32 = -(1 << 31), (1 << 31) - 1
 LONGEST_SHOWN = 64  # tokens, in a repr
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return the numpy dtype of a wire dtype; ValueError for any other name."""
     try:
-        return _NUMPY_DTYPES[dtype]
+        return np.dtype(_NUMPY_NAMES[dtype])
     except (KeyError, TypeError):
         raise ValueError(f"dtype must be 'float32' or 'int64', got {dtype!r}") from None
 
@@ -137,8 +137,8 @@ def token_array(tokens: object) -> Int32Array:
         raise ValueError(f"tokens must be integers, got {raw.tolist()[at]!r} at position {at}")
     if raw.dtype.kind == "U":
         raw = np.asarray([int(token) for token in raw.tolist()])
-    if raw.min() < _INT32.min or raw.max() > _INT32.max:
-        at = int(((raw < _INT32.min) | (raw > _INT32.max)).argmax())
+    if raw.min() < _SMALLEST_INT32 or raw.max() > _LARGEST_INT32:
+        at = int(((raw < _SMALLEST_INT32) | (raw > _LARGEST_INT32)).argmax())
         raise ValueError(f"tokens must fit in 32 bits, got {raw[at]} at position {at}")
     return raw.astype(np.int32)
 

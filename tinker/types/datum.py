@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 from tinker_wire import limits
 
 from tinker.types._arrays import LONGEST_SHOWN, TensorDtype, is_torch, pack, rectangular, wire_array
+from tinker.types._numpy import np
 from tinker.types._values import AttrsValue, explain_changes
 from tinker.types.model_input import EncodedTextChunk, ModelInput, suggest_model_input
 from tinker.types.tensor_data import TensorData
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     import torch
+    from numpy.typing import NDArray
 
 # A Python list has no dtype of its own; the names known to the losses say which one is meant.
 LIST_DTYPES = cast("dict[str, TensorDtype]", limits.LOSS_FN_TYPE_INPUT_DTYPES)
@@ -72,7 +72,7 @@ class SampledProvenanceSpan(AttrsValue):
 
 ProvenanceSpan: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan
 ProvenanceSpans: TypeAlias = list[ProvenanceSpan]
-LossFnInputValue: TypeAlias = TensorData | NDArray[Any] | Sequence[Any]
+LossFnInputValue: TypeAlias = "TensorData | NDArray[Any] | Sequence[Any]"
 
 
 def to_tensor_data(name: str, value: object) -> TensorData:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
 
 import attrs
-import numpy as np
 from tinker_wire import models
 
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
+from tinker.types._numpy import np
 from tinker.types._values import AttrsValue, explain_changes, parameters, refuse_change
 from tinker_records import FieldInfo, Value
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import msgspec
 import msgspec.structs
-import numpy as np
 from tinker_wire import limits, models
 from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossFnType
 
+from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
 from tinker_records import RecordType, advise
 

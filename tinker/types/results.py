@@ -7,18 +7,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 from tinker_wire.models import StopReason
 
 from tinker.types import console
 from tinker.types._arrays import show_tokens
+from tinker.types._numpy import np
 from tinker.types._values import AttrsValue, Signposted, explain_changes, parameters, refuse_change
 from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from numpy.typing import NDArray
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
 
@@ -29,7 +30,7 @@ EMPTY_LOGPROB = -99999.0
 TopkRow: TypeAlias = list[tuple[int, float]] | None
 
 # Arrays have no single truth value; values that hold some are equal when the arrays are, element by element.
-_EQUAL_ARRAYS = attrs.cmp_using(eq=np.array_equal)
+_EQUAL_ARRAYS = attrs.cmp_using(eq=lambda one, other: np.array_equal(one, other))
 
 
 @explain_changes

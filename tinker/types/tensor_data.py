@@ -7,9 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tinker._installation import install_command
 from tinker.types._arrays import (
     NumericArray,
@@ -20,11 +17,13 @@ from tinker.types._arrays import (
     torch_to_numpy,
     wire_array,
 )
+from tinker.types._numpy import np
 from tinker.types._values import parameters, refuse_change
 from tinker_records import FieldInfo, Value
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 
 _SHOWN_VALUES = 8  # in a repr
@@ -94,7 +93,7 @@ class TensorData(Value):
             ValueError: The dtype is not numeric, or an unsigned value does not fit in int64.
         """
         values = wire_array(np.asarray(array))
-        return _wrap(values if values.flags.writeable else values.copy())
+        return wrap(values if values.flags.writeable else values.copy())
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:
@@ -113,7 +112,7 @@ class TensorData(Value):
         """
         if not is_torch(tensor):
             raise TypeError(f"from_torch takes a torch tensor, got {type(tensor).__name__}")
-        return _wrap(wire_array(torch_to_numpy(tensor)))
+        return wrap(wire_array(torch_to_numpy(tensor)))
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> TensorData:
@@ -142,7 +141,7 @@ class TensorData(Value):
         if isinstance(pad_value, bool):
             raise TypeError("pad_value must be an int")
         values = wire_array(array)
-        return _sparsify(values, pad_value) if values.ndim == 2 else _wrap(values)
+        return _sparsify(values, pad_value) if values.ndim == 2 else wrap(values)
 
     @property
     def data(self) -> list[float]:
@@ -298,7 +297,8 @@ def _set(
     put(tensor, "sparse_col_indices", None if col is None else list(col))
 
 
-def _wrap(array: NumericArray) -> TensorData:
+def wrap(array: NumericArray) -> TensorData:
+    """Return the tensor of an array that has one of the two dtypes and is writable; it is shared."""
     tensor = TensorData.__new__(TensorData)
     _set(tensor, array, "float32" if array.dtype.kind == "f" else "int64", array.shape, None, None)
     return tensor
@@ -309,7 +309,7 @@ def _sparsify(array: NumericArray, pad_value: int) -> TensorData:
     kept = array != pad_value
     nnz = int(kept.sum())
     if (rows + 1) + 2 * nnz >= rows * cols:
-        return _wrap(array)
+        return wrap(array)
     crow = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
     tensor = TensorData.__new__(TensorData)
     dtype: TensorDtype = "float32" if array.dtype.kind == "f" else "int64"

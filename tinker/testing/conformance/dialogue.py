@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
-import attrs
 import msgspec
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
@@ -108,7 +107,7 @@ class Dialogue:
         body = request.body
         if not isinstance(body, msgspec.Struct):
             return request
-        return attrs.evolve(request, body=self.connection.memory.refused.without(request.operation, body))
+        return msgspec.structs.replace(request, body=self.connection.memory.refused.without(request.operation, body))
 
     def call(self, request: Request[T], **options: Any) -> T:
         """Return the typed answer of a request that must be accepted; Absent without such an operation, Refused otherwise."""

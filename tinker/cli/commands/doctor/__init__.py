@@ -19,9 +19,9 @@ from tinker.cli.options import GlobalOptions, pass_options
 def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbose: bool) -> None:
     """Diagnose the installation and the connection, and show what the server supports.
 
-    Checks the versions, the installation, the connection and its latency, the credential, the clock, the models, the format of
-    training requests, and which operations of the contract the server has. Creates nothing on the server. Exits with 1 if
-    something must be fixed before clients can work.
+    Checks the versions, the installation, the connection with its latency and its certificate, the credential, the clock, the
+    models, the format of training requests, and which operations of the contract the server has. Creates nothing on the server.
+    Exits with 1 if something must be fixed before clients can work.
     """
     from tinker.cli.clients import config_of, connect
     from tinker.cli.commands.doctor.checks import diagnose
@@ -47,6 +47,7 @@ def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbo
         "ok": not report.failures,
         "checks": [result._asdict() for result in report.results],
         "operations": report.operations,
+        "connections": [msgspec.structs.asdict(connection) for connection in report.connections],
         "facts": [msgspec.structs.asdict(fact) for fact in facts],
     }
     show(options, value, table)

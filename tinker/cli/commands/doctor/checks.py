@@ -11,7 +11,7 @@ from tinker_wire.api import service as service_api
 from tinker_wire.operations import OPERATIONS
 
 from tinker._config import Config
-from tinker._http import is_absent
+from tinker._http import ConnectionFacts, is_absent
 from tinker._runtime import Runtime, run
 from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions, refuse_credential
 from tinker.cli.commands.doctor.operations import find_operations, summarize_operations
@@ -35,22 +35,28 @@ def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: f
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if results[-1].status == "FAIL":
         return DoctorReport(config.base_url, results, operations)
-    prober = Prober(connect(), exchange_seconds or None)
-    operations |= run(prober.runtime, "doctor", _check_server, prober, results).result()
-    return DoctorReport(config.base_url, results, operations, prober.runtime.transport.describe_server())
+    prober, connections = Prober(connect(), exchange_seconds or None), list[ConnectionFacts]()
+    operations |= run(prober.runtime, "doctor", _check_server, prober, results, connections).result()
+    info = prober.runtime.transport.describe_server()
+    return DoctorReport(config.base_url, results, operations, info, tuple(connections))
 
 
 async def _check_server(
-    _: APIFuture[Mapping[str, Support]], prober: Prober, results: list[CheckResult]
+    _: APIFuture[Mapping[str, Support]], prober: Prober, results: list[CheckResult], connections: list[ConnectionFacts]
 ) -> Mapping[str, Support]:
-    """Append the results of all checks of the server; return which operations it has, as far as that is known."""
+    """Append the results of all checks of the server, and the connections to it.
+
+    Returns which operations the server has, as far as that is known.
+    """
     headers = await _check_connection(prober, results)
     if headers is None:
         return {}
+    connections.extend(prober.runtime.transport.engine.describe())
     problem = await _find_foreign_server(prober)
     if problem is not None:
         results[-1] = CheckResult("connection", "FAIL", problem)
         return {}
+    results.append(CheckResult("transport", "ok", "; ".join(map(str, connections)) or "the server closes each connection"))
     results.append(_check_clock(prober, headers))
     for name, check in _CHECKS.items():
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from tinker._http import ConnectionFacts
 from tinker.observing import ServerInfo
 
 CheckStatus: TypeAlias = Literal["ok", "note", "FAIL"]
@@ -21,13 +22,15 @@ class CheckResult(NamedTuple):
 class DoctorReport(NamedTuple):
     """All results. ``operations`` says of each operation of the contract whether the server has it.
 
-    ``info`` is what clients would do otherwise for this server; None where nothing was asked.
+    ``info`` is what clients would do otherwise for this server; None where nothing was asked. ``connections`` are those that
+    were used.
     """
 
     base_url: str
     results: list[CheckResult]
     operations: dict[str, Support]
     info: ServerInfo | None = None
+    connections: tuple[ConnectionFacts, ...] = ()
 
     @property
     def failures(self) -> list[str]:

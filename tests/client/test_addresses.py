@@ -1,0 +1,119 @@
+"""Addresses of servers: IPv6, names with several addresses of which some are dead, nobody at any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import pytest
+from support.proxies import tunnel_proxy
+from support.tls import authority, server_context
+
+import tinker
+from tinker.testing import toy_server
+
+Resolve: TypeAlias = Callable[..., None]
+NAME = "server.example"
+
+
+@pytest.fixture
+def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Lets the system look up the name as these addresses, in this order."""
+    system = socket.getaddrinfo
+
+    def choose(*addresses: str) -> None:
+        def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+            if host not in (NAME, NAME.encode()):
+                return system(host, port, *args, **kwargs)
+            return [found for address in addresses for found in system(address, port, *args, **kwargs)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    return choose
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server at 127.0.0.1, under the name."""
+    with toy_server(tmp_path / "server") as server, server.on_port() as url:
+        yield url.replace("127.0.0.1", NAME)
+
+
+@contextlib.contextmanager
+def swallowing(address: str, port: int) -> Iterator[None]:
+    """An address that answers nobody: the queue of its listener is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((address, port))
+        listener.listen(0)
+        for _ in range(8):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((address, port))
+        with pytest.raises(TimeoutError):
+            socket.create_connection((address, port), 0.1)
+        yield
+
+
+def ask(url: str, **configured: Any) -> float:
+    """How many seconds it takes until the server has answered."""
+    began = time.monotonic()
+    service = tinker.ServiceClient(config=tinker.Config.load(base_url=url, api_key="key", **configured))
+    try:
+        assert service.get_server_capabilities().supported_models
+    finally:
+        service.close().result(10)
+    return time.monotonic() - began
+
+
+def test_the_first_address_refuses(resolve: Resolve, url: str) -> None:
+    """The next one is used at once."""
+    resolve("127.0.0.7", "127.0.0.1")
+    assert ask(url) < 5
+
+
+def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
+    """The next one is tried beside it, so that nobody waits for the limit of connecting; later connections go there at once."""
+    resolve("127.0.0.8", "127.0.0.7", "127.0.0.1")
+    with swallowing("127.0.0.8", urlsplit(url).port or 0):
+        assert ask(url) < 5
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.7", "127.0.0.1"), ("::1", "127.0.0.1")])
+def test_nobody_listens_here(resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]) -> None:
+    """Where every address of ``localhost`` refuses, one line says so, and the address is wrong."""
+    system = socket.getaddrinfo
+
+    def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = addresses if host in ("localhost", b"localhost") else (host,)
+        return [found for address in wanted for found in system(address, port, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"localhost:{free.getsockname()[1]}"
+    with pytest.raises(tinker.APIConnectionError, match=rf"could not connect to {where}: Connection refused\. Check") as caught:
+        ask(f"http://{where}", patience_seconds=0)
+    assert caught.value.wrong_address
+    assert caught.value.never_ran
+
+
+@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_ipv6(tmp_path: Path, protocol: str, is_direct: bool) -> None:
+    """A server at an address of IPv6 is reached, with TLS for that address, directly and through a tunnel."""
+    ca_file = tmp_path / "ca.pem"
+    authority().cert_pem.write_to_path(str(ca_file))
+    with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context(protocol)) as url:
+        with tunnel_proxy(url.replace("localhost", "127.0.0.1"), host="::1", relays=is_direct) as proxy:
+            if is_direct:
+                ask(f"https://[::1]:{proxy.port}", ca_file=ca_file)
+            else:
+                ask("https://[::1]:8443", ca_file=ca_file, proxy=f"http://[::1]:{proxy.port}")
+                assert {(one.target, one.headers["host"]) for one in proxy.asked} == {("[::1]:8443", "[::1]:8443")}
+        assert {urlsplit(one.url).path for one in server.requests()} >= {"/api/v1/get_server_capabilities"}

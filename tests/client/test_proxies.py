@@ -1,0 +1,193 @@
+"""Proxies of every kind before servers of every kind: tunnels, credentials, refusals, files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from support.proxies import TunnelProxy, tunnel_proxy
+from support.tls import authority, server_context
+
+import tinker
+from tinker.testing import FaultyServer, toy_server
+
+HOST = "server.invalid"
+KINDS = ("http", "https", "socks5", "socks5h")
+
+
+@pytest.fixture
+def ca_file(tmp_path: Path) -> Path:
+    """The certificate of the authority of server and proxy."""
+    path = tmp_path / "ca.pem"
+    authority().cert_pem.write_to_path(str(path))
+    return path
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FaultyServer]:
+    """A server that is known under a name which only the proxy can look up."""
+    with toy_server(tmp_path / "server") as server:
+        yield server
+
+
+class Way:
+    """A server behind a proxy, and what leads to it."""
+
+    def __init__(self, server: FaultyServer, proxy: TunnelProxy, kind: str, scheme: str, ca_file: Path) -> None:
+        self.server, self.proxy = server, proxy
+        self._proxy_url = f"{kind}://@localhost:{proxy.port}"
+        self.configured: dict[str, Any] = {"base_url": f"{scheme}://{HOST}", "api_key": "key", "ca_file": ca_file}
+
+    def service(self, credential: str = "", **more: Any) -> tinker.ServiceClient:
+        """A client that goes this way."""
+        proxy = self._proxy_url.replace("@", f"{credential}@" if credential else "")
+        return tinker.ServiceClient(config=tinker.Config.load(**self.configured, proxy=proxy, **more))
+
+    def ask(self, credential: str = "", **more: Any) -> bool:
+        """Whether the server answers."""
+        service = self.service(credential, **more)
+        try:
+            return bool(service.get_server_capabilities().supported_models)
+        finally:
+            service.close().result(10)
+
+    def refuse(self, credential: str = "", **more: Any) -> tuple[str, bool]:
+        """What the client says, and whether it takes the address for wrong."""
+        with pytest.raises(tinker.APIConnectionError) as caught:
+            self.ask(credential, patience_seconds=0, **more)
+        message = f"{caught.value}"
+        assert "hush" not in f"{message} {caught.value!r} {caught.value.__cause__!r}"
+        assert "\n" not in message
+        assert caught.value.never_ran
+        said = message.partition("client/config: ")[2].replace(f"localhost:{self.proxy.port}", "PROXY")
+        return said, caught.value.wrong_address
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, server: FaultyServer, ca_file: Path) -> Iterator[Way]:
+    """A way by a kind of proxy to a server of a scheme; for ``https``, of a protocol."""
+    kind, scheme, *protocols = request.param.split()
+    context = server_context(*protocols, names=(HOST, "localhost")) if scheme == "https" else None
+    proxy_context = server_context("http/1.1", names=("localhost",)) if kind == "https" else None
+    with (
+        server.on_port(ssl_context=context) as url,
+        tunnel_proxy(url.replace("localhost", "127.0.0.1"), proxy_context) as proxy,
+    ):
+        yield Way(server, proxy, kind, scheme, ca_file)
+
+
+ALL = [f"{kind} {server}" for kind in KINDS for server in ("http", "https h2", "https http/1.1")]
+TUNNELS = [f"{kind} https h2" for kind in KINDS]
+
+
+@pytest.mark.parametrize("way", ALL, indirect=True)
+def test_a_server_behind_a_proxy(way: Way, request: pytest.FixtureRequest) -> None:
+    """Every kind of proxy leads to a server of every kind, and looks its name up; HTTP/2 works in a tunnel."""
+    assert way.ask()
+    kind, scheme = request.node.callspec.params["way"].split()[:2]
+    port = 443 if scheme == "https" else 80
+    method = "SOCKS" if kind.startswith("socks") else "CONNECT" if scheme == "https" else "POST"
+    first = way.proxy.asked[0]
+    assert first.method == method
+    assert first.target.startswith(f"http://{HOST}/" if method == "POST" else f"{HOST}:{port}")
+
+
+@pytest.mark.parametrize("way", ["http https h2", "https https h2", "https http"], indirect=True)
+def test_what_only_the_proxy_sees(way: Way) -> None:
+    """The credential of the address and the headers for the proxy are in what it reads, and the server gets neither."""
+    assert way.ask("me:hu%20sh", proxy_headers={"X-Team": "a"})
+    assert {(one.headers["proxy-authorization"], one.headers["x-team"]) for one in way.proxy.asked[:1]} == {
+        ("Basic bWU6aHUgc2g=", "a")
+    }
+    if way.proxy.asked[0].method == "CONNECT":
+        received = way.server.requests()
+        assert received
+        assert not {"proxy-authorization", "x-team"} & {name.lower() for one in received for name in one.headers}
+
+
+@pytest.mark.parametrize("way", ["socks5 https h2", "socks5 http"], indirect=True)
+def test_a_password_of_a_socks_proxy(way: Way) -> None:
+    """It is decoded and sent; without it, or with another one, one line says so, and the address is wrong."""
+    way.proxy.password = "hu sh"
+    assert way.ask("me:hu%20sh")
+    assert {one.headers["credential"] for one in way.proxy.asked} == {"me:hu sh"}
+    for credential in ("", "me:hush"):
+        said, is_wrong = way.refuse(credential)
+        assert said.startswith("the proxy PROXY refused: ")
+        assert said.endswith(
+            "write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port."
+        )
+        assert is_wrong
+
+
+@pytest.mark.parametrize("way", ["socks5 https h2"], indirect=True)
+def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
+    """What it says of the server may change, so the address is not wrong."""
+    way.proxy.refusal = 5
+    said, is_wrong = way.refuse()
+    assert said == "the proxy PROXY refused: Connection refused by destination host."
+    assert not is_wrong
+
+
+@pytest.mark.parametrize("way", ["http https h2", "https https h2"], indirect=True)
+@pytest.mark.parametrize(
+    ("status", "is_wrong", "advice"),
+    [
+        (
+            407,
+            True,
+            ": write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port.",
+        ),
+        (403, True, ": see proxy (TINKER_PROXY)."),
+        (503, False, "."),
+    ],
+)
+def test_a_tunnel_that_is_refused(way: Way, status: int, is_wrong: bool, advice: str) -> None:
+    """One line has the proxy's answer and what to do; only what can change is tried for long."""
+    way.proxy.refusal = status
+    expected = f"the proxy PROXY answered the request for {HOST}:443 with {status}{advice}"
+    assert way.refuse("me:hush") == (expected, is_wrong)
+
+
+@pytest.mark.parametrize("way", ["http http"], indirect=True)
+def test_a_proxy_that_asks_for_a_password(way: Way) -> None:
+    """For a server without TLS its refusal is an answer, which gets the same advice."""
+    way.proxy.refusal = 407
+    with pytest.raises(tinker.APIStatusError, match=r"407.*write the proxy's user name and password into its address"):
+        way.ask(patience_seconds=0)
+
+
+@pytest.mark.parametrize("way", ["https https h2", "https http"], indirect=True)
+def test_a_proxy_that_is_not_trusted(way: Way, tmp_path: Path) -> None:
+    """It is the proxy whose certificate the line is about."""
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    way.configured["ca_file"] = other
+    said, is_wrong = way.refuse("me:hush")
+    assert said.startswith("the certificate of PROXY is not trusted (")
+    assert is_wrong
+
+
+@pytest.mark.parametrize("way", ["http https h2"], indirect=True)
+def test_a_server_that_is_not_trusted_behind_a_proxy(way: Way) -> None:
+    """It is the server whose certificate the line is about."""
+    way.configured["base_url"] = "https://other.invalid"
+    said, is_wrong = way.refuse()
+    assert said.startswith("the certificate of other.invalid:443 is for another name")
+    assert said.endswith("check base_url (TINKER_BASE_URL).")
+    assert is_wrong
+
+
+@pytest.mark.parametrize("way", ALL, indirect=True)
+def test_files_behind_a_proxy(way: Way, tmp_path: Path) -> None:
+    """A checkpoint is downloaded the same way."""
+    with way.service() as service:
+        training = service.create_lora_training_client("tinker/toy", rank=4).result(30)
+        path = training.save_weights_external("e").result(30).path
+        before = len(way.proxy.asked)
+        tinker.checkpoints.download(path, tmp_path / "files", service=service).result(30)
+    assert any((tmp_path / "files").iterdir())
+    assert len(way.proxy.asked) > before

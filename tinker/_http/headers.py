@@ -1,0 +1,52 @@
+"""The headers of a request in two parts: those that many requests of a client have, and those of this one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tinker._http.auth import Credential
+
+
+class SharedHeaders(dict[str, str]):
+    """Headers that many requests have, of one credential; made once and never changed.
+
+    ``encoded`` belongs to the engine of the client, which may keep here what it makes of them.
+    """
+
+    __slots__ = ("credential", "encoded")
+
+    def __init__(self, headers: Mapping[str, str], credential: Credential | None = None) -> None:
+        super().__init__(headers)
+        self.credential: Credential | None = credential
+        self.encoded: object = None
+
+    def __repr__(self) -> str:
+        """Return the names; values may be secret."""
+        return f"SharedHeaders({', '.join(self)})"
+
+
+class Headers(Mapping[str, str]):
+    """All headers of one request: the ``shared`` ones and its ``own``, of which no name is in both."""
+
+    __slots__ = ("own", "shared")
+
+    def __init__(self, shared: SharedHeaders, own: Mapping[str, str]) -> None:
+        if not shared.keys().isdisjoint(own):  # the user's settings name a header of this operation
+            kept = {name: value for name, value in shared.items() if name not in own}
+            shared = SharedHeaders(kept, shared.credential)
+        self.shared: SharedHeaders = shared
+        self.own: Mapping[str, str] = own
+
+    def __getitem__(self, name: str) -> str:
+        return self.own[name] if name in self.own else self.shared[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.shared
+        yield from self.own
+
+    def __len__(self) -> int:
+        return len(self.shared) + len(self.own)
+
+    def __repr__(self) -> str:
+        """Return the names; values may be secret."""
+        return f"Headers({', '.join(self)})"
