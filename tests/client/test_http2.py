@@ -810,7 +810,7 @@ def counted(tmp_path: Path) -> Iterator[Counted]:
 
 DATUM = tinker.Datum(
     model_input=tinker.ModelInput.from_ints([1, 2, 3]),
-    loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0] * 3},  # type: ignore[dict-item]
+    loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0] * 3},
 )
 
 
