@@ -24,7 +24,6 @@ import tempfile
 import threading
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +215,12 @@ def soak(options: argparse.Namespace) -> bool:
     kinds: Counter[str] = Counter()
     well = True
     plan = {"seconds": options.seconds, "training_clients": options.clients, "samplers": options.samplers}
-    soaked = partial(run, rate=options.rate, protocol=options.protocol, **plan)
+
+    def soaked(seed: int) -> Outcome:
+        return run(seed, options.rate, protocol=options.protocol, interrupted_with=seed, **plan)
+
     with ThreadPoolExecutor(options.at_once) as pool:
-        for outcome in pool.map(lambda seed: soaked(seed, interrupted_with=seed), options.seed):
+        for outcome in pool.map(soaked, options.seed):
             summary, complaints = outcome.summary(), outcome.complaints()
             totals.update({name: value for name, value in summary.items() if name != "seed"})
             print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tinker._config import CONNECTIONS
-from tinker._http import engine_http, engine_httpx, phase
+from tinker._http import engine_httpx, phase
 from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose
@@ -150,7 +150,6 @@ def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind as many exchanges as there may be connections another one waits, and has its full time after that."""
-    monkeypatch.setattr(engine_http, "CONNECTIONS", dict.fromkeys(CONNECTIONS, 1))
     give_answers(monkeypatch, 60.0)
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: 2 * SHORT))
 
@@ -164,7 +163,7 @@ def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pyt
     async def scenario() -> list[int]:
         server = await asyncio.start_server(slowly, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        client = HttpEngine()
+        client = HttpEngine(connections=dict.fromkeys(CONNECTIONS, 1))
         answers = await asyncio.gather(*(client.send(PreparedRequest(method="GET", url=url, headers={})) for _ in range(3)))
         await client.aclose()
         server.close()

@@ -77,14 +77,15 @@ class HttpEngine:
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         check_open(self._closed)
         pool = self._pool(request)
-        loop, is_sent = asyncio.get_running_loop(), False
-        while not is_sent:
+        loop = asyncio.get_running_loop()
+        while True:
             connection = pool.take() or await pool.wait(request.connect_seconds)
             exchange = Exchange(request, loop)
             try:
-                is_sent = connection.start(exchange, _split(request.url)[1])  # no variable of this frame may hold the query
-                if is_sent:
+                # No variable of this frame may hold the query.
+                if connection.start(exchange, _split(request.url)[1]):
                     await exchange.receive()
+                    break
             finally:
                 exchange.leave()
                 connection.leave(exchange)

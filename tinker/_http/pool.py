@@ -97,9 +97,9 @@ class Pool:
         assert current is not None
         try:
             connection = await self._dialer.dial()
-        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for it
-            # Where others are being opened, a share of those that wait is for them.
+        except Exception as error:  # noqa: BLE001 - those who wait are told whatever it is
             failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
+            # Where others are being opened, a share of those that wait is for them.
             self._fail_waiting(failure, None if len(self._dials) == 1 else self._capacity or STREAMS)
             return
         finally:

@@ -53,9 +53,9 @@ def find_refusal(error: Exception | None, where: str) -> ExchangeFailed | None:
 
     TLS 1.3 does so after the handshake; no request has run. None if the connection was lost for another reason.
     """
-    if not isinstance(error, ssl.SSLError) or _alert_of(error) not in (_NO_CERTIFICATE, *_REFUSALS):
-        return None
-    return _as_failure(error, where)
+    if isinstance(error, ssl.SSLError) and _alert_of(error) in (_NO_CERTIFICATE, *_REFUSALS):
+        return _as_failure(error, where)
+    return None
 
 
 def explain(error: Exception, url: str) -> ExchangeFailed | None:
