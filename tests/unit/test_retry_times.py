@@ -164,8 +164,8 @@ def test_an_earlier_try_may_have_arrived() -> None:
     assert fate_of(forgotten) is Fate.REFUSED
 
 
-def test_a_connection_that_never_was_carried_nothing() -> None:
-    """Where the server cannot have begun with a request it has seen nothing."""
+def test_what_never_ran_was_not_seen() -> None:
+    """Where no connection was made, or the server said that it did not begin, the server has seen nothing."""
     error = errors.APIConnectionError(request=REQUEST)
     error.never_ran = True
     assert fate_of(error) is Fate.UNSEEN
