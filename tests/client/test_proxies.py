@@ -191,3 +191,16 @@ def test_files_behind_a_proxy(way: Way, tmp_path: Path) -> None:
         tinker.checkpoints.download(path, tmp_path / "files", service=service).result(30)
     assert any((tmp_path / "files").iterdir())
     assert len(way.proxy.asked) > before
+
+
+@pytest.mark.parametrize("way", ["http https h2"], indirect=True)
+def test_a_file_that_cannot_be_reached(way: Way, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the error nor the log shows the token in the file's address."""
+    with way.service(max_retries=1) as service:
+        training = service.create_lora_training_client("tinker/toy", rank=4).result(30)
+        path = training.save_weights_external("e").result(30).path
+        way.proxy.refusal = 503
+        with pytest.raises(tinker.APIConnectionError, match="/files/<redacted>/") as caught:
+            tinker.checkpoints.download(path, tmp_path / "files", service=service).result(30)
+    assert "eyJ" not in f"{caught.value} {caplog.text}"
+    assert "<redacted>" in caplog.text

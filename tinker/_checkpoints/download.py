@@ -28,6 +28,7 @@ from tinker._http import (
     Transport,
     connection_error,
     explain_handshake,
+    hide_signature,
     is_expired_url,
     open_files,
     status_error,
@@ -179,7 +180,7 @@ async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) 
 
 def _prepare(url: str) -> PreparedRequest:
     """Return the request as errors show it, without the signature."""
-    return PreparedRequest(method="GET", url=url.partition("?")[0], headers={})
+    return PreparedRequest(method="GET", url=hide_signature(url), headers={})
 
 
 def _conditions(part: PartialFile | None, place: Path) -> Mapping[str, str]:

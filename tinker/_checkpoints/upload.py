@@ -30,6 +30,7 @@ from tinker._http import (
     Transport,
     Verdict,
     connection_error,
+    hide_signature,
     is_expired_url,
     is_lost,
     judge,
@@ -171,7 +172,7 @@ class Uploading:
     async def _put(self, url: str, name: str, file: Path, size: int, digest: str) -> None:
         import httpx
 
-        request = PreparedRequest(method="PUT", operation="upload", url=url.partition("?")[0], headers={})
+        request = PreparedRequest(method="PUT", operation="upload", url=hide_signature(url), headers={})
         headers = {"Content-Length": str(size), _DIGEST_HEADER: f"sha-256=:{digest}:"}
         try:
             response = await self._client.put(

@@ -18,7 +18,7 @@ from tinker._http.limits import (
 )
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
-from tinker._http.redaction import HIDDEN_TEXT
+from tinker._http.redaction import HIDDEN_TEXT, hide_signature
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import (
     NO_API,
@@ -110,6 +110,7 @@ __all__ = [
     "Reply",
     "SAMPLE",
     "HIDDEN_TEXT",
+    "hide_signature",
     "START",
     "SUBMIT",
     "SampleAdmission",

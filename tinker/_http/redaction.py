@@ -55,6 +55,11 @@ _LONGEST_TEXT, _LONGEST_BODY = 200, 2000
 _SHORTEST_SECRET = 6
 
 
+def hide_signature(url: str) -> str:
+    """Return a signed URL as errors show it: without its query, and without tokens in its path."""
+    return re.sub(HIDDEN_TEXT, HIDDEN, url.partition("?")[0])
+
+
 class Redactor:
     """Shows the parts of one exchange without the secrets of its request."""
 
