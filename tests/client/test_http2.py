@@ -97,6 +97,38 @@ def failure(answer: RawResponse | BaseException) -> ExchangeFailed:
     return answer
 
 
+def test_training_data_for_a_server_without_http_1() -> None:
+    """It goes over HTTP/1.1 where the server speaks that, and over HTTP/2 where the server says that it does not."""
+
+    async def use(line: Line) -> RawResponse:
+        port = int(line.server.url.rpartition(":")[2])
+        refused = bytes.fromhex("15 0303 0002 0278")  # the alert no_application_protocol
+
+        async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                sink.write(data)
+            sink.close()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            hello = await reader.read(1 << 16)
+            if b"\x02h2" not in hello:
+                writer.write(refused)
+                writer.close()
+                return
+            behind, ahead = await asyncio.open_connection("127.0.0.1", port)
+            ahead.write(hello)
+            await asyncio.gather(pass_on(reader, ahead), pass_on(behind, writer))
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as relay:
+            url = f"https://localhost:{relay.sockets[0].getsockname()[1]}/"
+            request = PreparedRequest(method="POST", url=url, headers={}, body=(bytes(1 << 20),), purpose=Purpose.UPLOAD)
+            answer = await line.engine.send(request)
+            await line.engine.aclose()
+            return answer
+
+    assert run(Connection.answer_all, use).status == 200
+
+
 # ------------------------------------------------------------------------------------------------------------- what never ran
 
 

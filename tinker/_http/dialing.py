@@ -38,6 +38,14 @@ _DEAD_SECONDS = 20
 _PROBE_SECONDS, _PROBES = 5, 3
 
 
+#: The application protocols, best first.
+BOTH = ("h2", "http/1.1")
+
+
+class _NoCommonProtocolError(Exception):
+    """The server speaks other application protocols than were offered."""
+
+
 class DialFailed(Exception):
     """No connection could be made; ``is_wrong`` where the address, or what is trusted, is probably wrong.
 
@@ -74,7 +82,7 @@ class Dialer:
     proxy: str | None
     proxy_headers: Mapping[str, str]
     trust: Trust
-    protocols: tuple[str, ...] = ("h2", "http/1.1")  # best first
+    protocols: tuple[str, ...] = BOTH
     _known: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
 
     @cached_property
@@ -106,6 +114,8 @@ class Dialer:
                 chooser = await self._connect()
         except TimeoutError:
             raise late(where, CONNECT_SECONDS) from None
+        except _NoCommonProtocolError:
+            return await attrs.evolve(self, protocols=BOTH).dial()
         except (OSError, ValueError) as error:
             message = f"could not connect to {where}: {_reason(error)}"
             raise DialFailed(message, is_wrong=_is_refused_here(error, where)) from None
@@ -186,6 +196,8 @@ class Dialer:
             yield
         except ssl.SSLError as error:
             setting = "base_url (TINKER_BASE_URL)" if address is self._address else "the address of the proxy (TINKER_PROXY)"
+            if trust.lacks_protocol(error) and self.protocols != BOTH:
+                raise _NoCommonProtocolError from None
             message = trust.describe(error, _where(address), setting)
             raise DialFailed(message, is_wrong=trust.is_lasting(error), says_what_to_do=True) from None
 

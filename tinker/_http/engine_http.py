@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tinker._config import Proxies, Trust
 from tinker._http.closing import check_open
-from tinker._http.dialing import Dialer, HttpConnection
+from tinker._http.dialing import BOTH, Dialer, HttpConnection
 from tinker._http.exchange import Exchange
 from tinker._http.limits import open_slots
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
@@ -38,7 +38,7 @@ class _BodyClass(enum.Enum):
     @property
     def protocols(self) -> tuple[str, ...]:
         """Return the application protocols to offer, best first."""
-        return ("http/1.1",) if self is _BodyClass.DATA else ("h2", "http/1.1")
+        return ("http/1.1",) if self is _BodyClass.DATA else BOTH
 
 
 class HttpEngine:

@@ -32,6 +32,11 @@ def is_lasting(error: ssl.SSLError) -> bool:
     return isinstance(error, ssl.SSLCertVerificationError) or _is_without_tls(error) or _alert_of(error) in _LASTING
 
 
+def lacks_protocol(error: ssl.SSLError) -> bool:
+    """Return whether the server speaks none of the application protocols that were offered."""
+    return _alert_of(error) == "no application protocol"
+
+
 def describe(error: ssl.SSLError, where: str, setting: str) -> str:
     """Describe a failed handshake in one line that names the setting to change; ``setting`` has the address."""
     if isinstance(error, ssl.SSLCertVerificationError):
