@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
@@ -105,11 +106,15 @@ def test_training_data_for_a_server_without_http_1() -> None:
         refused = bytes.fromhex("15 0303 0002 0278")  # the alert no_application_protocol
 
         async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(1 << 16):
-                sink.write(data)
+            with contextlib.suppress(ConnectionError):
+                while data := await source.read(1 << 16):
+                    sink.write(data)
             sink.close()
 
+        relaying: list[asyncio.Task[Any] | None] = []
+
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            relaying.append(asyncio.current_task())
             hello = await reader.read(1 << 16)
             if b"\x02h2" not in hello:
                 writer.write(refused)
@@ -124,6 +129,7 @@ def test_training_data_for_a_server_without_http_1() -> None:
             request = PreparedRequest(method="POST", url=url, headers={}, body=(bytes(1 << 20),), purpose=Purpose.UPLOAD)
             answer = await line.engine.send(request)
             await line.engine.aclose()
+            await asyncio.gather(*filter(None, relaying))
             return answer
 
     assert run(Connection.answer_all, use).status == 200
