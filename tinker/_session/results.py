@@ -186,7 +186,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
                 return found.value
 
     async def _wait_after(self, error: APIError, started: float) -> None:
-        """Wait until the poll after one that failed; raises the error where there is none."""
+        """Wait until the poll after one that failed; raises the error if none follows."""
         if isinstance(error, APIStatusError) and is_pending(error):
             self._note_pending(error)
             await self._keep_pace(started)
