@@ -217,6 +217,18 @@ class Exchange:
             self.fail(phase.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
 
 
+def encode_headers(request: PreparedRequest) -> HeaderMap:
+    """Return the headers of a request as they are sent. Those that many requests have are encoded once."""
+    parts = request.header_parts
+    shared = parts.shared.encoded
+    if shared is None:
+        shared = parts.shared.encoded = HeaderMap(parts.shared.items())
+    headers = HeaderMap(shared)
+    for name, value in parts.own.items():
+        headers[name] = value
+    return headers
+
+
 def _finish(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)

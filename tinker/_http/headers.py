@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from tinker._http.auth import Credential
+
+if TYPE_CHECKING:
+    from httpunk import HeaderMap
 
 
 class SharedHeaders(dict[str, str]):
     """Headers that many requests have, of one credential; made once and never changed.
 
-    ``encoded`` belongs to the engine of the client, which may keep here what it makes of them.
+    ``encoded`` is how they are sent, once an engine has made that.
     """
 
     __slots__ = ("credential", "encoded")
@@ -18,7 +22,7 @@ class SharedHeaders(dict[str, str]):
     def __init__(self, headers: Mapping[str, str], credential: Credential | None = None) -> None:
         super().__init__(headers)
         self.credential: Credential | None = credential
-        self.encoded: object = None
+        self.encoded: HeaderMap | None = None
 
     def __repr__(self) -> str:
         """Return the names; values may be secret."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from httpunk import HeaderMap, HTTPunkError
+from httpunk import HTTPunkError
 from httpunk._httpunk import H1BodyDecoder, H1Codec, H1ResponseHead
 
 from tinker._http import trust
-from tinker._http.exchange import Exchange
+from tinker._http.exchange import Exchange, encode_headers
 from tinker._http.messages import ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
 from tinker._wire import INLINE_NBYTES
@@ -47,7 +47,9 @@ class Http1Connection(asyncio.Protocol):
             return False
         self._exchange, self._head, self._decoder, self._nbytes = exchange, None, None, 0
         request = exchange.request
-        headers = HeaderMap({**request.headers, **self._proxy_headers}.items())
+        headers = encode_headers(request)
+        for name, value in self._proxy_headers.items():
+            headers[name] = value
         headers.setdefault("host", self._authority)
         nbytes = request.nbytes
         if nbytes or request.method != "GET":

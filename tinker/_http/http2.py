@@ -11,7 +11,6 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from httpunk import HeaderMap
 from httpunk._httpunk import (
     H2_FLAG_CAPACITY,
     H2_FLAG_CONN_DONE,
@@ -34,7 +33,7 @@ from httpunk._httpunk import (
 )
 
 from tinker._http import trust
-from tinker._http.exchange import Exchange
+from tinker._http.exchange import Exchange, encode_headers
 from tinker._http.messages import ExchangeFailed
 from tinker._http.phase import MAX_HEAD_NBYTES
 
@@ -87,7 +86,7 @@ class Http2Connection(asyncio.Protocol):
     def start(self, exchange: Exchange, path: str) -> bool:
         """Send the request, or as much of it as the server takes now. Return False where another connection has to."""
         request = exchange.request
-        headers = HeaderMap(request.headers.items())
+        headers = encode_headers(request)
         nbytes = request.nbytes
         if nbytes:
             headers["content-length"] = str(nbytes)
