@@ -19,6 +19,7 @@ from tinker_wire.runtime import FormPieces, Stored
 
 from tinker._http import phase, pool
 from tinker._http.engine_http import HttpEngine
+from tinker._http.exchange import READ_AHEAD_NBYTES
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker.errors import ClientClosedError
 
@@ -476,3 +477,28 @@ def test_nothing_keeps_what_is_over() -> None:
     kept = run(Peer.answer_all, use)
     gc.collect()
     assert kept() is None
+
+
+def test_a_receiver_that_is_behind_at_the_end() -> None:
+    """A response that ends while its connection has stopped reading does not keep the next one from being read."""
+    nbytes = READ_AHEAD_NBYTES + 1  # so that the last byte is the one that is too many
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % nbytes + bytes(nbytes))
+        await peer.answer_all()
+
+    async def use(line: Line) -> None:
+        sizes: list[int] = []
+
+        async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+            (connection,) = line.engine.connections
+            await until(lambda: connection._exchange is None)
+            sizes.extend([len(piece) async for piece in pieces])
+
+        await line.send(receive=receive)
+        assert sum(sizes) == nbytes
+        assert (await line.send()).content == b"{}"
+        assert len(line.peers) == 1
+
+    run(script, use)

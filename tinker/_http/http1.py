@@ -72,9 +72,8 @@ class Http1Connection(asyncio.Protocol):
 
     def consume(self, exchange: Exchange, nbytes: int) -> None:
         """Read on after the receiver took a piece of the body."""
-        if not self._is_reading and self._exchange is exchange:
-            self._is_reading = True
-            self._transport.resume_reading()
+        if self._exchange is exchange:
+            self._resume_reading()
 
     def close(self) -> None:
         """End the connection, and the exchange on it."""
@@ -124,6 +123,11 @@ class Http1Connection(asyncio.Protocol):
         self._push()
 
     # -------------------------------------------------------------------------------------------------------------------------
+
+    def _resume_reading(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self._transport.resume_reading()
 
     def _push(self) -> None:
         exchange = self._exchange
@@ -175,6 +179,8 @@ class Http1Connection(asyncio.Protocol):
         if failure is not None or not is_clean or (decoder is not None and decoder.finish()[1]):
             self.is_closed = True
             self._transport.abort()
+        else:
+            self._resume_reading()
         if exchange is not None:
             exchange.unsent = None
             exchange.end() if failure is None else exchange.fail(failure)
