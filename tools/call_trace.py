@@ -194,9 +194,9 @@ def _listen_to_connections(recorder: _Recorder) -> None:
     connection: Any = Http1Connection
     start: Callable[..., Any] = connection.start
 
-    def listening_start(self: object, exchange: object, path: str) -> None:
+    def listening_start(self: object, exchange: object, path: str) -> object:
         recorder.reach(path, inspect.currentframe())
-        start(self, exchange, path)
+        return start(self, exchange, path)
 
     connection.start = listening_start
 

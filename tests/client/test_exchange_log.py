@@ -49,7 +49,7 @@ def shown_of(value: object, **fields: Any) -> str:
 @pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
 def test_a_session_of_work_shows_no_secret(protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, sampling, links to files and the exchange of keys for tokens are all there, without any of their secrets."""
-    monkeypatch.setenv("TINKER_CA_FILE", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     file = tmp_path / "log.jsonl"
     headers = {"X-Team": "hush-team"}
     with toy_server(api_key=KEY) as server, log_exchanges(file), reach(server, protocol, tmp_path) as make:

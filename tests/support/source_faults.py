@@ -20,13 +20,13 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "C6 no X-Idempotency-Key": (
         "tinker/_http/transport.py",
-        "headers[_IDEMPOTENCY_HEADER] = str(uuid.uuid4())",
+        'own[_IDEMPOTENCY_HEADER] = f"{self._key_prefix}{next(self._key_numbers):012x}"',
         "pass",
         "client/test_exchanges.py::test_repetitions_are_told_by_their_key",
     ),
     "C7 zstd without Content-Encoding": (
         "tinker/_http/transport.py",
-        '            headers["Content-Encoding"] = compression.CONTENT_ENCODING\n',
+        '            own["Content-Encoding"] = compression.CONTENT_ENCODING\n',
         "",
         f"{PLAYED}[forward_backward_chunked_bytes]",
     ),

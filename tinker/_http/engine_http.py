@@ -75,7 +75,8 @@ class HttpEngine:
         raise failure
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
-        check_open(self._closed)
+        if self._closed:
+            check_open(self._closed)
         pool = self._pool(request)
         loop = asyncio.get_running_loop()
         while True:
