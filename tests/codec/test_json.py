@@ -71,3 +71,13 @@ def test_tokens_of_a_cache(field: dict[str, int], expected: int) -> None:
     body = {"type": "sample", "sequences": [{"tokens": [1], "logprobs": [-1.0], "stop_reason": "length"}], **field}
     response: tinker.SampleResponse = wire.public_sample(wire.decode(json.dumps(body).encode(), models.SampleResponse))
     assert response.prompt_cache_hit_tokens == expected
+
+
+def test_encoding_a_prompt_keeps_no_list_of_it() -> None:
+    """Thousands of prompts that are sampled from are kept as arrays, a quarter of the size of their lists."""
+    prompt = ModelInput.from_ints([1, 2, 300])
+    body = wire.encode(wire.wire_model_input(prompt))
+    assert b'"tokens":[1,2,300]' in body
+    (chunk,) = prompt.chunks
+    assert isinstance(chunk, EncodedTextChunk)
+    assert chunk._tokens is None

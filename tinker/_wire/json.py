@@ -79,7 +79,7 @@ def wire_model_input(value: ModelInput) -> models.ModelInput:
 
 def _wire_chunk(chunk: ModelInputChunk) -> models.ModelInputChunk:
     if isinstance(chunk, EncodedTextChunk):
-        return models.EncodedTextChunk(tokens=cast("list[int]", chunk.tokens))
+        return models.EncodedTextChunk(tokens=cast("list[int]", chunk.array))
     if isinstance(chunk, ImageChunk):
         return models.ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
     if isinstance(chunk, ImageAssetPointerChunk):
