@@ -87,7 +87,7 @@ class Exchange:
         self.is_streamed = False
         self.number = 0  # of the HTTP/2 stream
         # The rest of the body while it is sent; the piece that is being sent, how far it was, and whether it is the last.
-        self.unsent: Iterator[tuple[bytes, bool]] | None = None
+        self.unsent: Iterator[tuple[Piece, bool]] | None = None
         self.piece: bytes | None = None
         self.offset, self.is_last = 0, False
         self._loop = loop
@@ -150,7 +150,7 @@ class Exchange:
         """Return whether the response is complete or has failed."""
         return self._ended
 
-    def next_piece(self) -> tuple[bytes, bool] | None:
+    def next_piece(self) -> tuple[Piece, bool] | None:
         """Return the next piece of the body and whether it is the last; None if it cannot be read, which fails the exchange."""
         assert self.unsent is not None
         try:
@@ -160,12 +160,12 @@ class Exchange:
             self.fail(error)
             return None
 
-    def pieces_of_body(self) -> Iterator[tuple[bytes, bool]]:
+    def pieces_of_body(self) -> Iterator[tuple[Piece, bool]]:
         """Yield the body of the request in pieces that are small enough to be copied, and whether each is the last."""
         if self.request.nbytes <= INLINE_NBYTES:
             yield b"".join(self.request.body), True
             return
-        previous = b""
+        previous: Piece = b""
         for piece in (part for whole in self.request.body for part in _slices(whole)):
             if previous:
                 yield previous, False
@@ -234,10 +234,7 @@ def _finish(future: asyncio.Future[None] | None) -> None:
         future.set_result(None)
 
 
-def _slices(piece: Piece) -> Iterator[bytes]:
-    if isinstance(piece, bytes) and len(piece) <= INLINE_NBYTES:
-        yield piece
-        return
+def _slices(piece: Piece) -> Iterator[Piece]:
     view = memoryview(piece).cast("B")
     for start in range(0, len(view), _SLICE_NBYTES):
-        yield bytes(view[start : start + _SLICE_NBYTES])
+        yield view[start : start + _SLICE_NBYTES]

@@ -175,7 +175,8 @@ class Http1Connection(asyncio.Protocol):
         """End the exchange. After a failure, before the whole request was sent, or if one side wants so, the connection too."""
         exchange, head, decoder = self._exchange, self._head, self._decoder
         self._exchange = self._decoder = None
-        is_clean = exchange is not None and exchange.unsent is None and head is not None and head.wants_keep_alive
+        is_sent = exchange is not None and exchange.unsent is None and not self._transport.get_write_buffer_size()
+        is_clean = is_sent and head is not None and head.wants_keep_alive
         if failure is not None or not is_clean or (decoder is not None and decoder.finish()[1]):
             self.is_closed = True
             self._transport.abort()

@@ -282,7 +282,7 @@ class Http2Connection(asyncio.Protocol):
                 following = exchange.next_piece()
                 if following is None:
                     return
-                (exchange.piece, exchange.is_last), exchange.offset = following, 0
+                exchange.piece, exchange.is_last, exchange.offset = bytes(following[0]), following[1], 0
             verdict = self._streams.send_data(exchange.number, exchange.piece, exchange.offset, exchange.is_last)
             self._act(verdict.flags)
             exchange.offset += verdict.sent
