@@ -134,7 +134,8 @@ def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result
     for arguments in calls:
         result = call(*arguments[4:])
         assert not re.search(r"\x1b|[│┃━┏]", result.output), arguments
-        assert not [line for line in result.stdout.splitlines() if line != line.rstrip()], arguments
+        blanks = [line for line in result.stdout.splitlines() if line != line.rstrip()]
+        assert not blanks or "sample" in arguments, arguments  # what a model samples may end with a blank
         assert (result.exit_code == 0) == (not result.stderr.startswith(("Error", "Usage"))), (arguments, result.output)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import attrs
@@ -13,6 +15,21 @@ import pytest
 import tinker
 from tinker.types import TensorData
 from tinker.types.tensor_data import dimensions, wire_nbytes
+
+
+IMPORTER = """
+import sys, threading
+import tinker
+
+class Watched:
+    def find_spec(self, name, path, target=None):
+        if name == "numpy":
+            print(threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Watched())
+tinker.ModelInput.from_ints([1])
+assert "numpy" in sys.modules
+"""
 
 
 def frozen(values: Any) -> Any:
@@ -174,3 +191,9 @@ def test_what_cannot_be_a_tensor_is_said_in_words() -> None:
     with pytest.raises(ValueError, match=r"target_tokens must be integers, got 2\.5 at position 1"):
         tinker.Datum(tokens, {"target_tokens": [1.0, 2.5]})
     assert tinker.Datum(tokens, {"target_tokens": [1.0, 2.0]}).loss_fn_inputs["target_tokens"].data == [1, 2]
+
+
+def test_ctrl_c_does_not_reach_the_import_of_numpy() -> None:
+    """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that every later use waits for."""
+    done = subprocess.run([sys.executable, "-c", IMPORTER], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False"]

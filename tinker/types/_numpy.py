@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 from typing import TYPE_CHECKING
 
 __all__ = ["np"]
@@ -11,8 +13,17 @@ if TYPE_CHECKING:
 else:
 
     class _Numpy:
+        """The module, imported on a thread that Ctrl-C does not reach.
+
+        A thread that waits for the import of another one, and is interrupted while it takes Python's lock of the module,
+        keeps that lock for ever: every later use of the module waits for it.
+        """
+
         def __getattr__(self, name: str) -> object:
-            import numpy
+            thread = threading.Thread(target=importlib.import_module, args=("numpy",), name="tinker-numpy", daemon=True)
+            thread.start()
+            thread.join()
+            import numpy  # it is there, or the error is raised here
 
             value = getattr(numpy, name)
             setattr(self, name, value)  # so that the next look is as quick as into the module
