@@ -16,7 +16,6 @@ import tinker
 from tinker.types import TensorData
 from tinker.types.tensor_data import dimensions, wire_nbytes
 
-
 IMPORTER = """
 import sys, threading
 import tinker
