@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from tinker._config.config import ConfigSettings
 
 
-def load_config(
-    *, environ: Mapping[str, str] | None = None, proxy: str | None = None, **given: Unpack[ConfigSettings]
-) -> Config:
+def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable or text counts as unset.
 
     Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
@@ -34,6 +32,7 @@ def load_config(
     found, chosen = _read_variables(env), _chosen(given)
     wanted = chosen.get("base_url") or env.get("TINKER_BASE_URL") or HOSTED_URL
     url = read_base_url(wanted)
+    proxy = chosen.pop("proxy", None)
     proxies = Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy)
     derived = {"headers": {**_cloudflare(env), **_password(wanted, url, env)}, "proxies": proxies}
     return Config(**_merge(_merge(derived, found), {**chosen, "base_url": url}))

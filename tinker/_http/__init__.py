@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker._http.asgi_scope import make_scope
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
-from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
+from tinker._http.circuits import CircuitRegistry, CircuitRules, Circuits
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import open_engine, open_files, wrap_client
 from tinker._http.explanations import find_explanation
@@ -82,7 +82,6 @@ __all__ = [
     "Attempts",
     "Auth",
     "Budget",
-    "Circuit",
     "CircuitRegistry",
     "ConnectionFacts",
     "CircuitRules",
@@ -98,7 +97,6 @@ __all__ = [
     "Observers",
     "PENDING_STATUSES",
     "POLL",
-    "Permit",
     "Policy",
     "PreparedRequest",
     "Purpose",
