@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tinker._http.asgi_scope import make_scope
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.circuits import CircuitRegistry, CircuitRules, Circuits
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
-from tinker._http.engines import open_engine, open_files, wrap_client
-from tinker._http.explanations import find_explanation
+from tinker._http.engines import make_scope, open_engine, open_files, wrap_client
 from tinker._http.findings import Findings
+from tinker._http.headers import TRACING_MODULE, read_trace_headers
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
@@ -25,6 +24,7 @@ from tinker._http.responses import (
     UNREACHABLE_HINT,
     connection_error,
     decode_json,
+    find_explanation,
     invalid_response,
     shorten,
     status_error,
@@ -69,13 +69,11 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
-from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
 
 __all__ = [
     "UNREACHABLE_HINT",
-    "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",
     "NO_API",
@@ -128,6 +126,7 @@ __all__ = [
     "find_explanation",
     "find_source",
     "invalid_response",
+    "make_scope",
     "is_about_format",
     "is_absent",
     "is_expired_url",
