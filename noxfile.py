@@ -281,10 +281,11 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, and the same layout for everybody."""
+    """Style, the same layout for everybody, and no public name or signature that the last release had and this tree has not."""
     session.install(*dependencies("lint"))
     session.run("ruff", "check", *SOURCES)
     session.run("ruff", "format", "--check", *SOURCES)
+    session.run("python", "tools/breaking.py")
 
 
 @nox.session
