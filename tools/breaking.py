@@ -3,7 +3,7 @@
     python tools/breaking.py            the release that released.toml names, and this tree
 
 Public is what the `__all__` of a package exports that has one and no underscore in its name. What breaks and has a reason in
-released.toml is left out; anything else, and a reason without a break, ends the script with 1. A shallow clone is not looked at.
+released.toml is left out; anything else, and a reason without a break, ends the script with 1. Shallow clones are left out.
 """
 
 from __future__ import annotations
