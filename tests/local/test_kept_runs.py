@@ -14,8 +14,7 @@ from tinker.local.call import KNOWN_FAILURE
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.recovery import recover
 from tinker.local.settings import Settings
-from tinker.local.storage import Journal
-from tinker.local.storage.journal import JournalInUseError
+from tinker.local.storage.journal import Journal, JournalInUseError
 
 RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would look the same
 

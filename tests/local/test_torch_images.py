@@ -29,7 +29,7 @@ from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, Samp
 from tinker.local.engines.torch import TorchEngine, image_files, images, sampling
 from tinker.local.engines.torch.image_rows import find_positions
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.operations import read_input
+from tinker.local.operations.model_inputs import read_input
 from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 
 WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)

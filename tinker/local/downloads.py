@@ -17,7 +17,11 @@ from starlette.routing import Route
 from tinker._wire import json
 from tinker.local.engines import EngineError
 from tinker.local.state import State
-from tinker.local.storage import FILES_PATH, TRACE_MEDIA_TYPE, CheckpointKind, CheckpointRecord, Checkpoints, InvalidToken
+from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
+from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.links import FILES_PATH
+from tinker.local.storage.signing import InvalidToken
+from tinker.local.storage.trace import TRACE_MEDIA_TYPE
 
 
 def download_route(state: State) -> Route:

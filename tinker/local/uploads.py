@@ -18,7 +18,9 @@ from starlette.routing import Route
 from tinker._wire import json
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import FILES_PATH, AdapterUpload, InvalidToken
+from tinker.local.storage.links import FILES_PATH
+from tinker.local.storage.signing import InvalidToken
+from tinker.local.storage.uploads import AdapterUpload
 
 PIECE_NBYTES = 1 << 20
 RETRY = {"x-should-retry": "true"}

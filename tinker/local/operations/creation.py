@@ -11,7 +11,8 @@ from tinker_wire import models
 from tinker.local.engines import AdapterSpec, Engine
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import ModelRecord, RunHistory, SessionRecord
+from tinker.local.storage.history import RunHistory
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 
 
 @attrs.frozen(kw_only=True)

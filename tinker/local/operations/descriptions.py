@@ -8,7 +8,10 @@ import msgspec
 from tinker_wire import models
 
 from tinker.local.state import State
-from tinker.local.storage import OWNER, CheckpointKind, CheckpointRecord, ModelRecord, SessionRecord, to_utc
+from tinker.local.storage.accounts import OWNER
+from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.usage import to_utc
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
 

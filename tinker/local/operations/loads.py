@@ -13,9 +13,9 @@ from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for
 from tinker.local.operations.creation import NewModel, adapter_spec, creation_step
 from tinker.local.operations.optimizers import optimizer_family
-from tinker.local.scheduling import enqueue_idempotent, fingerprint
+from tinker.local.scheduling.idempotency import enqueue_idempotent, fingerprint
 from tinker.local.state import State
-from tinker.local.storage import ModelRecord
+from tinker.local.storage.sessions import ModelRecord
 from tinker.types.paths import SCHEME
 
 

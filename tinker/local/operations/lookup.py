@@ -6,7 +6,7 @@ from tinker.local.call import APICall
 from tinker.local.engines import EngineError
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.state import State
-from tinker.local.storage import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path
+from tinker.local.storage.checkpoint_records import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path
 from tinker.types.paths import ParsedCheckpointTinkerPath
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years

@@ -6,7 +6,7 @@ from tinker_wire import models
 
 from tinker.local.engines import Adam, Dimuon, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.storage import ModelRecord
+from tinker.local.storage.sessions import ModelRecord
 
 ADAMW, DIMUON = "adamw", "dimuon"
 

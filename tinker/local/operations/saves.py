@@ -14,9 +14,10 @@ from tinker.local.engines import Engine
 from tinker.local.errors import conflict
 from tinker.local.operations.creation import lora_config
 from tinker.local.operations.lookup import check_ttl
-from tinker.local.scheduling import enqueue_idempotent, fingerprint
+from tinker.local.scheduling.idempotency import enqueue_idempotent, fingerprint
 from tinker.local.state import State
-from tinker.local.storage import CheckpointKind, CheckpointRecord, ModelRecord, check_name, checkpoint_path, name_conflict
+from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
+from tinker.local.storage.sessions import ModelRecord
 
 
 class SaveRequest(Protocol):

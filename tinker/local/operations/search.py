@@ -9,7 +9,9 @@ from tinker_wire import limits, models
 
 from tinker.local.errors import unprocessable
 from tinker.local.operations.descriptions import public_checkpoint, to_string_map
-from tinker.local.storage import OWNER, CheckpointRecord, to_utc
+from tinker.local.storage.accounts import OWNER
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.usage import to_utc
 
 MIN_RESULTS, MAX_RESULTS = limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MINIMUM, limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MAXIMUM
 

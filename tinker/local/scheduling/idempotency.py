@@ -18,7 +18,9 @@ from tinker.local.errors import APIProblem
 from tinker.local.recovery import do_nothing, write_down
 from tinker.local.scheduling.models import ModelQueue, ModelTask
 from tinker.local.scheduling.steps import log
-from tinker.local.storage import KeptRuns, ModelRecord, RequestResult, ServerFuture, request_key
+from tinker.local.storage.kept_runs import KeptRuns
+from tinker.local.storage.results import RequestResult, ServerFuture, request_key
+from tinker.local.storage.sessions import ModelRecord
 from tinker.types.model_input import EncodedTextChunk
 
 if TYPE_CHECKING:

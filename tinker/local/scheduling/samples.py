@@ -12,7 +12,7 @@ import attrs
 from tinker.local.engines import BatchingEngine, Engine, SampleBatch, SampleJob, SampleResult
 from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
 from tinker.local.scheduling.together import TogetherBatch
-from tinker.local.storage import FutureStore, RequestFailure, RequestResult, ServerFuture
+from tinker.local.storage.results import FutureStore, RequestFailure, RequestResult, ServerFuture
 
 
 def _do_nothing() -> None:

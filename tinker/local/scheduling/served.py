@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tinker.local.engines import Engine, check_distinct
 from tinker.local.scheduling.samples import SampleQueue
 from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
-from tinker.local.storage import ServerFuture
+from tinker.local.storage.results import ServerFuture
 
 
 class ServedModel:

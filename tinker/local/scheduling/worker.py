@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tinker.local.scheduling.own_warnings import ignore_warnings
 from tinker.local.scheduling.steps import OpenEngine, Step, StepQueue, log
-from tinker.local.storage import RequestFailure, ServerFuture
+from tinker.local.storage.results import RequestFailure, ServerFuture
 
 WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")
 

@@ -20,7 +20,7 @@ from tinker.local.errors import APIProblem
 from tinker.local.handlers import futures, sampling
 from tinker.local.naming import choose_engine_for, find_engine
 from tinker.local.state import State
-from tinker.local.storage import RequestFailure
+from tinker.local.storage.results import RequestFailure
 from tinker.local.v1.bodies import SCHEME
 from tinker.types.results import SampleResponse
 

@@ -14,7 +14,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.errors import APIProblem
-from tinker.local.operations import EVENT_STREAM, STREAM_HEADERS
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.profiles import read_body
 from tinker.local.state import State
 from tinker.local.unread import UnreadFields
