@@ -12,7 +12,7 @@ from tinker_wire import models
 
 from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
 from tinker.local.storage.checkpoints import LEFTOVERS, Checkpoints
-from tinker.local.storage.owners import FOLDER, Owner
+from tinker.local.storage.disk import FOLDER, Owner
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
 KILLED = 9

@@ -316,7 +316,7 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
 
 def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Older ones make room, in the file too; those whose clients live do not count."""
-    monkeypatch.setattr("tinker.local.storage.ledger.MAX_FORMER_RUNS", 1)
+    monkeypatch.setattr("tinker.local.storage.records.MAX_FORMER_RUNS", 1)
     runs = [kept.model() for _ in range(3)]
     for run in runs:
         train(kept, run, 1, 1)

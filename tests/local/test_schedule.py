@@ -20,10 +20,9 @@ from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.models import ModelQueue, ModelTask
 from tinker.local.scheduling.samples import SampleQueue, SampleTask
-from tinker.local.scheduling.served import ServedModel
-from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, Worker
+from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage.results import FutureStore, RequestFailure, ServerFuture
+from tinker.local.storage.futures import FutureStore, RequestFailure, ServerFuture
 
 
 class Done(msgspec.Struct):

@@ -18,7 +18,7 @@ from tinker.local.loading import Loading, check_source
 from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
-from tinker.local.storage.folders import make_data_folder
+from tinker.local.storage.disk import make_data_folder
 
 SCHEME = "local://"
 TOY = "toy"

@@ -20,28 +20,22 @@ from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.served import ServedModel, ServedModels
 from tinker.local.scheduling.steps import OpenEngine, to_failure
-from tinker.local.scheduling.worker import PeriodicTask, Worker
+from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage.accounts import Accounts
-from tinker.local.storage.audit import AuditLog
+from tinker.local.storage.access import Accounts, Links, Signer
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
-from tinker.local.storage.exports import TraceExports
+from tinker.local.storage.disk import Owner
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
-from tinker.local.storage.kept_runs import KeptRuns
-from tinker.local.storage.ledger import FormerRun, Ledger
-from tinker.local.storage.links import Links
-from tinker.local.storage.owners import Owner
 from tinker.local.storage.recorded import RecordedSequences
-from tinker.local.storage.results import FutureStore, RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.records import AuditLog, FormerRun, Ledger, UsageMeter
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
-from tinker.local.storage.signing import Signer
-from tinker.local.storage.snapshots import Snapshots
+from tinker.local.storage.snapshots import KeptRuns, Snapshots
 from tinker.local.storage.store import Store
+from tinker.local.storage.trace import TraceExports
 from tinker.local.storage.uploads import Uploads
-from tinker.local.storage.usage import UsageMeter
 
 T = TypeVar("T")
 SWEEP_SECONDS = 60.0  # between two looks for checkpoints that have expired

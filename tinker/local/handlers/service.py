@@ -12,9 +12,9 @@ from tinker.local.operations.descriptions import summarize_session, to_string_ma
 from tinker.local.operations.loss_requests import LOSS_SETTINGS
 from tinker.local.recovery import write_down
 from tinker.local.state import State
-from tinker.local.storage.accounts import OWNER
+from tinker.local.storage.access import OWNER
+from tinker.local.storage.checkpoint_records import to_utc
 from tinker.local.storage.sessions import SessionEnd, SessionRecord
-from tinker.local.storage.usage import to_utc
 
 
 async def healthz(state: State, call: APICall) -> models.HealthResponse:

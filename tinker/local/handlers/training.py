@@ -14,7 +14,6 @@ from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
-from tinker.local.operations.creation import NewModel, adapter_spec, check_rank, creation_step
 from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
 from tinker.local.operations.loss_requests import (
     LossRequest,
@@ -24,9 +23,17 @@ from tinker.local.operations.loss_requests import (
     decode_datum,
     prepare_data,
 )
-from tinker.local.operations.optimizers import optimizer_config, optimizer_family, step_params
+from tinker.local.operations.models import (
+    NewModel,
+    adapter_spec,
+    check_rank,
+    creation_step,
+    optimizer_config,
+    optimizer_family,
+    step_params,
+)
+from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf
 from tinker.local.recovery import write_down
-from tinker.local.scheduling.idempotency import enqueue_idempotent, fingerprint, fingerprint_protobuf
 from tinker.local.state import State
 from tinker.local.storage.sessions import ModelRecord
 from tinker.types.datum import Datum

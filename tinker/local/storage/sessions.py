@@ -12,10 +12,9 @@ from tinker_wire import models
 from tinker.local.engines import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.losses.graph import LossGraph
-from tinker.local.storage.completions import CompletionLog
-from tinker.local.storage.history import RunHistory
+from tinker.local.storage.futures import CompletionLog
+from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
-from tinker.local.storage.usage import UsageKey
 
 if TYPE_CHECKING:
     from tinker.local.scheduling.models import ModelQueue

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 from tinker.local.engines import Engine
 from tinker.local.state import State
 from tinker.local.storage.checkpoint_records import CheckpointRecord
-from tinker.local.storage.history import HistoryPoint, RunHistory
-from tinker.local.storage.ledger import FormerRun
+from tinker.local.storage.records import FormerRun, HistoryPoint, RunHistory
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.local.web.traffic import Traffic
 
