@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from tinker_wire import models
 
-from tinker.local.storage import FOLDER, LEFTOVERS, CheckpointRecord, Checkpoints, Owner, checkpoint_path
+from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
+from tinker.local.storage.checkpoints import LEFTOVERS, Checkpoints
+from tinker.local.storage.disk import FOLDER, Owner
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
 KILLED = 9

@@ -14,8 +14,7 @@ from tinker.local.call import KNOWN_FAILURE
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.recovery import recover
 from tinker.local.settings import Settings
-from tinker.local.storage import Journal
-from tinker.local.storage.journal import JournalInUseError
+from tinker.local.storage.journal import Journal, JournalInUseError
 
 RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would look the same
 
@@ -317,7 +316,7 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
 
 def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Older ones make room, in the file too; those whose clients live do not count."""
-    monkeypatch.setattr("tinker.local.storage.ledger.MAX_FORMER_RUNS", 1)
+    monkeypatch.setattr("tinker.local.storage.records.MAX_FORMER_RUNS", 1)
     runs = [kept.model() for _ in range(3)]
     for run in runs:
         train(kept, run, 1, 1)

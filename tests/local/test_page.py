@@ -6,7 +6,7 @@ from typing import Any
 
 from support.api import Api, MakeApi
 
-from tinker.local.storage import HistoryPoint, RunHistory
+from tinker.local.storage.records import HistoryPoint, RunHistory
 from tinker.local.web.overview import MAX_POINTS, describe_curves
 
 KEY = "a key that nobody may read"

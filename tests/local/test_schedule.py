@@ -18,18 +18,11 @@ from support.api import MakeApi
 from tinker.local.engines import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling import (
-    WORKER_CLOSED,
-    ModelQueue,
-    ModelTask,
-    PeriodicTask,
-    SampleQueue,
-    SampleTask,
-    ServedModel,
-    Worker,
-)
+from tinker.local.scheduling.models import ModelQueue, ModelTask
+from tinker.local.scheduling.samples import SampleQueue, SampleTask
+from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage import FutureStore, RequestFailure, ServerFuture
+from tinker.local.storage.futures import FutureStore, RequestFailure, ServerFuture
 
 
 class Done(msgspec.Struct):

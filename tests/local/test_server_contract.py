@@ -14,7 +14,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import HANDLERS, Handler
-from tinker.local.misfits import Misfit, read_misfit
+from tinker.local.errors import Misfit, read_misfit
 
 
 def test_every_operation_has_a_handler() -> None:

@@ -20,18 +20,9 @@ from tinker_wire.operations import OPERATIONS
 from tinker.local.call import KNOWN_FAILURE, APICall
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.storage import (
-    MAX_CLIENTS,
-    Completion,
-    Journal,
-    JournalRequest,
-    JournalResult,
-    JournalRun,
-    LoadWeights,
-    ModelRecord,
-    RequestFailure,
-    split_request_key,
-)
+from tinker.local.storage.futures import Completion, RequestFailure, split_request_key
+from tinker.local.storage.journal import Journal, JournalRequest, JournalResult, JournalRun
+from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, ModelRecord
 
 if TYPE_CHECKING:
     from tinker.local.state import State

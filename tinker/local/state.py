@@ -18,42 +18,24 @@ from tinker_wire.api import training, weights
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
-from tinker.local.scheduling import (
-    ModelQueue,
-    OpenEngine,
-    PeriodicTask,
-    SampleQueue,
-    ServedModel,
-    ServedModels,
-    Worker,
-    to_failure,
-)
+from tinker.local.scheduling.models import ModelQueue
+from tinker.local.scheduling.samples import SampleQueue
+from tinker.local.scheduling.steps import OpenEngine, to_failure
+from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage import (
-    Accounts,
-    AuditLog,
-    CheckpointRecord,
-    Checkpoints,
-    FormerRun,
-    FutureStore,
-    Journal,
-    KeptRuns,
-    Ledger,
-    Links,
-    ModelRecord,
-    Owner,
-    RecordedSequences,
-    RequestFailure,
-    RequestOutcome,
-    ServerFuture,
-    SessionRecord,
-    Signer,
-    Snapshots,
-    Store,
-    TraceExports,
-    Uploads,
-    UsageMeter,
-)
+from tinker.local.storage.access import Accounts, Links, Signer
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.disk import Owner
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.journal import Journal
+from tinker.local.storage.recorded import RecordedSequences
+from tinker.local.storage.records import AuditLog, FormerRun, Ledger, UsageMeter
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.snapshots import KeptRuns, Snapshots
+from tinker.local.storage.store import Store
+from tinker.local.storage.trace import TraceExports
+from tinker.local.storage.uploads import Uploads
 
 T = TypeVar("T")
 SWEEP_SECONDS = 60.0  # between two looks for checkpoints that have expired

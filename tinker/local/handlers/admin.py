@@ -10,9 +10,11 @@ from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
-from tinker.local.operations import to_string_map
+from tinker.local.operations.descriptions import to_string_map
 from tinker.local.state import State
-from tinker.local.storage import GIGABYTE, HOUR, OWNER, USER_EMAIL, USER_NAME, CheckpointRecord
+from tinker.local.storage.access import OWNER, USER_EMAIL, USER_NAME
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.records import GIGABYTE, HOUR
 
 AUDIT_KINDS = ("all", "checkpoints", "projects", "teams", "organizations")
 MAX_RANGE = datetime.timedelta(days=14)

@@ -7,7 +7,7 @@ from tinker_wire import models
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import USER_EMAIL, USER_NAME
+from tinker.local.storage.access import USER_EMAIL, USER_NAME
 
 
 async def auth_token(state: State, call: APICall) -> models.AuthTokenResponse:

@@ -11,7 +11,7 @@ from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
 from tinker.local.profiles import Profile
 from tinker.local.state import SHUTTING_DOWN, State
-from tinker.local.storage import Completion, RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import Completion, RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 from tinker.wire import encode_result
 

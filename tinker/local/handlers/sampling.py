@@ -13,31 +13,15 @@ from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
-from tinker.local.operations import (
-    EVENT_STREAM,
-    STREAM_HEADERS,
-    TokenStream,
-    check_sample,
-    check_stream,
-    count_prompt_tokens,
-    count_tokens,
-    to_job,
-    to_response,
-)
+from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream
+from tinker.local.operations.submission import fingerprint
 from tinker.local.recovery import write_down
-from tinker.local.scheduling import SampleTask, fingerprint
+from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import State
-from tinker.local.storage import (
-    MAX_CLIENTS,
-    CompletionLog,
-    LoadWeights,
-    RequestFailure,
-    SamplerRecord,
-    ServerFuture,
-    SessionRecord,
-    UsageKey,
-    request_key,
-)
+from tinker.local.storage.futures import CompletionLog, RequestFailure, ServerFuture, request_key
+from tinker.local.storage.records import UsageKey
+from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord, SessionRecord
 from tinker.types.results import SampleResponse
 
 CLIENT_NUMBERS = MAX_CLIENTS  # each client of a session has so many numbers for its requests

@@ -8,10 +8,13 @@ from tinker_wire import models
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.naming import other_names_warning
-from tinker.local.operations import LOSS_SETTINGS, summarize_session, to_string_map
+from tinker.local.operations.descriptions import summarize_session, to_string_map
+from tinker.local.operations.loss_requests import LOSS_SETTINGS
 from tinker.local.recovery import write_down
 from tinker.local.state import State
-from tinker.local.storage import OWNER, SessionEnd, SessionRecord, to_utc
+from tinker.local.storage.access import OWNER
+from tinker.local.storage.checkpoint_records import to_utc
+from tinker.local.storage.sessions import SessionEnd, SessionRecord
 
 
 async def healthz(state: State, call: APICall) -> models.HealthResponse:

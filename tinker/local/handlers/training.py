@@ -14,28 +14,28 @@ from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
-from tinker.local.operations import (
+from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
+from tinker.local.operations.loss_requests import (
     LossRequest,
-    NewModel,
-    adapter_spec,
     check_custom_loss,
     check_loss,
-    check_rank,
     compute_loss,
-    creation_step,
     decode_datum,
-    describe_checkpoints,
-    describe_model,
-    list_runs,
+    prepare_data,
+)
+from tinker.local.operations.models import (
+    NewModel,
+    adapter_spec,
+    check_rank,
+    creation_step,
     optimizer_config,
     optimizer_family,
-    prepare_data,
     step_params,
 )
+from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf
 from tinker.local.recovery import write_down
-from tinker.local.scheduling import enqueue_idempotent, fingerprint, fingerprint_protobuf
 from tinker.local.state import State
-from tinker.local.storage import ModelRecord
+from tinker.local.storage.sessions import ModelRecord
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 

@@ -14,23 +14,20 @@ from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.naming import choose_engine_for
-from tinker.local.operations import (
-    Save,
+from tinker.local.operations.descriptions import (
     check_ttl,
     find_addressed,
     find_checkpoint,
-    finish_upload,
-    load_into_model,
-    load_into_new_model,
-    open_upload,
-    optimizer_config,
     public_checkpoint,
     require_checkpoint,
     search_records,
 )
-from tinker.local.scheduling import enqueue_idempotent, fingerprint
+from tinker.local.operations.models import optimizer_config
+from tinker.local.operations.submission import enqueue_idempotent, fingerprint
+from tinker.local.operations.uploads import finish_upload, open_upload
+from tinker.local.operations.weights import Save, load_into_model, load_into_new_model
 from tinker.local.state import State
-from tinker.local.storage import CheckpointRecord, checkpoint_path
+from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
 
 
 async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:

@@ -11,11 +11,12 @@ from tinker_wire import models
 from tinker._wire import json
 from tinker.local.engines import LOSS_FORMS, Engine, EngineError, LossResult, TrainingExample, resolve_loss
 from tinker.local.errors import APIProblem, unprocessable
-from tinker.local.losses import LossGraph, check_graph
+from tinker.local.losses.checks import check_graph
+from tinker.local.losses.graph import LossGraph
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.provenance import attach_records
 from tinker.local.state import State
-from tinker.local.storage import ModelRecord, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData

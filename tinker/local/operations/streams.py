@@ -16,7 +16,7 @@ from tinker._wire import json
 from tinker.local.engines import Engine, EngineError, SampleJob, noise_seed
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import Notifier, RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import Notifier, RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import SampleResponse
 
 EVENT_STREAM = "text/event-stream"

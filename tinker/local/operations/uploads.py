@@ -8,9 +8,10 @@ from tinker_wire import models
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, make_not_found
-from tinker.local.operations.creation import adapter_spec, check_rank, lora_config
+from tinker.local.operations.models import adapter_spec, check_rank, lora_config
 from tinker.local.state import State
-from tinker.local.storage import AdapterUpload, CheckpointRecord, checkpoint_path
+from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
+from tinker.local.storage.uploads import AdapterUpload
 
 CHECKPOINT_NAME = "uploaded"
 

@@ -10,7 +10,7 @@ from tinker_wire.api import training, weights
 from tinker.local.engines import Engine
 from tinker.local.errors import conflict
 from tinker.local.scheduling.steps import OpenEngine, PrecedingFailure, Step, to_failure
-from tinker.local.storage import FutureStore, RequestFailure, RequestResult, ServerFuture
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult, ServerFuture
 
 #: Operations that change a run: a later request counts on them.
 TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))

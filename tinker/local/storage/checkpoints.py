@@ -27,8 +27,7 @@ from tinker.local.storage.checkpoint_records import (
     folder_name,
     name_conflict,
 )
-from tinker.local.storage.durable import sync_folder, sync_tree
-from tinker.local.storage.owners import Owner
+from tinker.local.storage.disk import Owner, sync_folder, sync_tree
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker_records import prepare
 

@@ -21,7 +21,7 @@ import msgspec
 from tinker_wire import models
 
 from tinker._wire import json, proto
-from tinker.local.storage.results import RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 FOLDER = ".journal"

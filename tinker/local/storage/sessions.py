@@ -11,14 +11,13 @@ from tinker_wire import models
 
 from tinker.local.engines import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.losses import LossGraph
-from tinker.local.storage.completions import CompletionLog
-from tinker.local.storage.history import RunHistory
+from tinker.local.losses.graph import LossGraph
+from tinker.local.storage.futures import CompletionLog
+from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
-from tinker.local.storage.usage import UsageKey
 
 if TYPE_CHECKING:
-    from tinker.local.scheduling import ModelQueue
+    from tinker.local.scheduling.models import ModelQueue
 
 LoadWeights: TypeAlias = Callable[[Engine], object | None]
 MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's

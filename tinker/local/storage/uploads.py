@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 
 from tinker.local.engines import AdapterSpec
-from tinker.local.storage.owners import Owner
+from tinker.local.storage.disk import Owner
 
 FOLDER_NAME = ".uploads"
 #: Seconds after the end of its links in which an upload can still be finished, by a client whose request was lost.

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 
 from tinker.local.engines import Engine
 from tinker.local.state import State
-from tinker.local.storage import CheckpointRecord, FormerRun, HistoryPoint, ModelRecord, RunHistory, SessionRecord
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.records import FormerRun, HistoryPoint, RunHistory
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.local.web.traffic import Traffic
 
 PageFacts: TypeAlias = dict[str, Any]

@@ -18,12 +18,15 @@ from tinker.local.errors import APIProblem
 from tinker.local.recovery import do_nothing, write_down
 from tinker.local.scheduling.models import ModelQueue, ModelTask
 from tinker.local.scheduling.steps import log
-from tinker.local.storage import KeptRuns, ModelRecord, RequestResult, ServerFuture, request_key
+from tinker.local.storage.futures import RequestResult, ServerFuture, request_key
+from tinker.local.storage.sessions import ModelRecord
+from tinker.local.storage.snapshots import KeptRuns
 from tinker.types.model_input import EncodedTextChunk
 
 if TYPE_CHECKING:
     from tinker.local.call import APICall
     from tinker.local.state import State
+
 
 #: Operations after which the weights of a run are others than before.
 CHANGES = frozenset(one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights))

@@ -1,14 +1,17 @@
-"""Futures of requests: their results, how long these are kept, and what an identifier without one means.
+"""Futures of requests: their results, how long these are kept, and the log of completed samples of each client.
 
 Free of any event loop: results come from the engine's thread, and each waiter is woken on the loop it waits on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import itertools
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import attrs
@@ -16,9 +19,102 @@ import msgspec
 
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.settings import Settings
-from tinker.local.storage.notifier import Notifier
 from tinker.local.storage.trace import Span
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
+
+
+class Notifier:
+    """Wakes whoever waits, each on the loop it waits on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], None]] = []
+
+    @property
+    def waiters(self) -> int:
+        """Return how many wait."""
+        return len(self._wakers)
+
+    def notify_all(self) -> None:
+        """Wake all waiters. Make their condition true first."""
+        with self._lock:
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    async def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until ``ready()``, which is asked again after each call, or for ``seconds`` (None: no limit, 0: not at all)."""
+        if seconds == 0:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not ready():
+                    await self._wait_for_notification(ready)
+
+    async def _wait_for_notification(self, ready: Callable[[], bool]) -> None:
+        event = asyncio.Event()
+        wake = functools.partial(_wake, asyncio.get_running_loop(), event)
+        with self._lock:
+            self._wakers.append(wake)
+        try:
+            if not ready():  # it may have become true before the waker was there
+                await event.wait()
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._wakers.remove(wake)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the waiter's loop is closed, and the waiter with it
+        loop.call_soon_threadsafe(event.set)
+
+
+MAX_COMPLETIONS = 20_000  # completions that no client asks for; their results are not kept that long either
+
+
+@attrs.frozen
+class Completion:
+    """The request that completed; ``number`` is 1 for the first one."""
+
+    number: int
+    request_id: str
+    failed: bool
+
+
+class CompletionLog:
+    """The completions of one client. Guarded by the lock of the state."""
+
+    def __init__(self) -> None:
+        self._completions: deque[Completion] = deque(maxlen=MAX_COMPLETIONS)
+        self._count = 0
+        self._notifier = Notifier()
+
+    @property
+    def cursor(self) -> int:
+        """Return the number of the last one."""
+        return self._count
+
+    def restore(self, count: int, completions: Iterable[Completion]) -> None:
+        """Take over what an earlier process of this server counted, and what nobody has asked for yet."""
+        self._count = count
+        self._completions.extend(completions)
+
+    def add(self, request_id: str, *, failed: bool) -> None:
+        """Add a completed request."""
+        self._count += 1
+        self._completions.append(Completion(self._count, request_id, failed))
+        self._notifier.notify_all()
+
+    def after(self, cursor: int) -> list[Completion]:
+        """Return those behind a cursor. The ones up to it are forgotten."""
+        while self._completions and self._completions[0].number <= cursor:
+            self._completions.popleft()
+        return list(self._completions)
+
+    async def wait(self, cursor: int, seconds: float) -> None:
+        """Wait until there is one behind the cursor, at most for ``seconds``."""
+        await self._notifier.wait(lambda: self._count > cursor, seconds)
+
 
 STREAM_KEY = "stream:"  # what the keys of streamed samples begin with
 MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown

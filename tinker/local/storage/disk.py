@@ -1,4 +1,4 @@
-"""The server that a leftover on disk belongs to, and whether it still runs.
+"""Files below the data folder: durable writes, complete folders, and which server a leftover belongs to.
 
 Every server that writes below a data folder holds a lock on a file of its own there. The system releases the lock when the
 process ends, however it ends, so a file that can be locked belongs to a dead server. Unlike process ids, locks also tell
@@ -9,9 +9,58 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 import threading
 import uuid
+from collections.abc import Generator
 from pathlib import Path
+
+
+def sync_tree(folder: Path) -> None:
+    """Write everything below a folder through to the disk, the folder itself last."""
+    for path, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            _sync(Path(path, name))
+        sync_folder(Path(path))
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder through to the disk, where the system does that for folders."""
+    if os.name == "posix":
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_data_folder(folder: Path) -> None:
+    """Make the folder where it is missing, and try to write there. OSError names it and the reason."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise OSError(f"nothing can be written to the data folder {folder}: {reason}") from error
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Generator[None]:
+    """Make an empty folder in place of what is there, for the block to fill; it is removed when that fails."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
 
 try:
     import fcntl

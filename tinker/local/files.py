@@ -1,24 +1,79 @@
-"""The other route outside the API: where the files of an upload are sent, by HTTP PUT without credentials.
+"""The routes outside the API, where links to files lead: downloads by GET, files of an upload by PUT.
 
-The URL is a signed token that names one upload and one of its files; nothing else of the request decides where bytes go.
+A link is a signed token, which needs no credentials; nothing else of the request decides which file is read or written.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
+import tarfile
+import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from tinker._wire import json
+from tinker.local.engines import EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import FILES_PATH, AdapterUpload, InvalidToken
+from tinker.local.storage.access import FILES_PATH, InvalidToken
+from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
+from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.trace import TRACE_MEDIA_TYPE
+from tinker.local.storage.uploads import AdapterUpload
+
+
+def download_route(state: State) -> Route:
+    """Make the route that links lead to."""
+
+    async def download(request: Request) -> Response:
+        try:
+            claims = state.signer.read(request.path_params["token"])
+        except InvalidToken as error:
+            return Response(json.encode({"detail": f"the link is not valid: {error}"}), 403, media_type=json.MEDIA_TYPE)
+        found = await state.offload_always(lambda: _find_file(state, claims))
+        return found or Response(json.encode({"detail": "the file no longer exists"}), 404, media_type=json.MEDIA_TYPE)
+
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", download, methods=["GET"])
+
+
+def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
+    """Find the file; None when it is gone. Blocks."""
+    if claims.get("what") == "trace":
+        content = state.exports.content(claims["session"])
+        return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)
+    if claims.get("what") not in ("file", "archive"):
+        return None  # a token, but no link
+    try:
+        record = state.checkpoints.get(claims["run"], cast("CheckpointKind", claims["kind"]), claims["name"])
+    except EngineError:
+        return None
+    if record is None:
+        return None
+    if claims["what"] == "archive":
+        return _archive_response(state.checkpoints, record)
+    file = state.checkpoints.files(record).get(claims["file"])
+    return None if file is None else FileResponse(file, media_type="application/octet-stream", filename=file.name)
+
+
+def _archive_response(checkpoints: Checkpoints, record: CheckpointRecord) -> Response:
+    """Pack a checkpoint into a temporary file, which is removed once it is sent."""
+    handle, name = tempfile.mkstemp(suffix=".tar.gz")
+    with os.fdopen(handle, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for member, file in checkpoints.files(record).items():
+            archive.add(file, member)
+    remove = BackgroundTask(Path(name).unlink)
+    return FileResponse(name, media_type="application/gzip", filename=f"{record.name}.tar.gz", background=remove)
+
 
 PIECE_NBYTES = 1 << 20
 RETRY = {"x-should-retry": "true"}
@@ -63,7 +118,7 @@ async def _receive_file(state: State, request: Request, upload: AdapterUpload, n
     limit = state.settings.max_upload_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
-        raise _size_problem(name, limit)
+        raise _upload_size_problem(name, limit)
     with state.uploads.receiving(upload) as part:
         digest = await _write(state, request, part, name, limit)
         wanted = _DIGEST.search(request.headers.get("content-digest", ""))
@@ -86,7 +141,7 @@ async def _write(state: State, request: Request, part: Path, name: str, limit: i
         async for piece in request.stream():
             nbytes += len(piece)
             if nbytes > limit:
-                raise _size_problem(name, limit)
+                raise _upload_size_problem(name, limit)
             held += piece
             if len(held) >= PIECE_NBYTES:
                 taken, held = bytes(held), bytearray()
@@ -95,5 +150,5 @@ async def _write(state: State, request: Request, part: Path, name: str, limit: i
     return base64.b64encode(hashed.digest()).decode()
 
 
-def _size_problem(name: str, limit: int) -> APIProblem:
+def _upload_size_problem(name: str, limit: int) -> APIProblem:
     return APIProblem(413, f"{name} is larger than {limit} bytes (max_upload_bytes)")
