@@ -1,8 +1,8 @@
-"""Write what findings of the conformance kit point to: lines of openapi.yaml, and a recorded exchange for each operation.
+"""Write what findings of the conformance kit point to: a recorded exchange for each operation.
 
     python tools/evidence.py [--check]
 
-makes tinker/testing/conformance/evidence.json from openapi.yaml and tests/golden. With `--check` nothing is written.
+makes tinker/testing/conformance/evidence.json from tests/golden. With `--check` nothing is written.
 """
 
 from __future__ import annotations
@@ -22,25 +22,6 @@ RETRIEVE = "retrieve_future"
 _LONGEST_LIST = 8
 
 JSON = dict[str, Any]
-
-
-def collect() -> JSON:
-    """Return everything: lines of operations and schemas, and recorded exchanges by operation."""
-    text = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines()
-    return {"operations": operation_lines(text), "schemas": schema_lines(text), "exchanges": recorded_exchanges()}
-
-
-def operation_lines(text: list[str]) -> dict[str, int]:
-    """Return operation id -> its line."""
-    found = ((re.fullmatch(r" +operationId: (\w+)", line), number) for number, line in enumerate(text, 1))
-    return {match[1]: number for match, number in found if match}
-
-
-def schema_lines(text: list[str]) -> dict[str, int]:
-    """Return the name of a schema -> its line."""
-    start = text.index("  schemas:")
-    found = ((re.fullmatch(r"    (\w+):.*", line), number) for number, line in enumerate(text, 1) if number > start)
-    return {match[1]: number for match, number in found if match}
 
 
 def recorded_exchanges() -> dict[str, JSON]:
@@ -123,7 +104,7 @@ def shorten(value: Any) -> Any:
 
 def write() -> str:
     """Return the text of the file."""
-    return json.dumps(collect(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(recorded_exchanges(), indent=1, ensure_ascii=False) + "\n"
 
 
 def main(arguments: Sequence[str]) -> int:
