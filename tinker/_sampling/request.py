@@ -1,24 +1,22 @@
-"""What is asked of one sample: the options as one value, from the call to the wire."""
+"""The options of one sample as one value: their checks, and the body of the request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import msgspec.structs
 from tinker_wire import models
 
 from tinker._checks import read_flag, read_integer
+from tinker._validate import check_context_length, input_length
 from tinker._wire import json
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
-from tinker.types.tensor_data import TensorData
+from tinker.types.tensor_data import TensorData, dimensions
 from tinker_records import RecordType
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +54,6 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             last = read_integer("prompt_logprobs_last_n", self.prompt_logprobs_last_n)
             msgspec.structs.force_setattr(self, "prompt_logprobs_last_n", last)
 
-    @classmethod
-    def from_arguments(cls, arguments: dict[str, Any]) -> Self:
-        """Take the options from the ``locals()`` of a method that has arguments of these names, and ``self`` and ``prompt``."""
-        del arguments["self"], arguments["prompt"]
-        return cls(**arguments)
-
     def to_wire(
         self, prompt: ModelInput, *, sampling_session_id: str | None, seq_id: int, record_stability_info: bool
     ) -> models.SampleRequest:
@@ -81,6 +73,46 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             prompt_alt_tokens_k=self.prompt_alt_tokens_k,
             prompt_logprobs_last_n=self.prompt_logprobs_last_n,
         )
+
+
+def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
+    """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer.
+
+    ``longest`` is how many tokens the model takes; None where the server has not said so.
+    """
+    __tracebackhide__ = True
+    if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(options.sampling_params).__name__
+        raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
+    if options.num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
+    for name in options.COUNTS:
+        if (count := getattr(options, name)) < 0:
+            raise ValueError(f"{name} must not be negative, got {count}")
+    if options.prompt_logprobs_last_n is not None:
+        _check_last_n(options.prompt_logprobs_last_n, options.include_prompt_logprobs)
+    if options.target_prompt_logprobs is not None:
+        _check_targets(prompt, options.target_prompt_logprobs)
+    if longest is not None:
+        check_context_length("prompt", prompt, longest)
+
+
+def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
+    if not include_prompt_logprobs:
+        raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
+    if last_n < 1:
+        raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {last_n}")
+
+
+def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
+    if not isinstance(targets, TensorData):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"target_prompt_logprobs must be TensorData, got {type(targets).__name__}")
+    shape = dimensions(targets)
+    if targets.dtype != "int64" or len(shape) != 2:
+        raise ValueError("target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]")
+    length = input_length(prompt)
+    if length is not None and shape[0] != length - 1:
+        raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
 
 
 def _readable(params: SamplingParams) -> models.SamplingParams:
