@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 DOCUMENT = "openapi.yaml"
@@ -24,47 +25,38 @@ class RecordedExchange(msgspec.Struct, frozen=True):
     answered: Any
 
 
-class _Evidence(msgspec.Struct, frozen=True):
-    """The whole file, made by tools/evidence.py."""
-
-    operations: dict[str, int]
-    schemas: dict[str, int]
-    exchanges: dict[str, RecordedExchange]
-
-
 @cache
-def _evidence() -> _Evidence:
+def _exchanges() -> dict[str, RecordedExchange]:
+    """Return the whole file, which `python -m codegen generate` makes."""
     content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
-    return msgspec.json.decode(content, type=_Evidence)
+    return msgspec.json.decode(content, type=dict[str, RecordedExchange])
 
 
 @attrs.frozen
 class Place:
-    """A place in the document: its line and its JSON pointer."""
+    """A place in the document: a JSON pointer."""
 
-    line: int
     pointer: str
 
     def __str__(self) -> str:
-        return f"{DOCUMENT}:{self.line} ({self.pointer})"
+        return f"{DOCUMENT}{self.pointer}"
 
 
 def place_of_operation(name: str) -> Place:
     """Return where an operation is described."""
     operation = OPERATIONS[name]
     path = operation.path.replace("~", "~0").replace("/", "~1")
-    return Place(_evidence().operations[name], f"#/paths/{path}/{operation.method.lower()}")
+    return Place(f"#/paths/{path}/{operation.method.lower()}")
 
 
 def place_of_schema(name: str) -> Place | None:
-    """Return where a record is described; None for what is no record of the document."""
-    line = _evidence().schemas.get(name)
-    return None if line is None else Place(line, f"#/components/schemas/{name}")
+    """Return where a type is described; None for what is no type of the document."""
+    return Place(f"#/components/schemas/{name}") if name in models.__all__ else None
 
 
 def exchange_of(operation: str) -> RecordedExchange | None:
     """Return the recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None without one."""
-    return _evidence().exchanges.get(operation)
+    return _exchanges().get(operation)
 
 
 def exchanges_of(operation: str) -> dict[str, RecordedExchange]:

@@ -90,7 +90,7 @@ def _finding(one: Finding) -> dict[str, Any]:
         "checks": one.checks,
         "blocked": one.blocked,
         "operations": one.operations,
-        "places": [{"document": "openapi.yaml", "line": place.line, "pointer": place.pointer} for place in one.places],
+        "places": [{"document": "openapi.yaml", "pointer": place.pointer} for place in one.places],
         "exchanges": one.exchanges,
     }
 
