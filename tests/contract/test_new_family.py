@@ -35,8 +35,8 @@ _NOTES: dict[str, list[models.Note]] = {}
 
 
 def _notes_of(state: State, call: APICall) -> list[models.Note]:
-    with state.lock:
-        return _NOTES.setdefault(state.store.session(call.path["session_id"]).session_id, [])
+    with state.locked() as shared:
+        return _NOTES.setdefault(shared.store.session(call.path["session_id"]).session_id, [])
 
 
 async def create_note(state: State, call: APICall) -> models.Note:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.server_parts import open_checkpoints
 from tinker_wire import models
 
 from tinker.local.engines import EngineError
@@ -46,7 +47,7 @@ def now() -> list[float]:
 @pytest.fixture
 def checkpoints(tmp_path: Path, now: list[float]) -> Checkpoints:
     """A folder of checkpoints."""
-    return Checkpoints(tmp_path / "checkpoints", lambda: now[0])
+    return open_checkpoints(tmp_path / "checkpoints", lambda: now[0])
 
 
 def no_links(*_: object, **__: object) -> None:

@@ -120,7 +120,7 @@ def _endpoint(
         notes = unread.check(call.name, call.content, None if call.is_proto else operation.body)
         with in_trace(call.name, call.headers.get("traceparent")):
             answer = await handler(state, call)
-        state.flush_journal()
+        state.journal.flush()
         response = _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
         response.headers.update(notes)
         return response

@@ -104,8 +104,8 @@ def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
         raise APIProblem(403, f"the link is not valid: {error}") from error
     if claims.get("what") != "upload":
         raise APIProblem(403, "the link is not one to send a file to")
-    with state.lock:
-        upload = state.uploads.find(claims["upload"])
+    with state.locked() as shared:
+        upload = shared.uploads.find(claims["upload"])
     if upload is None:
         raise APIProblem(404, "the upload is no longer known")
     if upload.tinker_path is not None:
@@ -119,12 +119,12 @@ async def _receive_file(state: State, request: Request, upload: AdapterUpload, n
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _upload_size_problem(name, limit)
-    with state.uploads.receiving(upload) as part:
+    with upload.receiving(state.now) as part:
         digest = await _write(state, request, part, name, limit)
         wanted = _DIGEST.search(request.headers.get("content-digest", ""))
         if wanted is not None and wanted[1] != digest:
             raise APIProblem(400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY)
-        with state.lock:
+        with state.locked():
             if upload.tinker_path is None:
                 upload.put(part, name)
         return digest

@@ -10,7 +10,7 @@ from tinker_wire import models
 
 from tinker.local.engines import Adam, AdapterSpec, Dimuon, Engine, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.state import State
+from tinker.local.state import SharedData, State
 from tinker.local.storage.records import RunHistory
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 
@@ -76,15 +76,12 @@ class NewModel:
     user_metadata: models.Metadata | None
 
     @contextlib.contextmanager
-    def add(self, state: State, session_id: str, number: int) -> Generator[ModelRecord]:
-        """Yield the model of that number, the existing one or a new one, which goes again when the block fails.
-
-        Call with the state's lock held.
-        """
+    def add(self, state: State, shared: SharedData, session_id: str, number: int) -> Generator[ModelRecord]:
+        """Yield the model of that number, the existing one or a new one, which is discarded when the block fails."""
         state.require_open()
-        session = state.store.live_session(session_id)
+        session = shared.store.live_session(session_id)
         before = len(session.models)
-        model = state.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+        model = shared.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
         try:
             yield model
         except Exception:
@@ -93,8 +90,6 @@ class NewModel:
             raise
 
     def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
-        ledger = state.ledger
-        history = RunHistory() if ledger is None else ledger.open_history(model_id, self.base_model, self.spec.rank)
         return ModelRecord(
             model_id=model_id,
             session=session,
@@ -103,7 +98,7 @@ class NewModel:
             requested_name=self.requested_name,
             spec=self.spec,
             queue=state.new_queue(self.engine_model),
-            history=history,
+            history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
             last_request_at=state.now(),
             optimizer=self.optimizer,
             user_metadata=self.user_metadata,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sqlite3
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -13,20 +13,16 @@ from tinker_wire import models
 from tinker_wire.api import training, weights
 
 from tinker._wire import proto
+from tinker.local.call import APICall
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.recovery import do_nothing, write_down
-from tinker.local.scheduling.models import ModelQueue, ModelTask
 from tinker.local.scheduling.steps import log
+from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import RequestResult, ServerFuture, request_key
-from tinker.local.storage.sessions import ModelRecord
+from tinker.local.storage.journal import JournalRequest
+from tinker.local.storage.sessions import ModelRecord, ModelTask, RequestQueue
 from tinker.local.storage.snapshots import KeptRuns
 from tinker.types.model_input import EncodedTextChunk
-
-if TYPE_CHECKING:
-    from tinker.local.call import APICall
-    from tinker.local.state import State
-
 
 #: Operations after which the weights of a run are others than before.
 CHANGES = frozenset(one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights))
@@ -54,8 +50,48 @@ def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     return digest.digest()
 
 
+def do_nothing() -> None:
+    """Do nothing."""
+
+
+def write_down(
+    state: State,
+    call: APICall,
+    subject: str,
+    undo: Callable[[], object] = do_nothing,
+    *,
+    request_id: str | None = None,
+    number: int | None = None,
+) -> None:
+    """Write a request about ``subject`` into the journal before anything is done that ``undo`` cannot take back.
+
+    Raises APIProblem 500 when it cannot be written, after ``undo``.
+    """
+    if state.repeating is not None or not state.journal.is_kept:
+        return
+    request = JournalRequest(
+        subject=subject,
+        operation=call.name,
+        path=msgspec.json.encode(call.path),
+        content_type=call.headers.get("content-type", ""),
+        content=call.content,
+        created_at=state.now(),
+        request_id=request_id,
+        number=number,
+        known_failure=call.known_failure,
+    )
+    try:
+        state.journal.add_request(request)
+    except sqlite3.Error as error:
+        undo()
+        log.error("cannot write the journal: %s; %s is refused", error, call.name)
+        detail = f"the server cannot write this request down ({error}), so it was not carried out; send it again"
+        raise APIProblem(500, detail) from error
+
+
 def enqueue_idempotent(
     state: State,
+    shared: SharedData,
     call: APICall,
     model: ModelRecord,
     number: int,
@@ -72,7 +108,7 @@ def enqueue_idempotent(
     The same request again answers the same future; another one under its number is APIProblem 409. ``check``, which has no
     effects, and ``prepare`` are called for a new request only; when they raise APIProblem, the number counts as used up, and
     ``check`` refuses the same request again, in whatever form. A request that cannot be written down is refused, its number
-    stays free, and ``undo`` takes back what ``prepare`` did. Call with the state's lock held.
+    stays free, and ``undo`` takes back what ``prepare`` did.
     """
     state.require_open()
     operation = operation or call.name
@@ -80,35 +116,41 @@ def enqueue_idempotent(
     key = request_key(model.model_id, number)
     request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
-        future = state.futures.open(key, request_fingerprint, model.session.new_span(operation, model.model_id))
-        future.engine_model = model.engine_model
-        future.on_poll = lambda: state.store.touch(model.session)
-        if key in state.repeated:
-            run = _repeat(state, run)
-        position = number if number == 0 or state.settings.profile.ordered else model.queue.assign_number(None)
-        if state.runs is not None and operation in CHANGES:
-            run = _keep_after(state, state.runs, model, number, future, run)
-        known = call.known_failure if state.settings.profile.ordered else None  # it is by number
+        future = ServerFuture(
+            key,
+            request_fingerprint,
+            span=model.session.new_span(operation, model.model_id),
+            session=model.session,
+            engine_model=model.engine_model,
+            progress=model.queue.describe_gap,
+        )
+        request_id = state.futures.open(future).request_id
+        is_ordered = state.settings.profile.ordered  # where it is not, numbers order nothing
+        position = number if number == 0 or is_ordered else model.queue.assign_number(None)
+        if key in (state.repeating or ()):
+            run = _repeat(shared, run)
+        if state.journal.is_kept and operation in CHANGES:
+            run = _keep_after(state.runs, model, number, future, run)
         with _forget_if_refused(state, future):
             _prepare(state, model.queue, position, check, prepare)
-            write_down(state, call, model.model_id, undo, request_id=future.request_id, number=number)
-            model.queue.put(position, ModelTask(future, run, operation, number, known), state.clock())
-        request_id = future.request_id
+            write_down(state, call, model.model_id, undo, request_id=request_id, number=number)
+            known_failure = call.known_failure if is_ordered else None
+            model.queue.put(position, ModelTask(future, run, operation, number, known_failure), state.clock())
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 
-def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
+def _repeat(shared: SharedData, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
     """Return a run of a request that was carried out, and counted, before the server was killed."""
 
     def run_again(engine: Engine) -> RequestResult:
-        with state.usage.repeating():
+        with shared.usage.repeating():
             return run(engine)
 
     return run_again
 
 
 def _keep_after(
-    state: State, runs: KeptRuns, model: ModelRecord, number: int, future: ServerFuture, run: Callable[[Engine], RequestResult]
+    runs: KeptRuns, model: ModelRecord, number: int, future: ServerFuture, run: Callable[[Engine], RequestResult]
 ) -> Callable[[Engine], RequestResult]:
     """Return a run of a request that changes weights, after which they are kept.
 
@@ -146,8 +188,8 @@ def skip_rejected(state: State, media_type: str, body: bytes) -> None:
             request = msgspec.json.decode(body, type=_NumberedBody)
     except (msgspec.DecodeError, proto.ProtoError):
         return  # not a request of a model
-    with state.lock:
-        model = state.store.find_model(request.model_id)
+    with state.locked() as shared:
+        model = shared.store.find_model(request.model_id)
         if model is not None:
             model.queue.skip(request.seq_id, state.clock())
             state.notify()
@@ -165,7 +207,7 @@ def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
         state.notify()
 
 
-def _prepare(state: State, queue: ModelQueue, number: int, check: Callable[[], None], prepare: Callable[[], None]) -> None:
+def _prepare(state: State, queue: RequestQueue, number: int, check: Callable[[], None], prepare: Callable[[], None]) -> None:
     """Check a request before it is queued; the number of one that is refused is used up."""
     try:
         check()

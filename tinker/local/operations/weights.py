@@ -16,7 +16,7 @@ from tinker.local.naming import choose_engine_for
 from tinker.local.operations.descriptions import check_ttl
 from tinker.local.operations.models import NewModel, adapter_spec, creation_step, lora_config, optimizer_family
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
-from tinker.local.state import State
+from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
 from tinker.local.storage.sessions import ModelRecord
 from tinker.types.paths import SCHEME
@@ -52,24 +52,32 @@ class Save:
     is_repeated: bool = False
 
     @classmethod
-    def prepare(cls, state: State, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
-        """Call with the state's lock held, which is held until it is accepted."""
-        model = state.store.model(request.model_id)
+    def prepare(cls, state: State, shared: SharedData, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
+        """Make a save, for :meth:`enqueue` under the same lock."""
+        model = shared.store.model(request.model_id)
         number = model.queue.assign_number(request.seq_id)
         name = f"{number:06d}" if request.path is None else request.path
-        repeated = state.is_recovering
         return cls(
-            state=state, call=call, request=request, kind=kind, model=model, number=number, name=name, is_repeated=repeated
+            state=state,
+            call=call,
+            request=request,
+            kind=kind,
+            model=model,
+            number=number,
+            name=name,
+            is_repeated=state.repeating is not None,
         )
 
     @property
     def path(self) -> str:
         return checkpoint_path(self.model.model_id, self.kind, self.name)
 
-    def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
+    def enqueue(
+        self, shared: SharedData, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]
+    ) -> models.UntypedAPIFuture:
         same = fingerprint(cast("msgspec.Struct", self.request))
         return enqueue_idempotent(
-            self.state, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
+            self.state, shared, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
         )
 
     def check(self) -> None:
@@ -97,7 +105,7 @@ class Save:
                 overwrite=overwrite or self.is_repeated,
             )
         finally:
-            with self.state.lock:
+            with self.state.locked():
                 self._release()
         self._note(record)
         return record
@@ -107,9 +115,9 @@ class Save:
 
     def _note(self, record: CheckpointRecord) -> None:
         session = self.model.session
-        with self.state.lock:
-            self.state.audit.record_checkpoint("checkpoint_created", record)
-            self.state.usage.count("checkpoint", 1, session.usage_key(record.base_model))
+        with self.state.locked() as shared:
+            shared.audit.record_checkpoint("checkpoint_created", record)
+            shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
 
     def _record(self, engine: Engine) -> CheckpointRecord:
         now, ttl, session = self.state.now(), self.request.ttl_seconds, self.model.session
@@ -155,8 +163,8 @@ def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
     try:
         record, _ = state.checkpoints.find(path, "weights")
     except EngineError:
-        with state.lock:
-            run = state.store.find_model(path.removeprefix(SCHEME).partition("/")[0])
+        with state.locked() as shared:
+            run = shared.store.find_model(path.removeprefix(SCHEME).partition("/")[0])
         return ("", "", AdapterSpec()) if run is None else (run.base_model, run.engine_model, run.spec)
     return record.base_model, record.engine_model, adapter_spec(record.lora_config)
 
@@ -173,8 +181,8 @@ def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: 
             fault = f"{request.path} contains the state of the optimizer {record.optimizer!r}, and this model's is"
             raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
     model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
-    with state.lock:
-        state.audit.record_checkpoint("checkpoint_read", record, "train")
+    with state.locked() as shared:
+        shared.audit.record_checkpoint("checkpoint_read", record, "train")
 
 
 def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
@@ -189,10 +197,10 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
         if state.settings.profile.loads_first_only and not model.queue.is_fresh:
             raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
 
-    with state.lock:
-        model = state.store.model(model_id)
+    with state.locked() as shared:
+        model = shared.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
-        return enqueue_idempotent(state, call, model, number, _fingerprint_load(request), run, prepare=check_first)
+        return enqueue_idempotent(state, shared, call, model, number, _fingerprint_load(request), run, prepare=check_first)
 
 
 async def load_into_new_model(
@@ -206,9 +214,9 @@ async def load_into_new_model(
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
     new = _describe_saved_model(state, engines, request)
-    with state.lock, new.add(state, session_id, number) as model:
+    with state.locked() as shared, new.add(state, shared, session_id, number) as model:
         work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
-        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), run)
+        return enqueue_idempotent(state, shared, call, model, 0, _fingerprint_load(request), run)
 
 
 def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:

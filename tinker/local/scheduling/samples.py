@@ -11,7 +11,8 @@ import attrs
 
 from tinker.local.engines import BatchingEngine, Engine, EngineError, SampleBatch, SampleJob, SampleResult
 from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
-from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult, ServerFuture
+from tinker.local.storage.future_store import FutureStore
+from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture
 
 Outcomes = list[tuple[object, SampleResult | Exception]]
 

@@ -106,6 +106,38 @@ class Owner:
                     file.unlink()
 
 
+class ServerFolder:
+    """A folder of one server below ``root``, made on first use; those of dead servers are removed then.
+
+    With ``keep``, the folder is that one instead, and outlives the server.
+    """
+
+    def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
+        self._root, self._owner, self._keep = root, owner, keep
+        self._mine = keep
+
+    @property
+    def is_made(self) -> bool:
+        """Return whether anything may be in it."""
+        return self._mine is not None
+
+    def path(self) -> Path:
+        """Return the folder."""
+        if self._mine is None:
+            self._mine = self._root / self._owner.claim()
+            self._mine.mkdir(parents=True, exist_ok=True)
+            for folder in self._root.iterdir():
+                if self._owner.is_dead(folder.name):
+                    shutil.rmtree(folder, ignore_errors=True)
+        return self._mine
+
+    def clear(self) -> None:
+        """Remove the folder unless it is kept."""
+        if self._mine is not None and self._keep is None:
+            shutil.rmtree(self._mine, ignore_errors=True)
+            self._mine = None
+
+
 def _lock_file(file: Path) -> int:
     """Lock a file and return its descriptor. The file is made again when another server has removed it."""
     assert fcntl is not None

@@ -1,4 +1,4 @@
-"""Futures of requests: their results, how long these are kept, and the log of completed samples of each client.
+"""Futures of requests, and the log of completed samples of each client.
 
 Free of any event loop: results come from the engine's thread, and each waiter is woken on the loop it waits on.
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import attrs
 import msgspec
 
-from tinker.local.errors import APIProblem, make_not_found
-from tinker.local.settings import Settings
 from tinker.local.storage.trace import Span
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
@@ -84,20 +81,15 @@ class Completion:
 class CompletionLog:
     """The completions of one client. Guarded by the lock of the state."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self._completions: deque[Completion] = deque(maxlen=MAX_COMPLETIONS)
-        self._count = 0
+        self._count = first
         self._notifier = Notifier()
 
     @property
     def cursor(self) -> int:
         """Return the number of the last one."""
         return self._count
-
-    def restore(self, count: int, completions: Iterable[Completion]) -> None:
-        """Take over what an earlier process of this server counted, and what nobody has asked for yet."""
-        self._count = count
-        self._completions.extend(completions)
 
     def add(self, request_id: str, *, failed: bool) -> None:
         """Add a completed request."""
@@ -117,7 +109,6 @@ class CompletionLog:
 
 
 STREAM_KEY = "stream:"  # what the keys of streamed samples begin with
-MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
 
 
 @attrs.frozen
@@ -136,31 +127,48 @@ RequestResult: TypeAlias = ForwardBackwardOutput | SampleResponse | msgspec.Stru
 RequestOutcome: TypeAlias = RequestResult | RequestFailure
 
 
+class Client(Protocol):
+    """The part of a session that a poll of its client changes; ``last_seen`` is the clock's."""
+
+    last_seen: float
+
+
+def _do_nothing() -> None:
+    return None
+
+
+def _ignore_future(future: ServerFuture) -> None:
+    return None
+
+
+@attrs.define(eq=False)
 class ServerFuture:
     """One promised result.
 
-    ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``progress`` says, while it is
-    pending, what it waits for; None is nothing in particular. ``on_done`` is called once, after the outcome is set, and
-    ``on_poll`` whenever its client asks for it.
-    ``is_sample`` tells what may be cancelled, ``engine_model`` which base model works on it, where one does.
+    ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``session`` is that of its client,
+    where it has one, and ``engine_model`` the base model that works on it. ``is_sample`` says whether it may be cancelled.
+    ``progress`` returns what a pending request waits for, None for nothing in particular. ``on_done`` is called once, after
+    the outcome is set.
     """
 
-    def __init__(self, key: str, fingerprint: bytes = b"", request_id: str | None = None, span: Span | None = None) -> None:
-        self.key = key
-        self.fingerprint = fingerprint
-        self.request_id: str = key if request_id is None else request_id
-        self.span = span
-        self.progress: Callable[[], str | None] = _do_nothing
-        self.on_done: Callable[[ServerFuture], None] = _ignore_future
-        self.on_poll: Callable[[], object] = _do_nothing
-        self.is_sample = False
-        self.engine_model: str | None = None
-        self.encoded: tuple[str, bytes] | None = None
-        self.finished_at: float = 0.0
-        self.nbytes = 0
-        self._outcome: RequestOutcome | None = None
-        self._lock = threading.Lock()
-        self._notifier = Notifier()
+    key: str
+    fingerprint: bytes = b""
+    request_id: str = ""
+    span: Span | None = attrs.field(default=None, kw_only=True)
+    session: Client | None = attrs.field(default=None, kw_only=True)
+    engine_model: str | None = attrs.field(default=None, kw_only=True)
+    is_sample: bool = attrs.field(default=False, kw_only=True)
+    progress: Callable[[], str | None] = attrs.field(default=_do_nothing, kw_only=True)
+    on_done: Callable[[ServerFuture], None] = attrs.field(default=_ignore_future, kw_only=True)
+    encoded: tuple[str, bytes] | None = attrs.field(default=None, init=False)
+    finished_at: float = attrs.field(default=0.0, init=False)
+    nbytes: int = attrs.field(default=0, init=False)
+    _outcome: RequestOutcome | None = attrs.field(default=None, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _notifier: Notifier = attrs.field(factory=Notifier, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.request_id = self.request_id or self.key
 
     @property
     def outcome(self) -> RequestOutcome | None:
@@ -188,26 +196,6 @@ class ServerFuture:
         return self._outcome
 
 
-def _do_nothing() -> None:
-    return None
-
-
-def _ignore_future(future: ServerFuture) -> None:
-    return None
-
-
-def _ignore_result(future: ServerFuture, outcome: RequestOutcome) -> None:
-    return None
-
-
-def _ignore_drop(request_id: str) -> None:
-    return None
-
-
-def _say_nothing(run: str) -> str:
-    return ""
-
-
 def request_key(owner: str, number: object) -> str:
     """Return the key of a request of a run or sampler."""
     return f"{owner}:request:{number}"
@@ -217,162 +205,3 @@ def split_request_key(key: str) -> tuple[str, int | None]:
     """Return the owner and the number in a key; the whole key and None where it has no number."""
     owner, _, number = key.rpartition(":request:")
     return (owner, int(number)) if owner and number.isdigit() else (key, None)
-
-
-class FutureStore:
-    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds.
-
-    ``on_result`` is told of each result before anybody can see it, ``on_drop`` of the id of each one that is kept no longer.
-    ``hint`` returns what to tell who asks for a result of a run that is unknown.
-    """
-
-    def __init__(self, settings: Settings, lock: threading.RLock, clock: Callable[[], float]) -> None:
-        self._settings, self._lock, self._clock = settings, lock, clock
-        self._pending: dict[str, ServerFuture] = {}
-        self._unread: OrderedDict[str, ServerFuture] = OrderedDict()
-        self._read: OrderedDict[str, ServerFuture] = OrderedDict()
-        self._gone: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-        self._keys: dict[str, str] = {}  # by request id, where that is not the key
-        self._numbers = itertools.count(1)
-        self._nbytes = 0
-        self._running: ServerFuture | None = None
-        self.on_result: Callable[[ServerFuture, RequestOutcome], None] = _ignore_result
-        self.on_drop: Callable[[str], None] = _ignore_drop
-        self.hint: Callable[[str], str] = _say_nothing
-
-    def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
-        """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
-        with self._lock:
-            future = self._find(key)
-            known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
-        if known is not None and known[0] != fingerprint:
-            raise self._settings.profile.reused_number(key)
-        return None if known is None else known[1]
-
-    def open(self, key: str, fingerprint: bytes, span: Span | None = None) -> ServerFuture:
-        """Add a pending future. Raises APIProblem 429 when too many are pending."""
-        with self._lock:
-            if len(self._pending) >= self._settings.max_queued_requests:
-                limit = f"max_queued_requests={self._settings.max_queued_requests}"
-                raise APIProblem(429, f"too many requests are waiting ({limit})", {"retry-after": "1"})
-            request_id = str(next(self._numbers)) if self._settings.profile.numbered_requests else key
-            if request_id != key:
-                self._keys[request_id] = key
-            future = self._pending[key] = ServerFuture(key, fingerprint, request_id, span)
-            if span is not None:
-                span.request_id, span.submitted = request_id, self._clock()
-            return future
-
-    def forget(self, future: ServerFuture) -> None:
-        """Forget a future whose request was refused after all."""
-        with self._lock:
-            self._pending.pop(future.key, None)
-            self._keys.pop(future.request_id, None)
-
-    def find(self, request_id: str) -> ServerFuture:
-        """Return the future. Raises APIProblem 410 when its result is no longer kept, 404 when it is unknown."""
-        with self._lock:
-            self._evict()
-            key = self._keys.get(request_id, request_id)
-            future = self._find(key)
-            if future is None and key in self._gone:
-                raise APIProblem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
-        if future is None:
-            raise make_not_found("request", request_id, self.hint(split_request_key(request_id)[0]))
-        return future
-
-    def choose(self, future: ServerFuture) -> None:
-        """Note which request of a model runs next, alone; it is finished even where the server ends."""
-        self._running = future
-
-    def start(self, future: ServerFuture) -> None:
-        """Note that its work begins."""
-        if future.span is not None:
-            future.span.started = self._clock()
-
-    def resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Finish a future; a second outcome is ignored."""
-        with self._lock:
-            if future.outcome is None and future.key in self._pending:
-                self.on_result(future, outcome)
-            self._resolve(future, outcome)
-
-    def restore(self, key: str, fingerprint: bytes, outcome: RequestOutcome) -> None:
-        """Add a result of an earlier process of this server."""
-        with self._lock:
-            future = self._pending[key] = ServerFuture(key, fingerprint)
-            self._resolve(future, outcome)
-
-    def _resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        if future.outcome is None and self._pending.pop(future.key, None) is not None:
-            future.finished_at, future.nbytes = self._clock(), result_nbytes(outcome)
-            self._unread[future.key] = future
-            self._nbytes += future.nbytes
-            if future.span is not None:
-                future.span.finish(future.finished_at, failed=isinstance(outcome, RequestFailure))
-        future.resolve(outcome)
-        self._evict()
-
-    def mark_read(self, future: ServerFuture) -> None:
-        """Note that the result was sent: from now on it is dropped before those that were not."""
-        with self._lock:
-            if self._unread.pop(future.key, None) is not None:
-                self._read[future.key] = future
-
-    def release(self, request_id: str) -> None:
-        """Drop a result that is not needed any more. A pending or unknown request stays as it is."""
-        with self._lock:
-            key = self._keys.get(request_id, request_id)
-            future = self._unread.pop(key, None) or self._read.pop(key, None)
-            if future is not None:
-                self._drop(future)
-
-    def count_pending(self, engine_model: str | None = None) -> dict[str, int]:
-        """Return how many requests wait or run, of one base model or all: ``sampling``, and ``training`` for all others."""
-        with self._lock:
-            found = [one for one in self._pending.values() if engine_model in (None, one.engine_model)]
-        samples = sum(future.is_sample or future.key.startswith(STREAM_KEY) for future in found)
-        return {"sampling": samples, "training": len(found) - samples}
-
-    def fail_all(self, failure: RequestFailure) -> None:
-        """Finish everything that is pending, as the server ends, but the request that runs: that one has its own result.
-
-        A server that goes on later does not take it for a result.
-        """
-        with self._lock:
-            for future in [future for future in self._pending.values() if future is not self._running]:
-                self._resolve(future, failure)
-
-    def _find(self, key: str) -> ServerFuture | None:
-        return self._pending.get(key) or self._unread.get(key) or self._read.get(key)
-
-    def _evict(self) -> None:
-        oldest = self._clock() - self._settings.result_seconds
-        for kept in (self._read, self._unread):
-            while kept and (self._is_over_limits() or next(iter(kept.values())).finished_at < oldest):
-                self._drop(kept.popitem(last=False)[1])
-
-    def _drop(self, future: ServerFuture) -> None:
-        self._nbytes -= future.nbytes
-        self._gone[future.key] = (future.fingerprint, future.request_id)
-        self.on_drop(future.request_id)
-        while len(self._gone) > MAX_REMEMBERED:
-            _, (_, request_id) = self._gone.popitem(last=False)
-            self._keys.pop(request_id, None)
-
-    def _is_over_limits(self) -> bool:
-        count = len(self._read) + len(self._unread)
-        too_large = self._nbytes > self._settings.max_result_bytes and count > 1
-        return count > self._settings.max_results or too_large
-
-
-def result_nbytes(outcome: RequestOutcome) -> int:
-    """Estimate how much memory a result holds; small records count as nothing."""
-    if isinstance(outcome, ForwardBackwardOutput):
-        return sum(tensor.values.nbytes for fields in outcome.loss_fn_outputs for tensor in fields.values())
-    if isinstance(outcome, SampleResponse):
-        arrays = [outcome.prompt_logprobs_np, *(a for s in outcome.sequences for a in (s.tokens_np, s.logprobs_np))]
-        tables = [outcome.topk_prompt_logprobs_np, *(s.topk_logprobs_np for s in outcome.sequences)]
-        dense = sum(array.nbytes for array in arrays if array is not None)
-        return dense + sum(t.token_ids.nbytes + t.logprobs.nbytes for t in tables if t is not None)
-    return 0

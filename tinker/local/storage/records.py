@@ -19,7 +19,7 @@ from tinker_wire import models
 from tinker._wire import json
 from tinker.local.storage.access import USER_ID, USER_NAME
 from tinker.local.storage.checkpoint_records import CheckpointRecord, to_utc
-from tinker.local.storage.journal import Journal
+from tinker.local.storage.journal import Journal, Table
 
 HOUR = 3600
 GIGABYTE = 10**9
@@ -27,8 +27,7 @@ GIGABYTE = 10**9
 UsageKey: TypeAlias = tuple[str | None, str | None, str | None]
 
 
-@attrs.frozen
-class StoragePeriod:
+class StoragePeriod(msgspec.Struct, frozen=True, array_like=True):
     """How many bytes were stored, and from when until when."""
 
     key: UsageKey
@@ -37,23 +36,36 @@ class StoragePeriod:
     until: float
 
 
+class _AmountRow(msgspec.Struct, frozen=True, array_like=True):
+    hour: int
+    what: str
+    key: bytes
+    amount: int
+
+
+class _PeriodRow(msgspec.Struct, frozen=True, array_like=True):
+    content: bytes
+
+
+_AMOUNTS = Table("usage", _AmountRow, "hour", "what", "key", conflict="sum")
+_PERIODS = Table("deleted", _PeriodRow)
+
+
 class UsageMeter:
     """Tokens and checkpoints of every hour, and the storage of deleted checkpoints, the newest ``max_deleted`` of them.
 
     ``now`` is the time of day in seconds since 1970.
     """
 
-    def __init__(self, max_deleted: int, now: Callable[[], float]) -> None:
-        self._now = now
-        self._counts: dict[tuple[int, str, UsageKey], int] = {}
-        self._deleted: deque[StoragePeriod] = deque(maxlen=max_deleted)
+    def __init__(self, max_deleted: int, now: Callable[[], float], journal: Journal) -> None:
+        self._max_deleted, self._now, self._journal = max_deleted, now, journal
         self._is_repeating = False
-        self.on_count: Callable[[int, str, UsageKey, int], None] = _ignore_count
-        self.on_deletion: Callable[[StoragePeriod], None] = _ignore_deletion
-
-    def restore(self, counts: Mapping[tuple[int, str, UsageKey], int], deleted: deque[StoragePeriod]) -> None:
-        """Begin with what an earlier process of this server has counted."""
-        self._counts, self._deleted = dict(counts), deleted
+        journal.add_tables(_AMOUNTS, _PERIODS)
+        self._counts: dict[tuple[int, str, UsageKey], int] = {
+            (row.hour, row.what, msgspec.json.decode(row.key, type=UsageKey)): row.amount for row in journal.read(_AMOUNTS)
+        }
+        deleted = (msgspec.json.decode(row.content, type=StoragePeriod) for row in journal.read(_PERIODS))
+        self._deleted: deque[StoragePeriod] = deque(deleted, maxlen=max_deleted)
 
     @contextlib.contextmanager
     def repeating(self) -> Generator[None]:
@@ -69,7 +81,7 @@ class UsageMeter:
         if amount and not self._is_repeating:
             entry = (int(self._now()) // HOUR * HOUR, what, key)
             self._counts[entry] = self._counts.get(entry, 0) + amount
-            self.on_count(*entry, amount)
+            self._journal.note(_AMOUNTS.add(_AmountRow(*entry[:2], msgspec.json.encode(key), amount)))
 
     def totals(self) -> dict[tuple[str, str | None], int]:
         """Return what was counted, by what it is and base model."""
@@ -82,7 +94,8 @@ class UsageMeter:
         """Keep counting what a deleted checkpoint stored until now."""
         until = min(self._now(), record.expires_at or math.inf)
         self._deleted.append(StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until))
-        self.on_deletion(self._deleted[-1])
+        row = _PeriodRow(msgspec.json.encode(self._deleted[-1]))
+        self._journal.note(_PERIODS.add(row), _PERIODS.trim(self._max_deleted))
 
     def events(self, since: float, until: float, stored: Iterable[CheckpointRecord]) -> Iterator[models.BillingUsageEvent]:
         """Yield the usage between two full hours, by hour. ``stored`` are the checkpoints that exist."""
@@ -92,14 +105,6 @@ class UsageMeter:
         now = self._now()
         present = [StoragePeriod(_checkpoint_key(r), r.nbytes, r.created_at, min(now, r.expires_at or now)) for r in stored]
         yield from _storage_events([*self._deleted, *present], since, min(until, now))
-
-
-def _ignore_count(hour: int, what: str, key: UsageKey, amount: int) -> None:
-    return None
-
-
-def _ignore_deletion(period: StoragePeriod) -> None:
-    return None
 
 
 def _event_info(what: str, amount: int) -> models.BillingEventInfo:
@@ -143,17 +148,22 @@ def _checkpoint_key(record: CheckpointRecord) -> UsageKey:
     return record.project_id, record.session_id, record.base_model
 
 
+class _AuditRow(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    content: bytes
+
+
+_ENTRIES = Table("audit", _AuditRow)
+
+
 class AuditLog:
-    """The newest entries. ``now`` is the time of day in seconds since 1970."""
+    """The newest of the user's actions. ``now`` is the time of day in seconds since 1970."""
 
-    def __init__(self, max_entries: int, now: Callable[[], float]) -> None:
-        self._now = now
-        self._entries: deque[tuple[str, models.AuditLogEntry]] = deque(maxlen=max_entries)
-        self.on_record: Callable[[str, models.AuditLogEntry], None] = _ignore_entry
-
-    def restore(self, entries: Iterable[tuple[str, models.AuditLogEntry]]) -> None:
-        """Begin with the entries of an earlier process of this server."""
-        self._entries.extend(entries)
+    def __init__(self, max_entries: int, now: Callable[[], float], journal: Journal) -> None:
+        self._max_entries, self._now, self._journal = max_entries, now, journal
+        journal.add_tables(_ENTRIES)
+        kept = ((row.kind, json.decode(row.content, models.AuditLogEntry)) for row in journal.read(_ENTRIES))
+        self._entries: deque[tuple[str, models.AuditLogEntry]] = deque(kept, maxlen=max_entries)
 
     def record(
         self,
@@ -175,7 +185,7 @@ class AuditLog:
             purpose=purpose,
         )
         self._entries.append((kind, entry))
-        self.on_record(kind, entry)
+        self._journal.note(_ENTRIES.add(_AuditRow(kind, json.encode(entry))), _ENTRIES.trim(self._max_entries))
 
     def record_checkpoint(self, event: str, record: CheckpointRecord, purpose: str | None = None, **details: object) -> None:
         """Add an entry about a checkpoint."""
@@ -191,10 +201,7 @@ class AuditLog:
         ]
 
 
-def _ignore_entry(kind: str, entry: models.AuditLogEntry) -> None:
-    return None
-
-
+MAX_FORMER_RUNS = 200  # of which the histories are kept, the newest
 MAX_POINTS = 2000  # the newest; a run of more steps loses the oldest ones
 LOSS, TOKENS, PER_TOKEN = "loss:sum", "tokens:sum", "loss per token"
 _JOIN: Mapping[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, "min": min, "max": max}
@@ -209,20 +216,40 @@ class HistoryPoint:
     metrics: Mapping[str, float]
 
 
-class RunHistory:
-    """The steps of one run. Guarded by the lock of the state."""
+class _PointRow(msgspec.Struct, frozen=True, array_like=True):
+    model_id: str
+    step: int
+    at: float
+    metrics: bytes
 
-    def __init__(self) -> None:
-        self.points: deque[HistoryPoint] = deque(maxlen=MAX_POINTS)
-        self.step_count: int = 0
+
+class _RunRow(msgspec.Struct, frozen=True, array_like=True):
+    model_id: str
+    base_model: str
+    rank: int
+    at: float
+
+
+_POINTS = Table("points", _PointRow, "model_id", "step")
+_RUNS = Table("seen", _RunRow, "model_id")
+RUN_TABLES = (_POINTS, _RUNS)
+
+
+class RunHistory:
+    """The metrics of one run, one point for each optimizer step, the newest MAX_POINTS of them.
+
+    Nothing else is known here: a reward is there when a loss reports it as a metric.
+    """
+
+    def __init__(self, journal: Journal, model_id: str, base_model: str, rank: int) -> None:
+        self._journal = journal
+        self.model_id, self.base_model, self.rank = model_id, base_model, rank
+        rows = journal.read(_POINTS, "where model_id = ? order by step", model_id)
+        kept = (HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows)
+        self.points: deque[HistoryPoint] = deque(kept, maxlen=MAX_POINTS)
+        self.step_count: int = self.points[-1].step if self.points else 0
         self._sums: dict[str, float] = {}
         self._calls: dict[str, int] = {}
-        self.on_point: Callable[[HistoryPoint], None] = _ignore_point
-
-    def restore(self, points: Iterable[HistoryPoint]) -> None:
-        """Begin with the steps that an earlier process of this server has seen."""
-        self.points.extend(points)
-        self.step_count = self.points[-1].step if self.points else 0
 
     def add_loss(self, metrics: Mapping[str, float]) -> None:
         """Add what a forward_backward reported. Several before one step count together, by the reduction in their names."""
@@ -240,145 +267,21 @@ class RunHistory:
         self.step_count += 1
         self.points.append(HistoryPoint(self.step_count, at, {**joined, **metrics}))
         self._sums, self._calls = {}, {}
-        self.on_point(self.points[-1])
+        self._journal.note(
+            _RUNS.add(_RunRow(self.model_id, self.base_model, self.rank, at)),
+            _POINTS.add(_PointRow(self.model_id, self.step_count, at, msgspec.msgpack.encode(self.points[-1].metrics))),
+            _POINTS.delete("model_id = ? and step <= ?", self.model_id, self.step_count - MAX_POINTS),
+        )
 
     def _settle(self, name: str, value: float) -> float:
         """Return the value over all calls: metrics that are neither a sum nor an extreme are averaged."""
         return value if name.rpartition(":")[2] in _JOIN else value / self._calls[name]
 
 
-def _ignore_point(point: HistoryPoint) -> None:
-    return None
-
-
-MAX_FORMER_RUNS = 200  # whose curves are kept, the newest
-_SCHEMA = """
-create table if not exists usage (
-    hour integer not null, what text not null, key blob not null, amount integer not null, primary key (hour, what, key));
-create table if not exists deleted (position integer primary key, content blob not null);
-create table if not exists audit (position integer primary key, kind text not null, content blob not null);
-create table if not exists points (
-    model_id text not null, step integer not null, at real not null, metrics blob not null, primary key (model_id, step));
-create table if not exists seen (model_id text primary key, base_model text not null, rank integer not null, at real not null);
-"""
-_ADD_USAGE = "insert into usage values (?, ?, ?, ?) on conflict do update set amount = amount + excluded.amount"
-_SEE = "insert into seen values (?, ?, ?, ?) on conflict do update set at = excluded.at"
-_TRIM = "delete from {0} where position <= (select max(position) from {0}) - ?"
-
-
-@attrs.frozen
-class FormerRun:
-    """A run of an earlier process of this server. ``last_step_at`` is a time of day."""
-
-    model_id: str
-    base_model: str
-    rank: int
-    last_step_at: float
-    history: RunHistory
-
-
-class _AmountRow(msgspec.Struct, frozen=True, array_like=True):
-    hour: int
-    what: str
-    key: bytes
-    amount: int
-
-
-class _AuditRow(msgspec.Struct, frozen=True, array_like=True):
-    kind: str
-    content: bytes
-
-
-class _ContentRow(msgspec.Struct, frozen=True, array_like=True):
-    content: bytes
-
-
-class _PointRow(msgspec.Struct, frozen=True, array_like=True):
-    step: int
-    at: float
-    metrics: bytes
-
-
-class _SeenRow(msgspec.Struct, frozen=True, array_like=True):
-    model_id: str
-    base_model: str
-    rank: int
-    at: float
-
-
-class Ledger:
-    """Usage, audit log and curves in the file of a journal."""
-
-    def __init__(self, journal: Journal, max_entries: int) -> None:
-        self._journal, self._max_entries = journal, max_entries
-        journal.add_tables(_SCHEMA)
-
-    def keep(self, usage: UsageMeter, audit: AuditLog) -> None:
-        """Give both what was seen before, and write down what they see from now on."""
-        rows = self._journal.read("select hour, what, key, amount from usage", _AmountRow)
-        usage.restore({(row.hour, row.what, _decode_key(row.key)): row.amount for row in rows}, self._read_deleted())
-        audit.restore(
-            (row.kind, json.decode(row.content, models.AuditLogEntry))
-            for row in self._journal.read("select kind, content from audit order by position", _AuditRow)
-        )
-        usage.on_count, usage.on_deletion, audit.on_record = self._add_usage, self._add_deletion, self._add_audit
-
-    def open_history(self, model_id: str, base_model: str, rank: int) -> RunHistory:
-        """Return the history of a run, as it was left, whose steps are written down from now on."""
-        history = self._read_history(model_id)
-
-        def write(point: HistoryPoint) -> None:
-            self._journal.note(_SEE, model_id, base_model, rank, point.at)
-            values = model_id, point.step, point.at, msgspec.msgpack.encode(point.metrics)
-            self._journal.note("insert or replace into points values (?, ?, ?, ?)", *values)
-            self._journal.note("delete from points where model_id = ? and step <= ?", model_id, point.step - MAX_POINTS)
-
-        history.on_point = write
-        return history
-
-    def former_runs(self, live: Collection[str]) -> list[FormerRun]:
-        """Return the runs that ended in earlier processes, the newest first; those beyond MAX_FORMER_RUNS are forgotten."""
-        everyone = self._journal.read("select model_id, base_model, rank, at from seen order by at desc", _SeenRow)
-        rows = [row for row in everyone if row.model_id not in live]
-        for row in rows[MAX_FORMER_RUNS:]:
-            self._journal.note("delete from seen where model_id = ?", row.model_id)
-            self._journal.note("delete from points where model_id = ?", row.model_id)
-        self._journal.flush()
-        return [
-            FormerRun(row.model_id, row.base_model, row.rank, row.at, self._read_history(row.model_id))
-            for row in rows[:MAX_FORMER_RUNS]
-        ]
-
-    def _read_history(self, model_id: str) -> RunHistory:
-        query = "select step, at, metrics from points where model_id = ? order by step"
-        rows = self._journal.read(query, _PointRow, model_id)
-        history = RunHistory()
-        history.restore(
-            HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows
-        )
-        return history
-
-    def _read_deleted(self) -> deque[StoragePeriod]:
-        rows = self._journal.read("select content from deleted order by position", _ContentRow)
-        return deque((_decode_period(row.content) for row in rows), maxlen=self._max_entries)
-
-    def _add_usage(self, hour: int, what: str, key: UsageKey, amount: int) -> None:
-        self._journal.note(_ADD_USAGE, hour, what, msgspec.json.encode(key), amount)
-
-    def _add_deletion(self, period: StoragePeriod) -> None:
-        content = msgspec.json.encode((period.key, period.nbytes, period.since, period.until))
-        self._journal.note("insert into deleted (content) values (?)", content)
-        self._journal.note(_TRIM.format("deleted"), self._max_entries)
-
-    def _add_audit(self, kind: str, entry: models.AuditLogEntry) -> None:
-        self._journal.note("insert into audit (kind, content) values (?, ?)", kind, json.encode(entry))
-        self._journal.note(_TRIM.format("audit"), self._max_entries)
-
-
-def _decode_key(content: bytes) -> UsageKey:
-    return msgspec.json.decode(content, type=tuple[str | None, str | None, str | None])
-
-
-def _decode_period(content: bytes) -> StoragePeriod:
-    kind = tuple[tuple[str | None, str | None, str | None], int, float, float]
-    return StoragePeriod(*msgspec.json.decode(content, type=kind))
+def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory]:
+    """Return the runs that ended in earlier processes, the newest first; those beyond MAX_FORMER_RUNS are forgotten."""
+    rows = [row for row in journal.read(_RUNS, "order by at desc") if row.model_id not in live]
+    for row in rows[MAX_FORMER_RUNS:]:
+        journal.note(*(table.delete("model_id = ?", row.model_id) for table in RUN_TABLES))
+    journal.flush()
+    return [RunHistory(journal, row.model_id, row.base_model, row.rank) for row in rows[:MAX_FORMER_RUNS]]

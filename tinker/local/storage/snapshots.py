@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.storage.checkpoint_records import folder_name
-from tinker.local.storage.disk import Owner, new_folder
+from tinker.local.storage.disk import Owner, ServerFolder, new_folder
 from tinker.local.storage.futures import RequestResult, ServerFuture
 from tinker.local.storage.journal import FOLDER, Journal, JournalRun
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
@@ -31,9 +31,7 @@ class Snapshots:
     """The snapshots of one server, most recently used first in memory."""
 
     def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
-        self._root, self._owner = root / SPOOL, owner
-        self._mine: Path | None = keep
-        self._is_kept = keep is not None
+        self._place = ServerFolder(root / SPOOL, owner, keep)
         self._recent: OrderedDict[tuple[Path, float], object] = OrderedDict()
         self._numbers = itertools.count()
 
@@ -62,7 +60,7 @@ class Snapshots:
 
     def forget(self, adapter_id: str) -> None:
         """Drop everything saved from this adapter."""
-        if self._mine is None:
+        if not self._place.is_made:
             return
         folder = self._folder(adapter_id)
         for key in [key for key in self._recent if key[0].parent == folder]:
@@ -72,9 +70,7 @@ class Snapshots:
     def clear(self) -> None:
         """Drop everything."""
         self._recent.clear()
-        if self._mine is not None and not self._is_kept:
-            shutil.rmtree(self._mine, ignore_errors=True)
-            self._mine = None
+        self._place.clear()
 
     def _remember(self, key: tuple[Path, float], weights: object) -> None:
         self._recent[key] = weights
@@ -82,17 +78,7 @@ class Snapshots:
             self._recent.popitem(last=False)
 
     def _folder(self, adapter_id: str) -> Path:
-        if self._mine is None:
-            self._mine = self._root / self._owner.claim()
-            self._mine.mkdir(parents=True, exist_ok=True)
-            self._remove_orphans()
-        return self._mine / folder_name(adapter_id)
-
-    def _remove_orphans(self) -> None:
-        """Remove folders whose server is no longer running (where the system can tell)."""
-        for folder in self._root.iterdir():
-            if self._owner.is_dead(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
+        return self._place.path() / folder_name(adapter_id)
 
 
 class KeptRuns:

@@ -148,11 +148,11 @@ def _cumulate(durations: DurationCounts) -> list[tuple[str, float]]:
 def _describe_work(state: State) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    with state.lock:
-        live = [session for session in state.store.sessions() if session.end is None]
-        runs = sum(model.closed_reason is None for model in state.store.models())
+    with state.locked() as shared:
+        live = [session for session in shared.store.sessions() if session.end is None]
+        runs = sum(model.closed_reason is None for model in shared.store.models())
         samplers = sum(len(session.samplers) for session in live)
-        totals, names = state.usage.totals(), [engine.base_model for engine in state.served.engines]
+        totals, names = shared.usage.totals(), [engine.base_model for engine in state.served.engines]
         pending = {name: state.futures.count_pending(name) for name in names}
     tokens = CounterMetricFamily("tinker_tokens", "Tokens computed.", labels=["kind", "base_model"])
     for (kind, base_model), amount in sorted(totals.items(), key=str):
