@@ -11,6 +11,7 @@ from typing import Any
 
 import older_paths
 import pytest
+from support.cases import for_each
 
 import tinker.types
 
@@ -22,7 +23,7 @@ def test_the_modules_are_as_the_data_says() -> None:
     assert older_paths.find_stale() == {}
 
 
-@pytest.mark.parametrize("path", MODULES)
+@for_each("path", MODULES)
 def test_each_module_offers_what_is_exported(path: str) -> None:
     """The very same classes, so that `isinstance` and pickles agree."""
     module = importlib.import_module(f"tinker.types.{path}")
