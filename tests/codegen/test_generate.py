@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.cases import for_each
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
@@ -304,9 +306,9 @@ def stream(schema: object) -> dict[str, object]:
     return {"description": "x", "content": {"text/event-stream": {"schema": schema}}}
 
 
-def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> Any:
+def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> tuple[str, str, object, str, str]:
     """Put `value` at `pointer`; the refusal must name `at` (the same place if not given) and hold `reason`."""
-    return pytest.param(pointer, value, pointer if at is None else at, reason, id=name.replace(" ", "-"))
+    return name, pointer, value, pointer if at is None else at, reason
 
 
 REFUSALS = [
@@ -528,14 +530,15 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("pointer", "value", "refused_at", "reason"), REFUSALS)
+@for_each("name, pointer, value, refused_at, reason", REFUSALS)
 def test_what_would_have_to_be_guessed_is_refused(
-    document: Any, tmp_path: Path, pointer: str, value: object, refused_at: str, reason: str
+    document: Any, tmp_path: Path, name: str, pointer: str, value: object, refused_at: str, reason: str
 ) -> None:
     """The generator names the place and the reason, and writes nothing."""
-    put(document, pointer, value)
-    refusals = generate(document, tmp_path / "wire")
-    assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals]
+    broken = copy.deepcopy(document)
+    put(broken, pointer, value)
+    refusals = generate(broken, tmp_path / "wire")
+    assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals], name
     assert any(reason in str(refusal) for refusal in refusals)
     assert not (tmp_path / "wire").exists()
 

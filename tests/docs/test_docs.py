@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 import pytest
+from support.cases import for_each
 
 from codegen import __main__ as codegen
 from tinker import _tokenizers
@@ -108,21 +109,21 @@ def test_fences_are_of_known_languages() -> None:
         assert found <= {"python", "sh", "text", "toml", "json", "nginx", "caddy"}, f"{page.name}: {found}"
 
 
-@pytest.mark.parametrize("name", pages_with("json"))
+@for_each("name", pages_with("json"))
 def test_json(name: str) -> None:
     """What a page shows as JSON is JSON."""
     for block in blocks(DOCS / name, "json"):
         assert json.loads(block)
 
 
-@pytest.mark.parametrize("name", pages_with("toml"))
+@for_each("name", pages_with("toml"))
 def test_settings(name: str) -> None:
     """What a page shows of a TOML file can be read."""
     for block in blocks(DOCS / name, "toml"):
         assert tomllib.loads(block)
 
 
-@pytest.mark.parametrize("name", pages_with("sh"))
+@for_each("name", pages_with("sh"))
 def test_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
     monkeypatch.chdir(ROOT)
