@@ -298,6 +298,7 @@ def types(session: nox.Session) -> None:
     session.run("mypy")
     session.run("pyright", "--pythonpath", python)
     session.run("python", "tests/compat/typing/check.py", python)
+    session.run("pytest", "tests/compat/typing")
     with session.chdir(scratch(session)):  # where the package is the installed one
         session.run("pyright", "--verifytypes", "tinker", "--ignoreexternal")
 

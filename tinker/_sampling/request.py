@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -16,7 +15,6 @@ from tinker._wire import json
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.tensor_data import TensorData, dimensions
-from tinker_records import RecordType
 
 
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +63,7 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             seq_id=seq_id,
             record_stability_info=record_stability_info,
             num_samples=self.num_samples,
-            sampling_params=_readable(self.sampling_params),
+            sampling_params=_wire_params(self.sampling_params),
             prompt_logprobs=self.include_prompt_logprobs,
             topk_prompt_logprobs=self.topk_prompt_logprobs,
             topk_sample_logprobs=self.topk_sample_logprobs,
@@ -115,23 +113,17 @@ def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
         raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
 
 
-def _readable(params: SamplingParams) -> models.SamplingParams:
-    """Send one stop text as a list of one, which every server reads, and the extra parameters beside the others."""
-    if isinstance(params.stop, str):
-        params = msgspec.structs.replace(params, stop=[params.stop])
-    return params if params.extra is None else _with_extra(params, params.extra)
-
-
-def _with_extra(params: SamplingParams, extra: dict[str, Any]) -> models.SamplingParams:
-    """Return the parameters as a record that has a field for each extra one, too."""
-    known = {name: getattr(params, name) for name in models.SamplingParams.__struct_fields__}
-    return _class_with(tuple(extra))(**known, **{f"extra_{index}": value for index, value in enumerate(extra.values())})
-
-
-@lru_cache(maxsize=64)
-def _class_with(names: tuple[str, ...]) -> type[models.SamplingParams]:
-    base = models.SamplingParams
-    fields = {"__module__": __name__, "__annotations__": {f"extra_{index}": Any for index in range(len(names))}}
-    renamed = {f"extra_{index}": name for index, name in enumerate(names)}
-    kind: Any = RecordType("SamplingParamsWithExtra", (base,), fields, frozen=True, kw_only=True, rename=renamed)
-    return cast("type[models.SamplingParams]", kind)
+def _wire_params(params: SamplingParams) -> models.SamplingParams:
+    """Return the record of the parameters, with one stop text as a list of one, which every server reads."""
+    record = models.SamplingParams(
+        max_tokens=params.max_tokens,
+        seed=params.seed,
+        stop=[params.stop] if isinstance(params.stop, str) else params.stop,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+    )
+    if params.extra is None:
+        return record
+    # Extra parameters stand beside the others, so what is sent is a mapping in the place of the record.
+    return cast("models.SamplingParams", {**msgspec.to_builtins(record), **params.extra})
