@@ -255,7 +255,7 @@ class TrainingRun:
         self._order.numbers.expect(turn.last_number, error)
         lost: SessionLostError | None = None
         if self._session_id is not None:
-            lost = await self.runtime.session.explain_loss(self._session_id, error)
+            lost = await self.runtime.session.session_lost_error(self._session_id, error)
         if stops:
             self._order.block(turn, lost or error)
         if lost is not None:
