@@ -17,12 +17,13 @@ from tinker._sampling import (
     SamplerState,
     SharedSession,
     StoredModel,
+    check_sample,
     from_handle,
     runtime_for,
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_prompt, check_sample
+from tinker._validate import check_prompt
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types._values import Signposted
@@ -105,7 +106,16 @@ class SamplingClient(Signposted, ReadyClient):
             TypeError: At once, for an argument of the wrong type.
         """
         check_prompt(prompt)
-        options = SampleOptions.from_arguments(locals())
+        options = SampleOptions(
+            num_samples=num_samples,
+            sampling_params=sampling_params,
+            include_prompt_logprobs=include_prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+            prompt_alt_tokens_k=prompt_alt_tokens_k,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+        )
         check_sample(prompt, options, self._sampler.context_length)
         return self._sampler.sample(prompt, options)
 
