@@ -14,9 +14,9 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
-from tinker._http import SUBMIT, Reply, Transport
+from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport, Variant
 from tinker._session import ResultSpec, json_only
-from tinker._training.numbers import RunTarget
+from tinker._training.numbers import Numbers, RunTarget
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
@@ -36,8 +36,21 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     is_numbered: bool = True
     sampler_numbers: Iterator[int] | None = None
 
-    async def submit(self, transport: Transport, target: RunTarget, number: int) -> Reply[models.UntypedAPIFuture]:
-        """Send it under this number."""
+    async def submit(self, transport: Transport, target: RunTarget, numbers: Numbers) -> Reply[models.UntypedAPIFuture]:
+        """Send it under the next number, if it has one."""
+        if not self.is_numbered:
+            return await transport.send(self._fill(target, 0), SUBMIT)
+
+        async def encode(send: Variant) -> PreparedRequest:
+            return transport.prepare(self._fill(target, send.number), Purpose.SESSION)
+
+        first = Variant(numbers.next)
+        prepared = await encode(first)  # which waits for nothing, so that the number is the next one still
+        numbers.take()
+        return await transport.send_variant(first, prepared, encode, models.UntypedAPIFuture, numbers=numbers)
+
+    def _fill(self, target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        """Return the request to a model, under a number."""
         filled: dict[str, object] = {"model_id": target.model_id}
         headers: dict[str, int] = {}
         if self.is_numbered:
@@ -45,7 +58,7 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             headers["x_tinker_known_failure"] = target.known_failure
         if self.sampler_numbers is not None:
             filled["sampling_session_seq_id"] = next(self.sampler_numbers)
-        return await transport.send(self.build(msgspec.structs.replace(self.body, **filled), **headers), SUBMIT)
+        return self.build(msgspec.structs.replace(self.body, **filled), **headers)
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:

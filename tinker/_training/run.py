@@ -160,8 +160,7 @@ class TrainingRun:
     async def _send(self, future: APIFuture[T], request: RunRequest[T], called: int) -> T:
         turn = self._order.take_turn(future, called)
         async with self._turn(turn, changes_run=request.changes_run) as (numbers, target):
-            submit = partial(request.submit, self.runtime.transport, target)
-            send = partial(numbers.send, submit) if request.is_numbered else partial(submit, 0)
+            send = partial(request.submit, self.runtime.transport, target, numbers)
             submission = await send()
         context = await self.runtime.session.ensure_started()
         async with self._result_of(turn, changes_run=request.changes_run):
