@@ -20,7 +20,7 @@ from tinker._http.submission import Fail, Refresh, Submission, Variant, Wait
 from tinker._training.numbers import Numbers
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/forward_backward")
-EXPIRED = {"www-authenticate": 'Bearer error="invalid_token"'}
+EXPIRED = 'Bearer error="invalid_token"'
 UNKNOWN_FIELD = {"detail": [{"type": "extra_forbidden", "loc": ["body", "known_failure"]}]}
 
 
@@ -38,9 +38,9 @@ def lost(**attributes: bool) -> errors.APIConnectionError:
     return error
 
 
-def status(code: int, body: object = None, seconds: float | None = None, **headers: str) -> errors.APIStatusError:
+def status(code: int, body: object = None, seconds: float | None = None, challenge: str = "") -> errors.APIStatusError:
     body = body or {"detail": "why"}
-    response = httpx.Response(code, headers=headers, request=REQUEST)
+    response = httpx.Response(code, headers={"www-authenticate": challenge}, request=REQUEST)
     error = errors.status_error_type(code)(f"Error code: {code} - {body}", response=response, body=body)
     error.retry_after = seconds
     return error
@@ -50,7 +50,7 @@ def status(code: int, body: object = None, seconds: float | None = None, **heade
 OUTCOMES: dict[str, Callable[[int], errors.APIError]] = {
     "lost": lambda number: lost(never_ran=True),
     "late": lambda number: lost(),
-    "token": lambda number: status(401, **EXPIRED),
+    "token": lambda number: status(401, challenge=EXPIRED),
     "401": lambda number: status(401),
     "402": lambda number: status(402),
     "409": lambda number: status(409),

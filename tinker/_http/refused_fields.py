@@ -62,13 +62,15 @@ class RefusedFields:
 def _find_refused(refusal: object) -> list[Path]:
     """Return the fields that a refusal names; none if the refusal has other reasons or another format."""
     try:
-        read = msgspec.json.decode if isinstance(refusal, bytes) else msgspec.convert
-        faults = read(refusal, type=_FieldRefusal).detail
+        if isinstance(refusal, bytes):
+            read = msgspec.json.decode(refusal, type=_FieldRefusal)
+        else:
+            read = msgspec.convert(refusal, _FieldRefusal)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
-    paths = [_path(fault.loc) for fault in faults if fault.type in _REFUSALS]
+    paths = [_path(fault.loc) for fault in read.detail if fault.type in _REFUSALS]
     known = [path for path in paths if path]
-    return known if len(known) == len(faults) else []
+    return known if len(known) == len(read.detail) else []
 
 
 class _FieldFault(msgspec.Struct):
