@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -39,10 +40,10 @@ def _spare_descriptors() -> int:
         return 256
 
 
-def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, Budget]:
+def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, asyncio.Semaphore]:
     """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
     spare = _spare_descriptors()
-    slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
+    slots = {name: asyncio.Semaphore(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
     return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
 
 
@@ -50,10 +51,10 @@ class Budget:
     """A shared budget of requests or bytes; first come, first served.
 
     A request is admitted while anything is left, even if it needs more than that, so that a request larger than the whole
-    budget is not starved. A ``capacity`` of None admits everything.
+    budget is not starved.
     """
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int) -> None:
         self._left = capacity
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
 
@@ -63,8 +64,6 @@ class Budget:
 
     def try_acquire(self, amount: int = 1) -> bool:
         """Take ``amount`` now if no request is waiting. Return it with :meth:`release`."""
-        if self._left is None:
-            return True
         if self._left > 0 and not self._waiters:
             self._left -= amount
             return True
@@ -85,8 +84,6 @@ class Budget:
 
     def release(self, amount: int = 1) -> None:
         """Return ``amount`` and admit waiting requests at once, so that later requests cannot overtake them."""
-        if self._left is None:
-            return
         self._left += amount
         while self._left > 0 and self._waiters:
             waiter, wanted = self._waiters.popleft()
@@ -175,7 +172,7 @@ def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clo
 class Limits(msgspec.Struct, frozen=True):
     """The limits of one session, sized by what the server pushed."""
 
-    samples: Budget
+    samples: AbstractAsyncContextManager[object]  # of a sample until its result is there
     dispatch: Budget
     throttled_dispatch: Budget
     prompt_nbytes: Budget
@@ -202,12 +199,12 @@ class Admission(Protocol):
         ...
 
 
-class SampleAdmission:
+class SampleAdmission(msgspec.Struct):
     """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count for more while throttled."""
 
-    def __init__(self, limits: Limits, nbytes: int) -> None:
-        self._limits, self._nbytes = limits, nbytes
-        self._held: list[tuple[Budget, int]] = []
+    _limits: Limits
+    _nbytes: int
+    _held: list[tuple[Budget, int]] = []
 
     def try_enter(self) -> bool:
         limits, nbytes = self._limits, self._nbytes

@@ -257,5 +257,5 @@ class Submission(msgspec.Struct):
             return failure
         self.number, self.began, self._retries, self._may_have_arrived = other, now, None, False
         if self.forms is not None:
-            self.forms = self.forms.wire.begin(has_sparse=self.forms.has_sparse)
+            self.forms = FormAttempt(self.forms.wire, self.forms.has_sparse)
         return self.send()

@@ -103,9 +103,10 @@ class _Call(msgspec.Struct, Generic[T]):
     record: msgspec.Struct | None = None  # of its body
 
     async def enter(self) -> None:
-        """Wait for what an attempt holds."""
+        """Wait for what an attempt holds, unless it has that."""
         if self.held is not None and not self.is_admitted:
-            await self.held.enter()
+            if not self.held.try_enter():
+                await self.held.enter()
             self.is_admitted = True
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
@@ -204,7 +205,7 @@ class Transport:
     def send_variant(
         self,
         first: Variant,
-        prepared: PreparedRequest,
+        written: Mapping[Variant, PreparedRequest],
         encode: Encode,
         reply: type[T],
         *,
@@ -212,10 +213,14 @@ class Transport:
         forms: FormAttempt | None = None,
         admit: Admission | None = None,
     ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send as :meth:`send` does, a request that may be sent under another number or in another form than the first."""
-        submission = self._open(prepared, SUBMIT, first.number, numbers, forms)
+        """Send as :meth:`send` does, a request that may be sent under another number or in another form than the first.
+
+        ``written`` are the variants that were encoded already, at least one.
+        """
+        known = next(iter(written.values()))
+        submission = self._open(known, SUBMIT, first.number, numbers, forms)
         read = partial(_decode, kind=reply, check=None)
-        return self._drive(_Call(submission, prepared.purpose, read, {first: prepared}, encode, admit), first)
+        return self._drive(_Call(submission, known.purpose, read, dict(written), encode, admit), first)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
@@ -300,23 +305,25 @@ class Transport:
         if prepared is None:
             assert call.encode is not None
             prepared = call.prepared[send] = await call.encode(send)
-        if call.held is not None and not call.is_admitted:
-            call.is_admitted = call.held.try_enter()
-            await call.enter()
         if self.refused:
             prepared = self._without_refused(prepared)
         if not prepared.has_own_credential:
-            call.credential = self.auth.key or await self.auth.credential()
+            call.credential = self.auth.key
+            if call.credential is None:
+                await call.enter()  # first, so that a token is one of the moment when it is sent
+                call.credential = await self.auth.credential()
             if prepared.header_parts.shared.credential is not call.credential:
                 prepared = self._under(call.credential, prepared)
         call.record = prepared.record
-        call.exchanges += 1
+        return await self._exchange(call, prepared)
+
+    async def _exchange(self, call: _Call[Any], prepared: PreparedRequest) -> RawResponse:
+        """Send, and follow redirects; a redirect to another origin loses every credential. Raises the APIError of a failure."""
         if call.receiver is not None:
             call.receiver.begin(prepared)
-        return await self._exchange(prepared)
-
-    async def _exchange(self, prepared: PreparedRequest) -> RawResponse:
-        """Send, and follow redirects; a redirect to another origin loses every credential. Raises the APIError of a failure."""
+        call.exchanges += 1
+        if call.held is not None:
+            await call.enter()
         attempt = _ObservedAttempt(self, prepared) if self.observers else None
         request = prepared
         try:

@@ -219,12 +219,9 @@ class Sampler:
             await wait_before(self.created, future)
         session, transport = self.runtime.session, self.runtime.transport
         context = await session.ensure_started()
-        samples = context.limits.samples
-        if not samples.try_acquire():
-            await samples.acquire()
-        try:
+        resubmissions: Resubmissions | None = None
+        async with context.limits.samples:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-            resubmissions: Resubmissions | None = None
             while True:
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
@@ -234,8 +231,6 @@ class Sampler:
                     resubmissions = resubmissions or transport.open_resubmissions(self._policy)
                     step = resubmissions.after(error, transport.clock.monotonic())
                     await transport.wait_to_retry(future.operation, step)
-        finally:
-            samples.release()
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
@@ -244,7 +239,7 @@ class Sampler:
         absence: APIError | None = None
         if not findings.lacks(_STREAM):
             try:
-                async with context.limits.samples.take():
+                async with context.limits.samples:
                     await self._receive(context, future, prompt, options, to)
                 return
             except StreamsAbsent:

@@ -287,8 +287,9 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
     settings, config = transport.config, server_config.config
     wire = Negotiation(settings.wire, transport.findings)
     wire.note_config_answered(server_config.answered)
+    most = None if config.sample_use_retrieve_futures else max(1, config.sample_max_concurrent_requests)
     limits = Limits(
-        samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),
+        samples=contextlib.nullcontext() if most is None else asyncio.Semaphore(most),
         dispatch=Budget(settings.sample_submissions),
         throttled_dispatch=Budget(THROTTLED_SLOTS),
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),

@@ -9,7 +9,7 @@ still expects it. A server says so when it refuses a request, or as the result o
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -27,7 +27,7 @@ class RunTarget(msgspec.Struct, frozen=True):
     known_failure: int = 0
 
 
-class Numbers:
+class Numbers(Iterator[int]):
     """The sequence numbers of one run: the next one, those that were refused, and those that are used again."""
 
     def __init__(self, findings: Findings | None = None) -> None:
@@ -41,6 +41,10 @@ class Numbers:
     def next(self) -> int:
         """Return the number that the next request gets."""
         return self._next
+
+    def __next__(self) -> int:
+        self._next += 1
+        return self._next - 1
 
     def take(self, count: int = 1) -> int:
         """Return the first of the next ``count`` numbers, which are used now."""
@@ -106,7 +110,7 @@ class Numbers:
             return expected
         if number in self._reused:  # the server has seen it after all
             self._reused.discard(number)
-            return self.take()
+            return next(self)
         return None
 
     def _note_expected(self, expected: int, number: int) -> None:
