@@ -305,7 +305,7 @@ class Transport:
         if prepared is None:
             assert call.encode is not None
             prepared = call.prepared[send] = await call.encode(send)
-        if self.refused:
+        if self.refused.paths:
             prepared = self._without_refused(prepared)
         if not prepared.has_own_credential:
             call.credential = self.auth.key
