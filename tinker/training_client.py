@@ -13,7 +13,7 @@ from tinker._checks import read_flag
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
-from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
+from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
     check_data,
@@ -75,7 +75,7 @@ class TrainingClient(Signposted, ReadyClient):
     }
 
     @name_maker("ServiceClient.create_lora_training_client(base_model)")
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._ready = run.created
 

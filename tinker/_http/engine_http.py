@@ -11,7 +11,6 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from tinker._config import Proxies, Trust
-from tinker._http.closing import check_open
 from tinker._http.dialing import BOTH, Dialer, HttpConnection
 from tinker._http.exchange import Exchange
 from tinker._http.limits import open_slots
@@ -20,6 +19,7 @@ from tinker._http.pool import Pool
 from tinker._http.trust import describe_connection
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
+from tinker.errors import ClientClosedError
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -65,7 +65,7 @@ class HttpEngine:
             async with self._slots[request.purpose]:
                 while True:
                     if self._closed:
-                        check_open(self._closed)
+                        self._check_open()
                     connection = pool.take() or await pool.wait(request.connect_seconds)
                     exchange = Exchange(request, loop)
                     try:
@@ -82,8 +82,12 @@ class HttpEngine:
             failure: Exception = ExchangeFailed(f"ValueError: {error}")
         except (ExchangeFailed, OSError) as error:  # of the way, or of the body
             failure = error.with_traceback(None)  # whose frames have the query, which may be secret
-        check_open(self._closed)
+        self._check_open()
         raise failure
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the client is closed")
 
     def _pool(self, request: PreparedRequest) -> Pool:
         origin, body_class = _split(request.url)[0], _class_of(request)

@@ -23,7 +23,6 @@ from tinker._config import Config
 from tinker._futures import PRESENT, Reachability
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, Circuits
-from tinker._http.closing import Closing
 from tinker._http.exchange_log import send_logged
 from tinker._http.findings import Findings
 from tinker._http.forms import FormAttempt
@@ -36,6 +35,7 @@ from tinker._http.responses import connection_error, decode_json, headers_withou
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
 from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Resubmissions, Retries, Submission, Variant, Wait
+from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
 
@@ -128,6 +128,7 @@ class Transport:
     auth: Auth
     engine: HTTPEngine
     observers: Observers
+    tasks: TaskScope
     circuits: Circuits | None = None
     findings: Findings = attrs.field(factory=Findings)
     refused: RefusedFields = attrs.field(default=attrs.Factory(lambda self: RefusedFields(self.findings), takes_self=True))
@@ -136,7 +137,6 @@ class Transport:
     _retry_settings: RetrySettings = attrs.field(
         default=attrs.Factory(lambda self: _retry_settings(self.config), takes_self=True), init=False
     )
-    _closing: Closing = attrs.field(factory=Closing, init=False)
     _secret_headers: frozenset[str] = attrs.field(
         default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
         init=False,
@@ -161,14 +161,12 @@ class Transport:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
-        await self._closing.wait(self._sleep(seconds))
-
-    async def _sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds)
+        async with self.tasks.while_open():
+            await self.clock.sleep(seconds)
 
     async def close(self) -> None:
-        """End what sleeps, and close the connections."""
-        self._closing.close()
+        """End the client's tasks and sleeps, and close the connections."""
+        self.tasks.close()
         await self.engine.aclose()
 
     # ------------------------------------------------------------------------------------------------------------- sending
