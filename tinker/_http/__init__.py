@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tinker._http.asgi_scope import make_scope
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
@@ -54,7 +53,6 @@ from tinker._http.statuses import (
     Fate,
     Verdict,
     fate_of,
-    is_about_format,
     is_absent,
     is_expired_url,
     is_failed_result,
@@ -76,7 +74,6 @@ from tinker._http.trust import explain as explain_handshake
 
 __all__ = [
     "UNREACHABLE_HINT",
-    "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",
     "NO_API",
@@ -137,7 +134,6 @@ __all__ = [
     "find_explanation",
     "find_source",
     "invalid_response",
-    "is_about_format",
     "is_absent",
     "is_expired_url",
     "is_failed_result",

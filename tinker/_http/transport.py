@@ -91,7 +91,6 @@ class _Call(msgspec.Struct, Generic[T]):
     """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
 
     submission: Submission
-    purpose: Purpose
     read: Callable[[RawResponse], T]
     prepared: dict[Variant, PreparedRequest]
     encode: Encode | None = None
@@ -203,7 +202,7 @@ class Transport:
     def send_variant(
         self,
         first: Variant,
-        written: Mapping[Variant, PreparedRequest],
+        written: dict[Variant, PreparedRequest],
         encode: Encode,
         reply: type[T],
         *,
@@ -215,10 +214,9 @@ class Transport:
 
         ``written`` are the variants that were encoded already, at least one.
         """
-        known = next(iter(written.values()))
-        submission = self._open(known, SUBMIT, first.number, numbers, forms)
         read = partial(_decode, kind=reply, check=None)
-        return self._drive(_Call(submission, known.purpose, read, dict(written), encode, admit), first)
+        known = next(iter(written.values()))
+        return self._submit(known, SUBMIT, read, admit, None, first, written, encode, numbers, forms)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
@@ -242,33 +240,34 @@ class Transport:
         read: Callable[[RawResponse], T],
         admit: Admission | None = None,
         receiver: StreamReceiver | None = None,
-    ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send a request that is the same in every attempt."""
-        submission = self._open(prepared, policy)
-        return self._drive(_Call(submission, prepared.purpose, read, {_FIRST: prepared}, None, admit, receiver), _FIRST)
-
-    def _open(
-        self,
-        prepared: PreparedRequest,
-        policy: Policy,
-        number: int = 0,
+        first: Variant = _FIRST,
+        written: dict[Variant, PreparedRequest] | None = None,
+        encode: Encode | None = None,
         numbers: Numbering | None = None,
         forms: FormAttempt | None = None,
-    ) -> Submission:
-        may_refresh = self.auth.can_replace and not prepared.has_own_credential
-        now, random = self.clock.monotonic(), self.clock.random
-        return Submission(
-            prepared.operation, policy, self._retry_settings, now, random, self.refused, may_refresh, number, numbers, forms
+    ) -> Coroutine[Any, Any, Reply[T]]:
+        """Send a request; without ``encode`` it is the same in every attempt."""
+        submission = Submission(
+            operation=prepared.operation,
+            policy=policy,
+            settings=self._retry_settings,
+            began=self.clock.monotonic(),
+            random=self.clock.random,
+            fields=self.refused,
+            may_refresh=self.auth.can_replace and not prepared.has_own_credential,
+            number=first.number,
+            numbers=numbers,
+            forms=forms,
         )
+        guard = None if self.circuits is None else self.circuits.guard(prepared.operation, prepared.purpose, policy, admit)
+        call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
+        return self._drive(call, first)
 
     # ------------------------------------------------------------------------------------------------------- one submission
 
     async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
         """Carry out what a submission decides, until the server has the request or it is given up."""
         submission, sent = call.submission, _FIRST
-        if self.circuits is not None:
-            guard = self.circuits.guard(submission.operation, call.purpose, submission.policy, call.held)
-            call.held = guard or call.held
         while not isinstance(step, Fail):
             try:
                 step = sent = step if isinstance(step, Variant) else await self._resume(call, step)

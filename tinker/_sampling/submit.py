@@ -218,7 +218,7 @@ class Sampler:
         if self.session_id is None:
             await wait_before(self.created, future)
         session, transport = self.runtime.session, self.runtime.transport
-        context = await session.ensure_started()
+        context = session.context or await session.ensure_started()
         resubmissions: Resubmissions | None = None
         async with context.limits.samples:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
