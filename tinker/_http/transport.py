@@ -322,15 +322,17 @@ class Transport:
         if call.held is not None:
             await call.enter()
         attempt = _ObservedAttempt(self, prepared) if self.observers else None
-        request = prepared
+        request, redirects = prepared, 0
         try:
-            for _ in range(_MAX_REDIRECTS + 1):
+            while True:
                 sinks = exchange_sinks() if self.dump is None else (*exchange_sinks(), self.dump)
                 sent = send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
                 response = await sent
-                if response.status < 300 or (redirected := _follow_redirect(request, response)) is None:
+                if response.status < 300 or redirects == _MAX_REDIRECTS:
                     break
-                request = redirected
+                if (redirected := _follow_redirect(request, response)) is None:
+                    break
+                request, redirects = redirected, redirects + 1
         except ExchangeFailed as failure:
             raise self._lose(prepared, failure, attempt) from failure
         except BaseException:
