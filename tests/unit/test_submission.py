@@ -78,7 +78,16 @@ class Server:
         self.now = 0.0
         forms = FormAttempt(Negotiation(wire), has_sparse=False)
         self.submission = Submission(
-            "x", SUBMIT, RetrySettings(), 0.0, lambda: 1.0, self.fields, number=5, numbers=self.numbers, forms=forms
+            "x",
+            SUBMIT,
+            RetrySettings(),
+            0.0,
+            lambda: 1.0,
+            self.fields,
+            may_refresh=True,
+            number=5,
+            numbers=self.numbers,
+            forms=forms,
         )
         self.sent = Variant(5, forms.form)
 

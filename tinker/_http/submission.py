@@ -190,8 +190,8 @@ class Submission(msgspec.Struct):
     """One request until the server has it, or it is given up.
 
     ``number`` is its number, and ``numbers`` chooses another one where that is allowed. ``record`` in :meth:`fail` is the body
-    that was sent. ``may_refresh`` is true of a request under the client's own token. The transport clears ``can_repeat`` once a
-    part of a streamed response has been handed over.
+    that was sent. The transport sets ``may_refresh`` for a request under the client's own token, and clears ``can_repeat`` once
+    a part of a streamed response has been handed over.
     """
 
     operation: str
@@ -200,7 +200,7 @@ class Submission(msgspec.Struct):
     began: float
     random: Callable[[], float]
     fields: RefusedFields
-    may_refresh: bool = True
+    may_refresh: bool = False
     number: int = 0
     numbers: Numbering | None = None
     forms: FormAttempt | None = None

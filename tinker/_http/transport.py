@@ -254,7 +254,6 @@ class Transport:
             began=self.clock.monotonic(),
             random=self.clock.random,
             fields=self.refused,
-            may_refresh=self.auth.can_replace and not prepared.has_own_credential,
             number=first.number,
             numbers=numbers,
             forms=forms,
@@ -276,6 +275,7 @@ class Transport:
                 submission.accept()
                 return Reply(value, self.clock.monotonic() - submission.began, call.exchanges == 1)
             except Exception as error:  # noqa: BLE001 - any of them decides about the number
+                submission.may_refresh = call.credential is not None and self.auth.can_replace
                 submission.can_repeat = call.receiver is None or not call.receiver.received
                 step = submission.fail(error, sent, call.record, self.clock.monotonic())
                 if isinstance(step, Wait | Fail):
@@ -309,7 +309,6 @@ class Transport:
             if call.credential is None:
                 await call.enter()  # first, so that a token is one of the moment when it is sent
                 call.credential = await self.auth.credential()
-            if prepared.header_parts.shared.credential is not call.credential:
                 prepared = self._under(call.credential, prepared)
         call.record = prepared.record
         return await self._exchange(call, prepared)
@@ -321,7 +320,7 @@ class Transport:
         call.exchanges += 1
         if call.held is not None:
             await call.enter()
-        attempt = _ObservedAttempt(self, prepared) if self.observers else None
+        attempt = _ObservedAttempt(self, prepared) if self.observers.active else None
         request, redirects = prepared, 0
         try:
             while True:

@@ -52,6 +52,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     server_config: ServerConfig
+    config: models.ClientConfigResponse  # of the server when the client started
     limits: Limits
     results: ResultPoller
     wire: Negotiation
@@ -59,11 +60,6 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""
         return await self.results.wait(await self.results.transport.send(request, SUBMIT), spec, future)
-
-    @property
-    def config(self) -> models.ClientConfigResponse:
-        """Return the settings the server pushed when the client started."""
-        return self.server_config.config
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +267,9 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
         fails_fast=settings.fail_fast,
     )
     results = ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json")
-    return SessionContext(session_id=session_id, server_config=server_config, limits=limits, results=results, wire=wire)
+    return SessionContext(
+        session_id=session_id, server_config=server_config, config=config, limits=limits, results=results, wire=wire
+    )
 
 
 def _log_messages(created: models.CreateSessionResponse) -> None:
