@@ -67,7 +67,7 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
-from tinker._http.submission import Resubmissions, Retries, Variant, Wait
+from tinker._http.submission import Retries, Variant, Wait
 from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
@@ -123,7 +123,6 @@ __all__ = [
     "Findings",
     "FormAttempt",
     "Negotiation",
-    "Resubmissions",
     "Retries",
     "Variant",
     "Wait",

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
-import attrs
 import msgspec
 from tinker_wire.runtime import Binary, Request
 
@@ -34,7 +33,7 @@ from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
-from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Resubmissions, Retries, Submission, Variant, Wait
+from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
@@ -118,41 +117,40 @@ class _Call(msgspec.Struct, Generic[T]):
 _FIRST = Variant()
 
 
-@attrs.frozen
 class Transport:
     """Exchanges with one server under one credential."""
 
-    config: Config
-    clock: Clock
-    auth: Auth
-    engine: HTTPEngine
-    observers: Observers
-    tasks: TaskScope
-    circuits: Circuits | None = None
-    findings: Findings = attrs.field(factory=Findings)
-    refused: RefusedFields = attrs.field(default=attrs.Factory(lambda self: RefusedFields(self.findings), takes_self=True))
-    reachability: Reachability = attrs.field(factory=Reachability)
-    dump: ExchangeSink | None = None
-    _retry_settings: RetrySettings = attrs.field(
-        default=attrs.Factory(lambda self: _retry_settings(self.config), takes_self=True), init=False
-    )
-    _secret_headers: frozenset[str] = attrs.field(
-        default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
-        init=False,
-    )
-    _origin: str = attrs.field(
-        default=attrs.Factory(lambda self: _LOCAL_ORIGIN if self.config.is_local else self.config.base_url, takes_self=True),
-        init=False,
-    )
-    _silences: dict[Purpose, float] = attrs.field(
-        default=attrs.Factory(lambda self: {one: _silence_seconds(self.config, one) for one in Purpose}, takes_self=True),
-        init=False,
-    )
-    _shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = attrs.field(
-        factory=lambda: dict[tuple[str, str | None, str | None], SharedHeaders](), init=False, repr=False
-    )
-    _key_prefix: str = attrs.field(factory=lambda: str(uuid.uuid4())[:24], init=False)
-    _key_numbers: itertools.count[int] = attrs.field(factory=itertools.count, init=False)
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        auth: Auth,
+        engine: HTTPEngine,
+        observers: Observers,
+        tasks: TaskScope,
+        circuits: Circuits | None = None,
+        dump: ExchangeSink | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.auth = auth
+        self.engine = engine
+        self.observers = observers
+        self.tasks = tasks
+        self.findings = Findings()
+        self.reachability = Reachability()
+        self._circuits = circuits
+        self._dump = dump
+        self._refused = RefusedFields(self.findings)
+        self._retry_settings = RetrySettings(
+            patience_seconds=config.patience_seconds, max_retries=config.max_retries, fails_fast=config.fail_fast
+        )
+        self._secret_headers = frozenset(map(str.lower, config.headers)) - {"user-agent"}
+        self._origin = _LOCAL_ORIGIN if config.is_local else config.base_url
+        self._silences = {purpose: _silence_seconds(config, purpose) for purpose in Purpose}
+        self._shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = {}
+        self._key_prefix = str(uuid.uuid4())[:24]
+        self._key_numbers = itertools.count()
 
     def describe_server(self) -> ServerInfo:
         """Return what was found out about the server."""
@@ -253,12 +251,12 @@ class Transport:
             settings=self._retry_settings,
             began=self.clock.monotonic(),
             random=self.clock.random,
-            fields=self.refused,
+            fields=self._refused,
             number=first.number,
             numbers=numbers,
             forms=forms,
         )
-        guard = None if self.circuits is None else self.circuits.guard(prepared.operation, prepared.purpose, policy, admit)
+        guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
         call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
         return self._drive(call, first)
 
@@ -302,7 +300,7 @@ class Transport:
         if prepared is None:
             assert call.encode is not None
             prepared = call.prepared[send] = await call.encode(send)
-        if self.refused.paths:
+        if self._refused.paths:
             prepared = self._without_refused(prepared)
         if not prepared.has_own_credential:
             call.credential = self.auth.key
@@ -324,7 +322,7 @@ class Transport:
         request, redirects = prepared, 0
         try:
             while True:
-                sinks = exchange_sinks() if self.dump is None else (*exchange_sinks(), self.dump)
+                sinks = exchange_sinks() if self._dump is None else (*exchange_sinks(), self._dump)
                 sent = send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
                 response = await sent
                 if response.status < 300 or redirects == _MAX_REDIRECTS:
@@ -370,10 +368,6 @@ class Transport:
         """Count the failures, since a time, of something promised, which is waited for also where submissions fail fast."""
         settings = msgspec.structs.replace(self._retry_settings, fails_fast=False)
         return Retries(settings.limit(policy), self.clock.monotonic() if began is None else began, self.clock.random)
-
-    def open_resubmissions(self, policy: Policy) -> Resubmissions:
-        """Count the submissions of one sample from now on."""
-        return Resubmissions(self._retry_settings.limit(policy), self.clock.monotonic(), self.clock.random)
 
     async def wait_to_retry(self, what: str, step: Wait | Fail) -> None:
         """Wait until the next attempt; raises the error if there is none."""
@@ -468,7 +462,7 @@ class Transport:
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
         """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
-        record = None if prepared.record is None else self.refused.without(prepared.operation, prepared.record)
+        record = None if prepared.record is None else self._refused.without(prepared.operation, prepared.record)
         if record is None or record is prepared.record:
             return prepared
         body = (json.encode(record),)
@@ -516,10 +510,6 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
     if check is not None and (fault := check(value)) is not None:
         raise invalid_response(response, fault)
     return value
-
-
-def _retry_settings(config: Config) -> RetrySettings:
-    return RetrySettings(patience_seconds=config.patience_seconds, max_retries=config.max_retries, fails_fast=config.fail_fast)
 
 
 def _silence_seconds(config: Config, purpose: Purpose) -> float:

@@ -26,7 +26,7 @@ from tinker._http import (
     Policy,
     Purpose,
     Reply,
-    Resubmissions,
+    Retries,
     SampleAdmission,
     is_absent,
 )
@@ -219,7 +219,7 @@ class Sampler:
             await wait_before(self.created, future)
         session, transport = self.runtime.session, self.runtime.transport
         context = session.context or await session.ensure_started()
-        resubmissions: Resubmissions | None = None
+        retries: Retries | None = None
         async with context.limits.samples:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             while True:
@@ -228,8 +228,8 @@ class Sampler:
                 except (APIStatusError, RequestFailedError) as error:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
-                    resubmissions = resubmissions or transport.open_resubmissions(self._policy)
-                    step = resubmissions.after(error, transport.clock.monotonic())
+                    retries = retries or transport.open_retries(self._policy)
+                    step = retries.after_accepted(error, transport.clock.monotonic())
                     await transport.wait_to_retry(future.operation, step)
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
