@@ -298,6 +298,7 @@ def types(session: nox.Session) -> None:
     session.run("mypy")
     session.run("pyright", "--pythonpath", python)
     session.run("python", "tests/compat/typing/check.py", python)
+    session.run("pytest", "tests/compat/typing")
     with session.chdir(scratch(session)):  # where the package is the installed one
         session.run("pyright", "--verifytypes", "tinker", "--ignoreexternal")
 
@@ -305,19 +306,9 @@ def types(session: nox.Session) -> None:
 @nox.session
 def generate(session: nox.Session) -> None:
     """Make what is generated from openapi.yaml and the .proto; with `-- --check` only say whether it is fresh."""
-    session.install(
-        "-r",
-        "codegen/requirements.txt",
-        *(item for item in dependencies("test") if item.startswith("grpcio-tools")),
-        "msgspec",
-    )
+    protoc = [item for item in dependencies("test") if item.startswith("grpcio-tools")]
+    session.install("-r", "codegen/requirements.txt", *protoc)
     session.run("python", "-m", "codegen", "generate", *session.posargs)
-    session.run("python", "-m", "codegen", "portable", *session.posargs)
-    session.run("python", "-m", "codegen", "coverage", *session.posargs)
-    session.run("python", "tools/older_paths.py", *session.posargs)
-    session.run("python", "tools/proto_module.py", *session.posargs)
-    session.run("python", "tools/server_document.py", *session.posargs)
-    session.run("python", "tools/evidence.py", *session.posargs, env={"PYTHONPATH": f"generated{os.pathsep}."})
 
 
 @nox.session

@@ -19,7 +19,6 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TypedDict
 
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
@@ -40,15 +39,6 @@ EVENTS_IN_A_REQUEST = 100
 EVENTS_KEPT = 10_000
 _LONGEST_MESSAGE = 500
 _PROCESS = str(uuid.uuid4())
-
-
-class _Common(TypedDict):
-    """The fields that every event has."""
-
-    event_id: str
-    event_session_index: int
-    severity: models.Severity
-    timestamp: datetime.datetime
 
 
 class Telemetry:
@@ -102,9 +92,15 @@ class Telemetry:
         Returns:
             Whether it will be sent; False after :meth:`stop`, and if the server takes no telemetry.
         """
-        return self._add(
-            models.GenericEvent(event_name=event_name, event_data=dict(event_data or {}), **self._common(severity))
+        event = models.GenericEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity=severity,
+            timestamp=self._now(),
+            event_name=event_name,
+            event_data=dict(event_data or {}),
         )
+        return self._add(event)
 
     def log_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
         """Report an exception, which need not be one of this package's.
@@ -187,7 +183,13 @@ class Telemetry:
         """Begin to report about a session."""
         self._session_id = session_id
         self._began = self._now()
-        self._add(models.SessionStartEvent(**self._common("INFO")))
+        event = models.SessionStartEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity="INFO",
+            timestamp=self._now(),
+        )
+        self._add(event)
 
     async def run(self) -> None:
         """Send what there is, from time to time."""
@@ -250,7 +252,15 @@ class Telemetry:
 
     def _log_unhandled(self, exception: BaseException, severity: models.Severity, text: str) -> bool:
         kind, message = type(exception).__name__, self._without_secrets(text)
-        return self._add(models.UnhandledExceptionEvent(error_type=kind, error_message=message, **self._common(severity)))
+        event = models.UnhandledExceptionEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity=severity,
+            timestamp=self._now(),
+            error_type=kind,
+            error_message=message,
+        )
+        return self._add(event)
 
     def _log_user_error(self, exception: BaseException, severity: models.Severity, operation: str | None = None) -> bool:
         status = getattr(exception, "status_code", None)
@@ -260,7 +270,14 @@ class Telemetry:
     def _log_end(self) -> None:
         if self._session_id is not None and not self._ended:
             self._ended = True
-            self._add(models.SessionEndEvent(duration=str(self._now() - self._began), **self._common("INFO")))
+            event = models.SessionEndEvent(
+                event_id=str(uuid.uuid4()),
+                event_session_index=next(self._numbers),
+                severity="INFO",
+                timestamp=self._now(),
+                duration=str(self._now() - self._began),
+            )
+            self._add(event)
 
     def _add(self, event: models.TelemetryEvent) -> bool:
         if not self.wanted or self._stopped or self._tasks.is_closed:
@@ -303,14 +320,6 @@ class Telemetry:
         if not self._thread.is_current():
             concurrent.futures.wait([future], seconds)
         return future.done() and future.result()
-
-    def _common(self, severity: models.Severity) -> _Common:
-        return {
-            "event_id": str(uuid.uuid4()),
-            "event_session_index": next(self._numbers),
-            "severity": severity,
-            "timestamp": self._now(),
-        }
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._transport.clock.wall(), datetime.UTC)
