@@ -9,9 +9,11 @@ from tinker._http.credentials import StoredKey, default_key, remove_default, sto
 from tinker._http.engines import open_engine, open_files, wrap_client
 from tinker._http.explanations import find_explanation
 from tinker._http.findings import Findings
+from tinker._http.forms import FormAttempt, Negotiation, WireFormat
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
+    Holding,
     Limits,
     SampleAdmission,
     cool_down_for,
@@ -36,11 +38,9 @@ from tinker._http.retry import (
     ONE_SHOT,
     POLL,
     REST,
-    RESUBMISSIONS,
     SAMPLE,
     START,
     SUBMIT,
-    Attempts,
     Policy,
     longest_delay,
     sampling_policy,
@@ -69,6 +69,7 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
+from tinker._http.submission import Resubmissions, Retries, Variant, Wait
 from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
@@ -79,7 +80,6 @@ __all__ = [
     "ABSENT_STATUSES",
     "ARCHIVE",
     "NO_API",
-    "Attempts",
     "Auth",
     "Budget",
     "Circuit",
@@ -93,6 +93,7 @@ __all__ = [
     "FAILED_STATUSES",
     "FILE_UPLOAD",
     "Fate",
+    "Holding",
     "Limits",
     "ONE_SHOT",
     "Observers",
@@ -104,7 +105,6 @@ __all__ = [
     "Purpose",
     "REJECTED_STATUSES",
     "REST",
-    "RESUBMISSIONS",
     "RawResponse",
     "RefusedFields",
     "Reply",
@@ -124,6 +124,13 @@ __all__ = [
     "decode_json",
     "default_key",
     "Findings",
+    "FormAttempt",
+    "Negotiation",
+    "Resubmissions",
+    "Retries",
+    "Variant",
+    "Wait",
+    "WireFormat",
     "explain_handshake",
     "fate_of",
     "find_command",

@@ -176,13 +176,15 @@ class Auth:
             self._tasks.join(_EXCHANGE, self._fetch_token)
         return token.jwt
 
-    async def replace(self, refused: Credential | None) -> bool:
-        """Get another token after the server refused one, unless somebody did meanwhile. False where none helps."""
-        if self._exchange is None or self._source is None:
-            return False
+    @property
+    def can_replace(self) -> bool:
+        """Return whether requests are sent under a token that another one may take the place of."""
+        return self._exchange is not None and self._source is not None
+
+    async def replace(self, refused: Credential | None) -> None:
+        """Get another token after the server refused one, unless somebody did meanwhile."""
         if self._token is None or self._token.jwt == refused:
             self._token = await self._renew()
-        return True
 
     async def _renew_or_keep(self, present: _Token | None) -> Credential:
         try:

@@ -249,7 +249,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
                 self._admit.leave(None)
             raise error from self._last
 
-    def leave(self, error: BaseException | None) -> None:
+    def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
         """Note how the attempt ended, and release what it held."""
         permit, self._permit, self._last = self._permit, None, error
         assert permit is not None
@@ -259,7 +259,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
         finally:
             self._circuit.settle(permit, says, self._tell)
             if self._admit is not None:
-                self._admit.leave(error)
+                self._admit.leave(error, pause_seconds)
 
     async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
         """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""

@@ -95,18 +95,30 @@ class Budget:
                 waiter.set_result(None)
 
 
-class Holding:
-    """A block that holds part of a budget."""
+class Holding(msgspec.Struct):
+    """A part of a budget, held by a block or by an attempt."""
 
-    def __init__(self, budget: Budget, amount: int) -> None:
-        self._budget, self._amount = budget, amount
+    _budget: Budget
+    _amount: int
+
+    def try_enter(self) -> bool:
+        """Hold it if it is free now."""
+        return self._budget.try_acquire(self._amount)
+
+    async def enter(self) -> None:
+        """Wait for it, and hold it."""
+        await self._budget.acquire(self._amount)
+
+    def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
+        """Release it."""
+        self._budget.release(self._amount)
 
     async def __aenter__(self) -> None:
-        if not self._budget.try_acquire(self._amount):
-            await self._budget.acquire(self._amount)
+        if not self.try_enter():
+            await self.enter()
 
     async def __aexit__(self, *_: object) -> None:
-        self._budget.release(self._amount)
+        self.leave()
 
 
 class CoolDown(msgspec.Struct, weakref=True, eq=False):
@@ -185,12 +197,8 @@ class Admission(Protocol):
         """Wait for the resources for one attempt, and acquire them."""
         ...
 
-    def leave(self, error: BaseException | None) -> None:
-        """Release the resources after an attempt that ended with ``error``."""
-        ...
-
-    def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
-        """Note that the server asked for fewer requests for this long."""
+    def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
+        """Release the resources after an attempt that ended with ``error``, a 429 if others have to wait for so long."""
         ...
 
 
@@ -228,13 +236,15 @@ class SampleAdmission:
             self.leave()
             raise
 
-    def leave(self, error: BaseException | None = None) -> None:
+    def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
         """Release the resources; also early, when the server has accepted the request but the response takes longer."""
         while self._held:
             budget, amount = self._held.pop()
             budget.release(amount)
+        if pause_seconds is not None and isinstance(error, APIStatusError):
+            self._close_gate(error, pause_seconds)
 
-    def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
+    def _close_gate(self, error: APIStatusError, seconds: float) -> None:
         """Close the gate that all samples under one key share."""
         if error.retry_after is None:
             seconds = min(seconds, _JITTER_SECONDS)

@@ -10,11 +10,14 @@ from msgspec import structs
 
 from tinker._clock import Clock
 from tinker._futures import PRESENT, OperationProgress, Subject
+from tinker._http.statuses import Verdict
+from tinker._http.submission import Wait
 from tinker._loop import must_pass
-from tinker.observing import ClientEvent, Event, Observer
+from tinker.observing import ClientEvent, Event, Observer, RequestRetry
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
+LINE_LENGTH = 300  # of what a server said, in the log
 
 
 class Observers:
@@ -80,6 +83,21 @@ class Observers:
             return self._metadata
         return {**self._metadata, **subject.user_metadata}
 
+    def report_retry(self, what: str, wait: Wait) -> None:
+        """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
+        if wait.verdict is Verdict.RESUBMIT:
+            return
+        if self._all:
+            self.notify(RequestRetry(operation=what, failures=wait.failures, delay_seconds=wait.seconds, error=wait.error))
+        level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
+        shown = _to_line(str(wait.error))
+        if wait.verdict is Verdict.PAUSE:
+            logger.log(level, "%s is paused: %s; retrying every %g s", what, shown, wait.seconds)
+        else:
+            shown = shown.removesuffix(".").removesuffix(f" ({what})")
+            retry = f"attempt {wait.failures} failed, retrying in {wait.seconds:.1f} s, for up to {wait.left_seconds:.0f} s"
+            logger.log(level, "%s: %s; %s", what, shown, retry)
+
     def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
         """Return whether the subject may be logged now, and note that it is."""
         now = self.clock.monotonic()
@@ -87,3 +105,9 @@ class Observers:
             return False
         self._told[subject] = now
         return True
+
+
+def _to_line(text: str) -> str:
+    """Return a text as one log line. Servers may send tracebacks; the raised error contains the whole text."""
+    line = " ".join(text.split())
+    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."

@@ -21,17 +21,14 @@ from tinker_wire.api import sampling as api
 from tinker import _tokenizers
 from tinker._futures import Subject, TokenMailbox
 from tinker._http import (
-    RESUBMISSIONS,
     SAMPLE,
     SUBMIT,
-    Attempts,
     Policy,
     Purpose,
     Reply,
+    Resubmissions,
     SampleAdmission,
-    Verdict,
     is_absent,
-    judge,
 )
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
@@ -220,28 +217,23 @@ class Sampler:
         """Sample, again where the promise expired before it was fetched, or the server failed: nothing is lost but the time."""
         if self.session_id is None:
             await wait_before(self.created, future)
-        session = self.runtime.session
+        session, transport = self.runtime.session, self.runtime.transport
         context = await session.ensure_started()
         samples = context.limits.samples
         if not samples.try_acquire():
             await samples.acquire()
         try:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-            submissions = 0
-            failures: Attempts | None = None
+            resubmissions: Resubmissions | None = None
             while True:
-                submissions += 1
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
-                except APIStatusError as error:
+                except (APIStatusError, RequestFailedError) as error:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
-                    if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
-                        raise
-                except RequestFailedError as error:
-                    failures = failures or self.runtime.transport.attempts(self._policy, future.operation)
-                    delay = failures.next_repetition(error)
-                    await self.runtime.transport.sleep(delay)
+                    resubmissions = resubmissions or transport.open_resubmissions(self._policy)
+                    step = resubmissions.after(error, transport.clock.monotonic())
+                    await transport.wait_to_retry(future.operation, step)
         finally:
             samples.release()
 

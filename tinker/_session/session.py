@@ -24,6 +24,7 @@ from tinker._http import (
     THROTTLED_SLOTS,
     Budget,
     Limits,
+    Negotiation,
     Purpose,
     Transport,
     cool_down_for,
@@ -31,7 +32,6 @@ from tinker._http import (
 )
 from tinker._loop import TaskScope, loop_thread
 from tinker._session.heartbeat import Heart, beat
-from tinker._session.negotiation import Negotiation
 from tinker._session.results import ResultPoller, ResultSpec
 from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.telemetry import Telemetry

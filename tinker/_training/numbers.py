@@ -9,15 +9,12 @@ still expects it. A server says so when it refuses a request, or as the result o
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import msgspec
 
 from tinker._http import Fate, Findings, fate_of
 from tinker.errors import APIStatusError, RequestFailedError
-
-T = TypeVar("T")
 
 FIRST_NUMBER = 1  # creation is implicitly 0
 _EXPECTED = re.compile(r"expected\D{0,20}(\d+)\D{1,20}got\D{0,20}(\d+)", re.IGNORECASE)
@@ -31,7 +28,7 @@ class RunTarget(msgspec.Struct, frozen=True):
 
 
 class Numbers:
-    """The next number, and those that were used in vain."""
+    """The sequence numbers of one run: the next one, those that were refused, and those that are used again."""
 
     def __init__(self, findings: Findings | None = None) -> None:
         self._findings = findings
@@ -51,23 +48,10 @@ class Numbers:
         self._next += count
         return first
 
-    async def send(self, submit: Callable[[int], Awaitable[T]]) -> T:
-        """Send a request under the next number; under another one if the server asks for that."""
-        number = self.take()
-        tried = {number}
-        while True:
-            try:
-                sent = await submit(number)
-            except Exception as error:
-                other = self._other(number, error)
-                if other is None or other in tried:
-                    raise
-                tried.add(other)
-                number = other
-            else:
-                self._refused.discard(number)
-                self._reused.discard(number)
-                return sent
+    def accept(self, number: int) -> None:
+        """Note that the server has the request of this number."""
+        self._refused.discard(number)
+        self._reused.discard(number)
 
     @property
     def is_out_of_step(self) -> bool:
@@ -104,7 +88,7 @@ class Numbers:
             first + i for i, outcome in enumerate(outcomes) if outcome is None or isinstance(outcome, Exception)
         )
 
-    def _other(self, number: int, error: Exception) -> int | None:
+    def renumber(self, number: int, error: Exception) -> int | None:
         """Settle ``number`` after a failure, and return the number to send the same request under, if there is one."""
         fate = fate_of(error)
         if fate is Fate.UNSEEN:
