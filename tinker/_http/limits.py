@@ -202,16 +202,24 @@ class Admission(Protocol):
         ...
 
 
-class SampleAdmission:
-    """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count for more while throttled."""
+class SampleAdmission(msgspec.Struct, eq=False):
+    """What one sample holds: its place in the session until :meth:`end`, and for each attempt a slot and the prompt's bytes.
 
-    def __init__(self, limits: Limits, nbytes: int) -> None:
-        self._limits, self._nbytes = limits, nbytes
-        self._held: list[tuple[Budget, int]] = []
+    Slot and bytes count for more while the server throttles.
+    """
+
+    _limits: Limits
+    _nbytes: int
+    _has_place: bool = False
+    _held: list[tuple[Budget, int]] = []
 
     def try_enter(self) -> bool:
+        """Hold what an attempt needs if it is free now, or held already."""
         limits, nbytes = self._limits, self._nbytes
-        if limits.cool_down.throttled or not limits.dispatch.try_acquire():
+        if self._held:
+            return True
+        self._has_place = self._has_place or limits.samples.try_acquire()
+        if not self._has_place or limits.cool_down.throttled or not limits.dispatch.try_acquire():
             return False
         if not limits.prompt_nbytes.try_acquire(nbytes):
             limits.dispatch.release()
@@ -220,7 +228,11 @@ class SampleAdmission:
         return True
 
     async def enter(self) -> None:
+        """Wait for what an attempt needs, and hold it."""
         limits, gate = self._limits, self._limits.cool_down
+        if not self._has_place:
+            await limits.samples.acquire()
+            self._has_place = True
         try:
             await self._take(limits.dispatch, 1)
             if limits.fails_fast:
@@ -235,6 +247,13 @@ class SampleAdmission:
         except BaseException:
             self.leave()
             raise
+
+    def end(self) -> None:
+        """Release everything: the sample is over."""
+        self.leave()
+        if self._has_place:
+            self._has_place = False
+            self._limits.samples.release()
 
     def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
         """Release the resources; also early, when the server has accepted the request but the response takes longer."""

@@ -177,17 +177,20 @@ class Transport:
         *,
         purpose: Purpose = Purpose.SESSION,
         admit: Admission | None = None,
+        is_admitted: bool = False,
         credential: Credential | None = None,
         check: Callable[[T], str | None] | None = None,
         follow_redirects: bool = True,
     ) -> Coroutine[Any, Any, Reply[T]]:
         """Send a request, again as ``policy`` and the settings say, and decode its response.
 
-        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
-        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
+        ``admit`` is what each attempt needs; ``is_admitted`` says that the first one holds it already. ``credential`` takes the
+        place of the client's own, and hides the response in errors. ``check`` says what is wrong with a response that decodes
+        and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        read = partial(_decode, kind=request.reply, check=check)
+        return self._submit(prepared, policy, read, admit, is_admitted=is_admitted)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
@@ -218,13 +221,16 @@ class Transport:
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
+        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something.
+
+        The first attempt holds ``admit`` already.
+        """
         prepared = self.prepare(request, Purpose.STREAM)
         # Nothing may hold events back to pack them.
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
-        return self._submit(prepared, policy, receiver.check, admit, receiver)
+        return self._submit(prepared, policy, receiver.check, admit, receiver, is_admitted=True)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
@@ -237,10 +243,13 @@ class Transport:
         read: Callable[[RawResponse], T],
         admit: Admission | None = None,
         receiver: StreamReceiver | None = None,
+        *,
+        is_admitted: bool = False,
     ) -> Coroutine[Any, Any, Reply[T]]:
         """Send a request that is the same in every attempt."""
         submission = self._open(prepared, policy)
-        return self._drive(_Call(submission, prepared.purpose, read, {_FIRST: prepared}, None, admit, receiver), _FIRST)
+        call = _Call(submission, prepared.purpose, read, {_FIRST: prepared}, None, admit, receiver, is_admitted)
+        return self._drive(call, _FIRST)
 
     def _open(
         self,
@@ -263,7 +272,8 @@ class Transport:
         submission, sent = call.submission, _FIRST
         if self.circuits is not None:
             guard = self.circuits.guard(submission.operation, call.purpose, submission.policy, call.held)
-            call.held = guard or call.held
+            if guard is not None:
+                call.held, call.is_admitted = guard, False
         while not isinstance(step, Fail):
             try:
                 step = sent = step if isinstance(step, Variant) else await self._resume(call, step)

@@ -218,13 +218,10 @@ class Sampler:
         if self.session_id is None:
             await wait_before(self.created, future)
         session, transport = self.runtime.session, self.runtime.transport
-        context = await session.ensure_started()
-        samples = context.limits.samples
-        if not samples.try_acquire():
-            await samples.acquire()
+        context = session.context or await session.ensure_started()
+        admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
+        resubmissions: Resubmissions | None = None
         try:
-            admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-            resubmissions: Resubmissions | None = None
             while True:
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
@@ -235,17 +232,17 @@ class Sampler:
                     step = resubmissions.after(error, transport.clock.monotonic())
                     await transport.wait_to_retry(future.operation, step)
         finally:
-            samples.release()
+            admit.end()
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
         await wait_before(self.created, future)
-        context, findings = await self.runtime.session.ensure_started(), self.runtime.transport.findings
+        session, findings = self.runtime.session, self.runtime.transport.findings
+        context = session.context or await session.ensure_started()
         absence: APIError | None = None
         if not findings.lacks(_STREAM):
             try:
-                async with context.limits.samples.take():
-                    await self._receive(context, future, prompt, options, to)
+                await self._receive(context, future, prompt, options, to)
                 return
             except StreamsAbsent:
                 pass
@@ -266,12 +263,15 @@ class Sampler:
     ) -> None:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
-        request = api.stream_sample(self._to_wire(prompt, options))
         admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         receiver = EventReceiver(self.runtime.clock, admit, to)
         try:
+            if not admit.try_enter():
+                await admit.enter()
+            request = api.stream_sample(self._to_wire(prompt, options))
             await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
         finally:
+            admit.end()
             if observers.given and to.received_tokens:
                 use = msgspec.structs.replace(prompt_use(future, prompt), sampled=to.received_tokens)
                 observers.notify(use, future.progress)
@@ -294,10 +294,14 @@ class Sampler:
     ) -> SampleResponse:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
+        if not admit.try_enter():
+            await admit.enter()
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
         completions = self.completions
         with _ALONE if completions is None else completions.submission() as number:
-            submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
+            submission = await self.runtime.transport.send(
+                request, self._policy, purpose=Purpose.SAMPLE, admit=admit, is_admitted=True
+            )
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
             if completions is None:
