@@ -235,7 +235,8 @@ class Sampler:
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
         await wait_before(self.created, future)
-        context, findings = await self.runtime.session.ensure_started(), self.runtime.transport.findings
+        session, findings = self.runtime.session, self.runtime.transport.findings
+        context = session.context or await session.ensure_started()
         absence: APIError | None = None
         if not findings.lacks(_STREAM):
             try:
