@@ -272,9 +272,9 @@ class CircuitGuard(msgspec.Struct, eq=False):
 
     async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
         """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""
-        loop = asyncio.get_running_loop()
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limit:
                 stop_listening = self._circuit.listen(lambda: loop.call_soon_threadsafe(_end_now, limit))
                 try:
                     if self._circuit.state == "open":
