@@ -152,7 +152,7 @@ class Uploading:
         if note.sent.get(name) == digest:
             self.watch(name, size, size)
             return
-        attempts = self.transport.attempts(FILE_UPLOAD, "upload")
+        retries, clock = self.transport.open_retries(FILE_UPLOAD), self.transport.clock
         while True:
             try:
                 await self._put(note.urls[name], name, file, size, digest)
@@ -161,8 +161,8 @@ class Uploading:
                 if is_expired_url(error) and self._is_over(note):
                     await asyncio.to_thread(self._forget_note)
                     raise _Expired(error) from error
-                delay = attempts.next_delay(error)
-            await self.transport.sleep(delay)
+                step = retries.after(error, clock.monotonic())
+            await self.transport.wait_to_retry("upload", step)
         note.sent[name] = digest
         await asyncio.to_thread(self._write_note, note)
 
@@ -183,7 +183,9 @@ class Uploading:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise connection_error(request, ExchangeFailed(type(error).__name__)) from error
         if not response.is_success:
-            raise status_error(RawResponse(request, response.status_code, response.headers, response.content))
+            raise status_error(
+                RawResponse(request, response.status_code, response.headers, response.content), self.transport.clock
+            )
         kept = read_checksums(response.headers, whole=False).get("sha-256")
         if kept is not None and base64.b64encode(kept).decode() != digest:
             raise connection_error(request, ExchangeFailed("the server stored different content than was sent"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tinker._futures.exit import report_before_others
 from tinker._futures.mailbox import SILENCE_SECONDS, TokenMailbox
 from tinker._futures.progress import PRESENT, OperationProgress, Reachability, Subject
-from tinker._futures.receipt import Receipt
+from tinker._futures.receipt import Receipt, report_before_others
 
 __all__ = [
     "OperationProgress",

@@ -1,14 +1,20 @@
-"""Whether the user has received the error of a future; one that nobody received is logged, once."""
+"""Whether the user has received the error of a future. An error that nobody received is logged, once: at exit at the latest."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from tinker._loop import loop_thread
+
 logger = logging.getLogger("tinker")
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Receipt(msgspec.Struct, eq=False, weakref=True):
@@ -67,7 +73,26 @@ class _Unseen:
 _all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
 
 
-def report_all_unseen() -> None:
-    """Log every failure that nobody has looked at yet."""
+def report_before_others() -> None:
+    """Report before the exit functions that were registered until now, which may end what requests still need."""
+    atexit.unregister(_report_at_exit)
+    atexit.register(_report_at_exit)
+
+
+def _report_at_exit() -> None:
+    """Log unfinished requests and unseen errors."""
+    thread = loop_thread()
+    if getattr(sys, "last_value", None) is None:  # else a traceback says why nobody waited
+        thread.log_unfinished("when the program ended")
     for unseen in tuple(_all_unseen):
         unseen.report()
+    thread.end_reports()
+    logger.addFilter(_is_of_user)
+
+
+def _is_of_user(record: logging.LogRecord) -> bool:
+    """Return whether other code made the record: what fails in this package from here on fails because the program ends."""
+    return not record.pathname.startswith(_PACKAGE)
+
+
+report_before_others()

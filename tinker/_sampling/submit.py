@@ -21,17 +21,14 @@ from tinker_wire.api import sampling as api
 from tinker import _tokenizers
 from tinker._futures import Subject, TokenMailbox
 from tinker._http import (
-    RESUBMISSIONS,
     SAMPLE,
     SUBMIT,
-    Attempts,
     Policy,
     Purpose,
     Reply,
+    Retries,
     SampleAdmission,
-    Verdict,
     is_absent,
-    judge,
 )
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
@@ -220,39 +217,30 @@ class Sampler:
         """Sample, again where the promise expired before it was fetched, or the server failed: nothing is lost but the time."""
         if self.session_id is None:
             await wait_before(self.created, future)
-        session = self.runtime.session
-        context = await session.ensure_started()
-        samples = context.limits.samples
-        if not samples.try_acquire():
-            await samples.acquire()
-        try:
+        session, transport = self.runtime.session, self.runtime.transport
+        context = session.context or await session.ensure_started()
+        retries: Retries | None = None
+        async with context.limits.samples:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-            submissions = 0
-            failures: Attempts | None = None
             while True:
-                submissions += 1
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
-                except APIStatusError as error:
+                except (APIStatusError, RequestFailedError) as error:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
-                    if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
-                        raise
-                except RequestFailedError as error:
-                    failures = failures or self.runtime.transport.attempts(self._policy, future.operation)
-                    delay = failures.next_repetition(error)
-                    await self.runtime.transport.sleep(delay)
-        finally:
-            samples.release()
+                    retries = retries or transport.open_retries(self._policy)
+                    step = retries.after_accepted(error, transport.clock.monotonic())
+                    await transport.wait_to_retry(future.operation, step)
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
         await wait_before(self.created, future)
-        context, findings = await self.runtime.session.ensure_started(), self.runtime.transport.findings
+        session, findings = self.runtime.session, self.runtime.transport.findings
+        context = session.context or await session.ensure_started()
         absence: APIError | None = None
         if not findings.lacks(_STREAM):
             try:
-                async with context.limits.samples.take():
+                async with context.limits.samples:
                     await self._receive(context, future, prompt, options, to)
                 return
             except StreamsAbsent:

@@ -14,12 +14,12 @@ from tinker_wire.runtime import Request
 
 from tinker._http import (
     POLL,
-    Attempts,
     Budget,
     Observers,
     Purpose,
     RawResponse,
     Reply,
+    Retries,
     Transport,
     decode_json,
     find_explanation,
@@ -160,7 +160,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     last_sign: float  # when the server last said that the result is coming
     result_nbytes: int | None  # known once the server has told the size instead of the result
     iteration: int = 0
-    _failures: Attempts | None = None  # since then
+    _retries: Retries | None = None  # since then
     _pace: Pace | None = None
 
     async def result(self) -> T:
@@ -192,9 +192,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             await self._keep_pace(started)
             return
         error, transport = self._final(error), self.poller.transport
-        if self._failures is None:
-            self._failures = transport.attempts(POLL, api.retrieve_future.__name__, self.last_sign)
-        await transport.sleep(self._failures.next_delay(error))
+        if self._retries is None:
+            self._retries = transport.open_retries(POLL, self.last_sign)
+        await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
 
     async def _keep_pace(self, started: float) -> None:
         if self._pace is None:
@@ -203,7 +203,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
     def _note_sign(self) -> None:
         """Forget earlier failures, because the server made progress."""
-        self.last_sign, self._failures = self.poller.transport.clock.monotonic(), None
+        self.last_sign, self._retries = self.poller.transport.clock.monotonic(), None
 
     def _request(self) -> Request[Any]:
         request = api.retrieve_future(

@@ -96,10 +96,10 @@ class SessionPoller:
             self._fail(failure)
 
     async def _poll_until_idle(self) -> None:
-        attempts = self._transport.attempts(POLL, api.retrieve_futures.__name__)
+        retries, clock = self._transport.open_retries(POLL), self._transport.clock
         pace = Pace(self._transport)
         while self._waiting or self._fetched:
-            started = self._transport.clock.monotonic()
+            started = clock.monotonic()
             try:
                 has_news = await self._poll_once()
             except APIError as error:
@@ -107,9 +107,9 @@ class SessionPoller:
                     self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
                     self._give_up()
                     return
-                await self._transport.sleep(attempts.next_delay(error))
+                await self._transport.wait_to_retry(api.retrieve_futures.__name__, retries.after(error, clock.monotonic()))
                 continue
-            attempts.reset()
+            retries.reset(clock.monotonic())
             if has_news:
                 pace.reset()
             elif self._waiting:

@@ -131,8 +131,7 @@ class TrainingRun:
         turn = self._order.take_turn(future, called, changes_run=request.changes_run)
         async with turn as numbers:
             context = self._session.context or await self._session.ensure_started()
-            submit = partial(request.submit, self.runtime.transport, self._target)
-            send = partial(numbers.send, submit) if request.is_numbered else partial(submit, 0)
+            send = partial(request.submit, self.runtime.transport, self._target, numbers)
             submission = await send()
         async with turn.result():
             wait = partial(context.results.wait, spec=request.spec, future=future)

@@ -86,7 +86,7 @@ def _set_retries_logged(logged: bool) -> None:
 
 
 def _is_no_retry(record: logging.LogRecord) -> bool:
-    return record.module != "retry"  # tinker/_http/retry.py
+    return record.funcName != "report_retry"  # of tinker/_http/observers.py
 
 
 def _close(runtime: Runtime) -> None:

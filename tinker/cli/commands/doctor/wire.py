@@ -8,8 +8,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import is_format_refused, is_unexplained
-from tinker._session import Negotiation, Trial, WireFormat
+from tinker._http import FormAttempt, Negotiation, WireFormat, is_format_refused, is_unexplained
 from tinker._wire import json, proto
 from tinker.cli.commands.doctor.prober import Prober
 from tinker.cli.commands.doctor.report import CheckResult
@@ -28,16 +27,16 @@ async def check_wire(prober: Prober) -> CheckResult:
     first = wire.form
     refusals: list[APIStatusError] = []
 
-    trial = Trial(wire, has_sparse=False)
-    accepted = trial.begin()
-    try:
-        while (refusal := await _find_refusal(prober, accepted)) is not None:
-            refusals.append(refusal)
-            accepted = trial.next_after(refusal)
-    except APIStatusError as error:
-        detail = f"the server does not tell what it reads; it answers {error.status_code} to a model that it cannot know"
-        return CheckResult("wire", "note", f"{detail}. Training requests are sent as {_NAMES[first.media]} first")
-    trial.accept()
+    accepted, forms = first, FormAttempt(wire, has_sparse=False)
+    while (refusal := await _find_refusal(prober, accepted)) is not None:
+        refusals.append(refusal)
+        following = forms.next_after(refusal)
+        if isinstance(following, APIStatusError):
+            said = following.status_code
+            detail = f"the server does not tell what it reads; it answers {said} to a model that it cannot know"
+            return CheckResult("wire", "note", f"{detail}. Training requests are sent as {_NAMES[first.media]} first")
+        accepted = following
+    forms.accept()
     why = ", as TINKER_WIRE says" if choice != "auto" else ""
     if accepted != first:
         why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
