@@ -12,8 +12,9 @@ import click
 import pytest
 from click.testing import Result
 
+from tinker.cli.clients import fetch_pages
+from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_size, format_timestamp, show_table
-from tinker.cli.paging import fetch_pages
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -259,18 +260,19 @@ def test_pages() -> None:
 
         return fetch
 
-    def advance(done: float, **_: Any) -> None: ...
+    def fetch(total: int | None, limit: int, offset: int = 0) -> Any:
+        return fetch_pages(GlobalOptions(format="json"), "x", page(total), limit, 10, offset)
 
-    assert fetch_pages(page(25), 12, 10, advance).title("x") == "12 xs (13 more; use --limit to see them)"
+    assert fetch(25, 12).title("x") == "12 xs (13 more; use --limit to see them)"
     assert asked == [(10, 0), (2, 10)]
-    assert len(fetch_pages(page(25), 0, 10, advance).items) == 25
-    assert fetch_pages(page(None), 0, 10, advance).total == 25
-    assert fetch_pages(page(None), 1, 10, advance).title("x") == "1 x"
+    assert len(fetch(25, 0).items) == 25
+    assert fetch(None, 0).total == 25
+    assert fetch(None, 1).title("x") == "1 x"
     asked.clear()
-    assert fetch_pages(page(25), 12, 10, advance, 8).title("x") == "12 xs (5 more; use --limit to see them)"
+    assert fetch(25, 12, 8).title("x") == "12 xs (5 more; use --limit to see them)"
     assert asked == [(10, 8), (2, 18)]
-    assert fetch_pages(page(25), 0, 10, advance, 20).items == [20, 21, 22, 23, 24]
-    assert fetch_pages(page(25), 0, 10, advance, 30) == ([], 0)
+    assert fetch(25, 0, 20).items == [20, 21, 22, 23, 24]
+    assert fetch(25, 0, 30) == ([], 0)
 
 
 @pytest.mark.parametrize(

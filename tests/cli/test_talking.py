@@ -12,7 +12,7 @@ from click.testing import Result
 
 import tinker
 from tinker._tokenizers import load
-from tinker.cli.stops import StopCutter
+from tinker.cli.model_input import StopCutter
 from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tinker._tokenizers import TokenizerSource, load
-from tinker.cli.tokenizers import read_tokenizer
+from tinker.cli.model_input import read_tokenizer
 from tinker.local.engines import PACKAGED_FOLDER
 
 SETTINGS: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer_config.json").read_text())

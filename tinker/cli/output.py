@@ -10,19 +10,23 @@ import contextlib
 import datetime
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tinker.cli.options import GlobalOptions
 
+if TYPE_CHECKING:
+    from tinker.cli.charts import Curves
+
 #: Called with the work done (in units of the total) and a new description of the bar (None: as before).
 Advance = Callable[..., None]
 
 _GAP = "  "
-_GAP_WIDTH = len(_GAP)
 _SHORT = len("59 minutes ago")  # a cell of a column that stays on one line where there is room
 
 
@@ -58,7 +62,7 @@ def show_table(
     """
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _show_on_screen(*_leave_out(columns, lines, spared), title)
+        _show_on_screen(columns, lines, title, spared)
         return
     if title is not None:
         click.echo(title, err=True)
@@ -67,49 +71,44 @@ def show_table(
         click.echo(_GAP.join(cell.replace("\n", " ").ljust(width) for cell, width in zip(line, widths)).rstrip())
 
 
-def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
-    """Draw a table with as many lines as there is room for; where even its words have no room, show each row by itself."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    room = console.width - _GAP_WIDTH * (len(columns) - 1)
-    least = _least_widths(columns, lines, longest_kept=_SHORT)
-    if sum(least) > room:
-        least = _least_widths(columns, lines)
-    spare = room - sum(least)
-    if spare < 0:
-        _show_records(columns, lines, title)
-        return
-    # Text, as a str is searched for markup and emoji: the ids of runs hold `:train:`.
-    heading = None if title is None else Text(title, "table.title")
-    has_box = spare >= len(least) + 3
-    bare = Table(title=heading, box=None, padding=(0, _GAP_WIDTH, 0, 0), pad_edge=False, title_justify="left")
-    table = Table(title=heading) if has_box else bare
-    for number, (name, width) in enumerate(zip(columns, _grow(least, columns, lines, spare - (len(least) + 3) * has_box))):
-        style = "bright_cyan" if number == 0 else None
-        table.add_column(Text(name), style=style, no_wrap=number == 0, overflow="fold", width=width)
-    for line in lines:
-        table.add_row(*map(Text, line))
-    console.print(table)
-
-
-def _leave_out(
-    columns: Sequence[str], lines: Sequence[Sequence[str]], spared: Sequence[str]
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return the table without as many of these columns as make it fit, and say so; as it is where it fits or none help."""
+def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, spared: Sequence[str]) -> None:
+    """Draw a table with as many columns and lines as there is room for; where even words have none, show each row by itself."""
     from rich.console import Console
 
     width = Console().width
     for longest_kept, count in itertools.product((_SHORT, 0), range(len(spared) + 1)):
         kept = [number for number, name in enumerate(columns) if name not in spared[:count]]
         names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
-        if sum(least := _least_widths(names, cells, longest_kept)) + _GAP_WIDTH * (len(least) - 1) <= width:
+        least = _least_widths(names, cells, longest_kept)
+        spare = width - sum(least) - len(_GAP) * (len(least) - 1)
+        if spare >= 0:
             if left := [name for name in columns if name not in names]:
                 click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
-            return names, cells
-    return columns, lines
+            _draw_table(names, cells, title, least, spare)
+            return
+    _show_records(columns, lines, title)
+
+
+def _draw_table(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, least: Sequence[int], spare: int
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Text, as a str is searched for markup and emoji: the ids of runs hold `:train:`.
+    heading = None if title is None else Text(title, "table.title")
+    box_width = len(least) + 3
+    if spare >= box_width:
+        table, spare = Table(title=heading), spare - box_width
+    else:
+        table = Table(title=heading, box=None, padding=(0, len(_GAP), 0, 0), pad_edge=False, title_justify="left")
+    for number, (name, width) in enumerate(zip(columns, _grow(least, columns, lines, spare))):
+        style = "bright_cyan" if number == 0 else None
+        table.add_column(Text(name), style=style, no_wrap=number == 0, overflow="fold", width=width)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    Console().print(table)
 
 
 def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]], longest_kept: int = 0) -> list[int]:
@@ -153,6 +152,25 @@ def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[s
     """Print one object, a line for each of its properties; its title on a terminal only."""
     pairs = properties.items() if isinstance(properties, Mapping) else properties
     show_table(("Property", "Value"), list(pairs), title if sys.stdout.isatty() else None)
+
+
+def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | None) -> None:
+    """Draw curves into an SVG file, where one is named, and as text where the output is for people."""
+    if file is not None:
+        from tinker.cli.charts import draw_svg
+
+        file.write_text(draw_svg(curves, title=title), encoding="utf-8")
+    if options.format == "table":
+        click.echo(chart_text(curves, is_ascii_only()))
+        if file is not None:
+            click.echo(f"The chart is in {file}", err=True)
+
+
+def chart_text(curves: Curves, ascii_only: bool) -> str:
+    """Return curves as text that fits the terminal."""
+    from tinker.cli.charts import draw_text
+
+    return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), ascii_only=ascii_only)
 
 
 @contextlib.contextmanager
@@ -254,3 +272,13 @@ def format_bool(value: bool | None) -> str:
 def format_optional(value: object) -> str:
     """Format any value as text; ``N/A`` for None."""
     return "N/A" if value is None else str(value)
+
+
+def format_lora(is_lora: bool | None, rank: int | None) -> str:
+    """Format as ``Yes (Rank 32)``, or as much as is known."""
+    return f"Yes (Rank {rank})" if is_lora and rank is not None else format_bool(is_lora)
+
+
+def list_metadata(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Return a heading and a property for each entry; nothing without entries."""
+    return [("Metadata", ""), *((f"  - {name}", text) for name, text in metadata.items())] if metadata else []

@@ -6,20 +6,23 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import click
 
-from tinker.cli.capacity import Capacity
+import tinker
+from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed, to_failure
-from tinker.cli.models import explain_refusal, first_sampleable
-from tinker.cli.options import GlobalOptions, pass_options
-from tinker.cli.stops import StopCutter
-
-if TYPE_CHECKING:
-    from tinker.sampling_client import SamplingClient
-    from tinker.service_client import ServiceClient
-    from tinker.types import ModelInput, SamplingParams
+from tinker.cli.model_input import (
+    Capacity,
+    StopCutter,
+    TextDecoder,
+    create_sampler,
+    encode_chat,
+    find_tokenizer,
+    first_sampleable,
+)
+from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -31,48 +34,30 @@ _HELP = """\
 _ARGUMENTS = {"/save": "a file name", "/model": "the name of a model or a checkpoint"}
 
 
-@click.command()
-@click.option("-m", "--model", metavar="NAME_OR_PATH", help="A base model or checkpoint. Default: the first model.")
-@click.option("--system", metavar="TEXT", help="System message.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Maximum number of tokens to generate."
-)
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.7, show_default=True, help="Sampling temperature; 0 is greedy."
-)
-@click.option(
-    "--tokenizer",
-    "tokenizer_id",
-    metavar="NAME",
-    help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
-)
-@pass_options
+@command
 def chat(
     options: GlobalOptions,
-    /,
-    model: str | None,
-    system: str | None,
-    max_tokens: int,
-    temperature: float,
-    tokenizer_id: str | None,
+    model: ModelOption = None,
+    system: Annotated[str | None, Option("System message.", metavar="TEXT")] = None,
+    max_tokens: Annotated[Positive, Option("Maximum number of tokens to generate.")] = 512,
+    temperature: Annotated[NonNegative, Option("Sampling temperature; 0 is greedy.")] = 0.7,
+    tokenizer_id: TokenizerOption = None,
 ) -> None:
     """Chat with a model or a checkpoint. Answers are streamed.
 
     This uses the model's chat template; a model without one gets the conversation as plain text. Type /help for the commands
     /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn.
     """
-    from tinker.cli.clients import rest_client, service_client
-
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
-        talk = _Talk(service, model, system, max_tokens, temperature, tokenizer_id)
+        conversation = _Conversation(service, model, system, max_tokens, temperature, tokenizer_id)
         click.echo(f"{model}. /help lists the commands.", err=True)
         while (line := _read()) is not None:
             if line.startswith("/"):
-                if not talk.obey(*line.partition(" ")[::2]):
+                if not conversation.obey(*line.partition(" ")[::2]):
                     break
             elif line.strip():
-                talk.answer(line)
+                conversation.answer(line)
 
 
 def _read() -> str | None:
@@ -83,12 +68,12 @@ def _read() -> str | None:
         return None
 
 
-class _Talk:
+class _Conversation:
     """One conversation."""
 
     def __init__(
         self,
-        service: ServiceClient,
+        service: tinker.ServiceClient,
         model: str,
         system: str | None,
         max_tokens: int,
@@ -102,12 +87,7 @@ class _Talk:
 
     def _open(self, model: str) -> None:
         """Sample from another model; TinkerError leaves the one before."""
-        from tinker.cli.examples import TextDecoder
-        from tinker.cli.tokenizers import find_tokenizer
-
-        path, base = (model, None) if model.startswith("tinker://") else (None, model)
-        with explain_refusal(self._service, model):
-            sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
+        sampler = create_sampler(self._service, model)
         self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
         self._decoder = TextDecoder(self._tokenizer)
         self._capacity = self._find_capacity(sampler.get_base_model())
@@ -119,8 +99,6 @@ class _Talk:
 
     def obey(self, command: str, rest: str) -> bool:
         """Carry out a line that begins with a slash; whether to go on."""
-        from tinker.errors import TinkerError
-
         rest = rest.strip()
         if command == "/quit":
             return False
@@ -136,7 +114,7 @@ class _Talk:
                 click.echo(f"now {rest}", err=True)
             except CommandFailed as failure:
                 failure.show()
-            except (TinkerError, ValueError, OSError) as error:
+            except (tinker.TinkerError, ValueError, OSError) as error:
                 to_failure(error).show()
         elif command in _ARGUMENTS:
             click.echo(f"{command} needs {_ARGUMENTS[command]}", err=True)
@@ -172,7 +150,7 @@ class _Talk:
         click.echo()
         self._turns.append({"role": "assistant", "content": said.strip()})
 
-    def _stream(self, prompt: ModelInput) -> Iterator[str]:
+    def _stream(self, prompt: tinker.ModelInput) -> Iterator[str]:
         """Yield the pieces of an answer, to its end or to the first stop."""
         cutter = StopCutter(self._stops())
         with self._sampler.sample_stream(prompt, 1, self._params(prompt), tokenizer=self._decoder) as stream:
@@ -185,25 +163,20 @@ class _Talk:
     def _messages(self) -> list[dict[str, str]]:
         return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
 
-    def _prompt(self) -> ModelInput:
-        from tinker.cli.examples import chat_tokens
-        from tinker.types import ModelInput
-
+    def _prompt(self) -> tinker.ModelInput:
         if self._has_template:
-            return ModelInput.from_ints(chat_tokens(self._tokenizer, self._messages(), prompt=True))
+            return tinker.ModelInput.from_ints(encode_chat(self._tokenizer, self._messages(), is_prompt=True))
         lines = [f"{turn['role'].capitalize()}: {turn['content']}\n" for turn in self._messages()]
-        return ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
+        return tinker.ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
 
     @property
     def _has_template(self) -> bool:
         return bool(getattr(self._tokenizer, "chat_template", None))
 
-    def _params(self, prompt: ModelInput) -> SamplingParams:
-        from tinker.types import SamplingParams
-
+    def _params(self, prompt: tinker.ModelInput) -> tinker.SamplingParams:
         stop = self._stops() or None  # None: where the model ends its turn
         longest = min(self._longest, self._capacity.tokens - prompt.length) if self._capacity.tokens else self._longest
-        return SamplingParams(max_tokens=longest, temperature=self._temperature, stop=stop)
+        return tinker.SamplingParams(max_tokens=longest, temperature=self._temperature, stop=stop)
 
     def _stops(self) -> list[str]:
         """Return what ends an answer in plain text, your next turn or the end of the text; nothing with a template."""

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
+import tinker
 from tinker.cli.clients import connect
-from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import GlobalOptions, Option, command
 from tinker.cli.output import format_size, progress, show, show_properties
 
-COMMANDS = {"export-trace": Entry("tinker.cli.commands.session:export_trace", "Save what ran when, to look at in Perfetto.")}
 
-
-@click.group(cls=LazyGroup, entries=COMMANDS)
-def session() -> None:
-    """Inspect sessions."""
-
-
-@click.command("export-trace")
-@click.argument("session_id")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where to save the trace. Default: SESSION_ID.pftrace in the current folder.",
-)
-@click.option("--url-only", is_flag=True, help="Only print the signed URL, which is valid for about an hour.")
-@pass_options
-def export_trace(options: GlobalOptions, session_id: str, output: Path | None, url_only: bool) -> None:
+@command
+def export_trace(
+    options: GlobalOptions,
+    session_id: str,
+    output: Annotated[
+        Path | None,
+        click.Path(dir_okay=False, path_type=Path),
+        Option("Where to save the trace. Default: SESSION_ID.pftrace in the current folder.", "-o", "--output", metavar="FILE"),
+    ] = None,
+    url_only: Annotated[bool, Option("Only print the signed URL, which is valid for about an hour.")] = False,
+) -> None:
     """Save a trace of the requests of a session: when each waited and ran. Open it in https://ui.perfetto.dev."""
     from tinker._checkpoints import save_url
-    from tinker.rest_client import RestClient
 
     runtime = connect(options)
     click.echo(f"Waiting for the server to write the trace of session {session_id} ...", err=True)
-    url = RestClient(runtime).export_session_trace(session_id).result()
+    url = tinker.RestClient(runtime).export_session_trace(session_id).result()
     if url_only:
         show(options, {"session_id": session_id, "url": url}, lambda: click.echo(url))
         return

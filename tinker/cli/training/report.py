@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
-from tinker.cli.output import Advance, is_ascii_only, show_json
+from tinker.cli.options import GlobalOptions
+from tinker.cli.output import Advance, show_chart, show_json
 from tinker.cli.training.supervised import StepResult
-
-if TYPE_CHECKING:
-    from tinker.cli.options import GlobalOptions
 
 
 class RunReport:
@@ -49,7 +47,7 @@ class RunReport:
         text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
-        if not self._on_screen():
+        if not sys.stderr.isatty():
             self._say(f"step {done}/{self._steps} {text}")
 
     def add_evaluation(self, done: int, loss: float) -> None:
@@ -80,22 +78,9 @@ class RunReport:
         self._record("result", facts)
 
     def draw(self, file: Path, name: str) -> None:
-        """Draw the curve into an SVG file and, where the output is for people, as text."""
-        from tinker.cli.charts import draw_svg, draw_text
-
-        curves = {self.metric: self.curve}
-        if self.evaluations:
-            curves["evaluation"] = self.evaluations
-        file.write_text(draw_svg(curves, title=name), encoding="utf-8")
-        if self._options.format == "table":
-            import shutil
-
-            width = min(100, shutil.get_terminal_size().columns)
-            click.echo(draw_text(curves, width=width, ascii_only=is_ascii_only()))
-            click.echo(f"The chart is in {file}", err=True)
-
-    def _on_screen(self) -> bool:
-        return self._options.format == "table" and sys.stderr.isatty()
+        """Draw the curves into an SVG file and, where the output is for people, as text."""
+        evaluations = {"evaluation": self.evaluations} if self.evaluations else {}
+        show_chart(self._options, {self.metric: self.curve, **evaluations}, name, file)
 
     def _say(self, line: str) -> None:
         if self._options.format == "table":

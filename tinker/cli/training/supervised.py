@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from tinker.cli.examples import ExampleRow
-    from tinker.cli.training.plan import Plan
-    from tinker.futures import APIFuture
-    from tinker.training_client import TrainingClient
-    from tinker.types import ForwardBackwardOutput
+import tinker
+from tinker.cli.examples import ExampleRow
+from tinker.cli.training.plan import Plan
 
-    #: A batch and its outputs, which are on their way.
-    SentBatch: TypeAlias = tuple[Sequence[ExampleRow], APIFuture[ForwardBackwardOutput]]
+#: A batch and its outputs, which are on their way.
+SentBatch: TypeAlias = "tuple[Sequence[ExampleRow], tinker.APIFuture[tinker.ForwardBackwardOutput]]"
 
 
 class StepResult(NamedTuple):
@@ -27,7 +24,7 @@ class SentStep(NamedTuple):
     """A step whose requests are sent."""
 
     batches: Sequence[SentBatch]
-    optimizer: APIFuture[Any]
+    optimizer: tinker.APIFuture[Any]
 
     def wait(self) -> StepResult:
         """Wait for the step; the metrics are the loss per token, and what the optimizer reports."""
@@ -36,7 +33,8 @@ class SentStep(NamedTuple):
         tokens = sum(len(row.tokens) - 1 for rows, _ in self.batches for row in rows)
         return StepResult({"loss": loss, **reported}, tokens)
 
-    def futures(self) -> Sequence[APIFuture[Any]]:
+    @property
+    def futures(self) -> Sequence[tinker.APIFuture[Any]]:
         """Return what is waited for, the optimizer last."""
         return [*(future for _, future in self.batches), self.optimizer]
 
@@ -49,18 +47,14 @@ class Supervised:
 
     def __init__(self, plan: Plan, rows: Sequence[ExampleRow]) -> None:
         self._plan = plan
-        self.batches: list[list[list[ExampleRow]]] = plan.split(rows)
+        self._batches = plan.split(rows)
         self.examples: int = len(rows)
+        self.steps: int = len(self._batches)
 
-    @property
-    def steps(self) -> int:
-        """Return the number of steps."""
-        return len(self.batches)
-
-    def send(self, training: TrainingClient, step: int) -> SentStep:
+    def send(self, training: tinker.TrainingClient, step: int) -> SentStep:
         """Send the requests of a step, counted from 0."""
         sent = [
-            (rows, training.forward_backward([row.datum() for row in rows], "cross_entropy")) for rows in self.batches[step]
+            (rows, training.forward_backward([row.datum() for row in rows], "cross_entropy")) for rows in self._batches[step]
         ]
         return SentStep(sent, training.optim_step(self._plan.adam_at(step, self.steps)))
 
@@ -71,7 +65,7 @@ class HeldOutLoss:
     def __init__(self, rows: Sequence[ExampleRow], batch_size: int) -> None:
         self._batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
 
-    def send(self, training: TrainingClient) -> Sequence[SentBatch]:
+    def send(self, training: tinker.TrainingClient) -> Sequence[SentBatch]:
         """Send the requests; they see the weights of every step sent before."""
         return [(rows, training.forward([row.datum() for row in rows], "cross_entropy")) for rows in self._batches]
 
@@ -80,10 +74,7 @@ def mean_loss(batches: Sequence[SentBatch]) -> float:
     """Return the loss per token, computed from log-probabilities, as servers do not agree on the names of their metrics."""
     total = 0.0
     for rows, future in batches:
-        outputs = future.result().loss_fn_outputs
-        total -= sum(_likelihood(row, output["logprobs"].tolist()) for row, output in zip(rows, outputs))
+        for row, output in zip(rows, future.result().loss_fn_outputs):
+            logprobs = output["logprobs"].tolist()
+            total -= sum(weight * value for weight, value in zip(row.weights[1:], logprobs) if weight)
     return total / sum(row.weight for rows, _ in batches for row in rows)
-
-
-def _likelihood(row: ExampleRow, logprobs: Sequence[float]) -> float:
-    return sum(weight * value for weight, value in zip(row.weights[1:], logprobs) if weight)

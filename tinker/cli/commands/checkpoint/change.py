@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 
 from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.model_input import parse_path
+from tinker.cli.options import ExpiryOption, GlobalOptions, Option, check_ttl, command
 from tinker.cli.output import format_count
-from tinker.cli.times import check_ttl
 
 
-@click.command()
-@click.argument("checkpoint_path")
-@pass_options
+@command
 def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a checkpoint public: everybody can load, sample and download it. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
@@ -22,9 +21,7 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     _confirm(options, f"{path} is public.")
 
 
-@click.command()
-@click.argument("checkpoint_path")
-@pass_options
+@command
 def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
@@ -32,12 +29,13 @@ def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     _confirm(options, f"{path} is private.")
 
 
-@click.command("set-ttl")
-@click.argument("checkpoint_path")
-@click.option("--ttl", type=int, metavar="SECONDS", help="Expire in this many seconds; at least 3600 (an hour).")
-@click.option("--remove", is_flag=True, help="Never expire.")
-@pass_options
-def set_ttl(options: GlobalOptions, checkpoint_path: str, ttl: int | None, remove: bool) -> None:
+@command
+def set_ttl(
+    options: GlobalOptions,
+    checkpoint_path: str,
+    ttl: ExpiryOption = None,
+    remove: Annotated[bool, Option("Never expire.")] = False,
+) -> None:
     """Set when a checkpoint expires (--ttl), or keep it forever (--remove)."""
     path = parse_path(checkpoint_path).tinker_path
     if remove == (ttl is not None):

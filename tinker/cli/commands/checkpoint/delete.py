@@ -6,43 +6,36 @@ import concurrent.futures
 import datetime
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import click
 
+import tinker
 from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed, say
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.model_input import parse_path
+from tinker.cli.options import GlobalOptions, Option, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json
-from tinker.cli.times import parse_time, with_zone
-
-if TYPE_CHECKING:
-    from tinker.rest_client import RestClient
-    from tinker.types import Checkpoint
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 _ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 
 
-@click.command()
-@click.argument("checkpoint_paths", nargs=-1)
-@click.option("--run-id", metavar="ID", help="Delete the checkpoints of this training run.")
-@click.option(
-    "--type", "checkpoint_type", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights."
-)
-@click.option("--before", metavar="TIME", help="With --run-id: only those created before this time, such as 2026-01-31T08:00Z.")
-@click.option("--after", metavar="TIME", help="With --run-id: only those created after this time.")
-@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
-@pass_options
+@command
 def delete(
     options: GlobalOptions,
-    checkpoint_paths: tuple[str, ...],
-    run_id: str | None,
-    checkpoint_type: str | None,
-    before: str | None,
-    after: str | None,
-    yes: bool,
+    checkpoint_paths: tuple[str, ...] = (),
+    run_id: Annotated[str | None, Option("Delete the checkpoints of this training run.", metavar="ID")] = None,
+    checkpoint_type: Annotated[
+        str | None,
+        Option("With --run-id: only weights, sampler_weights or external_weights.", "--type", metavar="KIND"),
+    ] = None,
+    before: Annotated[
+        str | None,
+        Option("With --run-id: only those created before this time, such as 2026-01-31T08:00Z.", metavar="TIME"),
+    ] = None,
+    after: Annotated[str | None, Option("With --run-id: only those created after this time.", metavar="TIME")] = None,
+    yes: Annotated[bool, Option("Delete without asking.", "-y", "--yes")] = False,
 ) -> None:
     """Permanently delete the given checkpoints, or those of a run that match every condition.
 
@@ -80,7 +73,7 @@ def _parse_kind(text: str | None) -> str | None:
 
 
 def _matches(
-    checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
+    checkpoint: tinker.Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
 ) -> bool:
     time = with_zone(checkpoint.time)
     return (
@@ -112,7 +105,7 @@ def _confirm(lines: Sequence[str], size: int | None) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> None:
+def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str]) -> None:
     """Delete concurrently, and report what failed."""
     deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
     with progress(options, "Deleting checkpoints", len(paths)) as advance:

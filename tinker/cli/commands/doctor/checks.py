@@ -13,11 +13,9 @@ from tinker_wire.operations import OPERATIONS
 from tinker._config import Config
 from tinker._http import ConnectionFacts, is_absent
 from tinker._runtime import Runtime, run
+from tinker.cli.commands.doctor.capabilities import check_wire, find_operations, summarize_operations
 from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions, refuse_credential
-from tinker.cli.commands.doctor.operations import find_operations, summarize_operations
-from tinker.cli.commands.doctor.prober import Prober
-from tinker.cli.commands.doctor.report import CheckResult, DoctorReport, Support
-from tinker.cli.commands.doctor.wire import check_wire
+from tinker.cli.commands.doctor.prober import CheckResult, DoctorReport, Prober, Support
 from tinker.errors import APIResponseValidationError, APIStatusError, AuthenticationError, TinkerError
 from tinker.futures import APIFuture
 

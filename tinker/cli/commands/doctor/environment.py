@@ -14,8 +14,8 @@ from tinker._http import find_source
 from tinker._installation import inspect_installation
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
-from tinker.cli.commands.doctor.report import CheckResult
-from tinker.cli.commands.version import find_version, list_packages
+from tinker.cli.commands.doctor.prober import CheckResult
+from tinker.cli.commands.installation import find_version, list_packages
 from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
 

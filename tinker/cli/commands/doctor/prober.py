@@ -1,18 +1,48 @@
-"""One request to the server under examination: no retries, and no longer than the user has patience."""
+"""What checks use: requests to the server, without retries and within the user's patience; and the results of checks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from tinker_wire.runtime import Request
 
-from tinker._http import ONE_SHOT, Purpose, RawResponse
+from tinker._http import ONE_SHOT, ConnectionFacts, Purpose, RawResponse
 from tinker._runtime import Runtime
 from tinker.errors import APIStatusError, TinkerError
+from tinker.observing import ServerInfo
 
 T = TypeVar("T")
+CheckStatus: TypeAlias = Literal["ok", "note", "FAIL"]
+Support: TypeAlias = Literal["yes", "no", "unknown"]
+
+
+class CheckResult(NamedTuple):
+    """One thing that was checked: in order, worth knowing, or broken."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+
+
+class DoctorReport(NamedTuple):
+    """All results. ``operations`` says of each operation of the contract whether the server has it.
+
+    ``info`` is what clients would do otherwise for this server; None where nothing was asked. ``connections`` are those that
+    were used.
+    """
+
+    base_url: str
+    results: list[CheckResult]
+    operations: dict[str, Support]
+    info: ServerInfo | None = None
+    connections: tuple[ConnectionFacts, ...] = ()
+
+    @property
+    def failures(self) -> list[str]:
+        """Return the names of the checks that failed."""
+        return [result.name for result in self.results if result.status == "FAIL"]
 
 
 class Prober:

@@ -1,19 +1,22 @@
-"""The format in which training requests will be sent, found out as clients do."""
+"""What a server reads and has: the format of training requests, found out as clients do, and the operations of the contract."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from tinker_wire import models
 from tinker_wire.api import training as training_api
-from tinker_wire.runtime import Binary, Request
+from tinker_wire.operations import OPERATIONS
+from tinker_wire.runtime import Binary, Operation, Request
 
-from tinker._http import is_format_refused, is_unexplained
+from tinker._http import ABSENT_STATUSES, WRONG_METHOD_STATUS, is_format_refused, is_unexplained
 from tinker._session import Negotiation, Trial, WireFormat
 from tinker._wire import json, proto
-from tinker.cli.commands.doctor.prober import Prober
-from tinker.cli.commands.doctor.report import CheckResult
-from tinker.errors import APIStatusError
+from tinker.cli.commands.doctor.prober import CheckResult, Prober, Support
+from tinker.errors import APIStatusError, TinkerError
 from tinker.types import Datum, ModelInput
 
 _UNKNOWN_MODEL = "doctor:train:0"
@@ -69,3 +72,51 @@ def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
 def _is_about_the_format(error: APIStatusError) -> bool:
     """Return whether a refusal may be about the format of the body. A server that names the model has read it."""
     return (is_format_refused(error) or is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)
+
+
+# No operation has this method, so it never reaches one: a server that knows the path says that the method is wrong.
+_HARMLESS_METHOD = "PATCH"
+_NO_OPERATION = "/api/v1/no_such_operation"
+_CONCURRENT_REQUESTS = 8
+
+
+async def find_operations(prober: Prober) -> dict[str, Support]:
+    """Say of each operation whether its path exists; unknown where a server answers every path alike."""
+    slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+
+    async def probe(path: str) -> Support:
+        async with slots:
+            return await _probe(prober, path)
+
+    paths = {name: _example_path(operation) for name, operation in OPERATIONS.items()}
+    unique = sorted({*paths.values(), _NO_OPERATION})
+    support = dict(zip(unique, await asyncio.gather(*map(probe, unique))))
+    if support[_NO_OPERATION] != "no" or support[paths["get_server_capabilities"]] != "yes":
+        return dict.fromkeys(paths, "unknown")
+    return {name: support[path] for name, path in paths.items()}
+
+
+async def _probe(prober: Prober, path: str) -> Support:
+    request: Request[None] = Request(operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None)
+    try:
+        status = await prober.status(request)
+    except TinkerError:
+        return "unknown"
+    return "yes" if status == WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
+
+
+def _example_path(operation: Operation) -> str:
+    """Return the path with names that belong to nothing."""
+    return re.sub(r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor"))
+
+
+def summarize_operations(operations: Mapping[str, Support]) -> CheckResult:
+    """Count the operations and name the missing ones."""
+    missing = sorted(name for name, support in operations.items() if support == "no")
+    if "yes" not in operations.values():
+        return CheckResult("operations", "note", "the server does not tell which it has")
+    present = sum(support == "yes" for support in operations.values())
+    detail = f"{present} of {len(operations)}"
+    if missing:
+        detail += f"; missing: {', '.join(missing)}"
+    return CheckResult("operations", "note" if missing else "ok", detail)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from tinker.cli.metrics import MetricsReader, RunMetrics, choose_metric, explain_lack, open_run
-from tinker.cli.options import GlobalOptions, check_chart_file, pass_options
+from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
+from tinker.cli.options import ChartFile, GlobalOptions, Option, command
+from tinker.cli.output import is_ascii_only, show, show_chart, show_table
 
 _POLL_SECONDS = 1.0
-_HEIGHT = 14
 
 
-@click.command()
-@click.argument("run")
-@click.option("--metric", help="Metric to plot. Default: a loss or a reward.")
-@click.option("--once", is_flag=True, help="Show the current state and exit.")
-@pass_options
-def watch(options: GlobalOptions, /, run: str, metric: str | None, once: bool) -> None:
+@command
+def watch(
+    options: GlobalOptions,
+    run: str,
+    metric: Annotated[str | None, Option("Metric to plot. Default: a loss or a reward.")] = None,
+    once: Annotated[bool, Option("Show the current state and exit.")] = False,
+) -> None:
     """Follow a RUN until it ends: a JSONL file of metrics, or the ID of a run on a local server.
 
     The file comes from `tinker train --log` or from any script that writes one JSON object of numbers per line. The step is
@@ -48,13 +47,14 @@ def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None
         else:
             name = choose_metric([now], metric)
             for one in now.steps[printed:]:
-                click.echo(f"{_place(now, one.number)} {name} {one.metrics.get(name, float('nan')):.4f}")
+                click.echo(_describe(now, one, name))
         sys.stdout.flush()
         shown, printed = len(now.records), len(now.steps)
 
 
-def _place(run: RunMetrics, number: float) -> str:
-    return f"step {number:g}" + ("" if run.total is None else f"/{run.total:g}")
+def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
+    total = "" if run.total is None else f"/{run.total:g}"
+    return f"step {step.number:g}{total} {metric} {step.metrics.get(metric, float('nan')):.4f}"
 
 
 def _follow(read: MetricsReader, once: bool) -> Iterator[RunMetrics]:
@@ -71,61 +71,49 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from tinker.cli.output import is_ascii_only
+    from tinker.cli.output import chart_text
 
     is_ascii = is_ascii_only()  # as the stream that Live puts in the place of the output does not say its encoding
     with Live(auto_refresh=False) as live:
         for now in _follow(read, once):
-            name, last = choose_metric([now], metric), now.last()
-            place = _place(now, now.steps[-1].number if now.steps else 0)
-            title = f"{now.name}: {place}, {name} {last.get(name, float('nan')):.4f}"
-            live.update(Text(f"{title}\n{_draw({name: now.curve(name)}, is_ascii)}"), refresh=True)
+            name = choose_metric([now], metric)
+            last = now.steps[-1] if now.steps else MetricStep(0, {})
+            title = f"{now.name}: {_describe(now, last, name)}"
+            live.update(Text(f"{title}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
 
 
-def _draw(curves: dict[str, list[tuple[float, float]]], is_ascii: bool) -> str:
-    from tinker.cli.charts import draw_text
-
-    return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), height=_HEIGHT, ascii_only=is_ascii)
-
-
-@click.command()
-@click.argument("runs", nargs=-1, required=True)
-@click.option("--metric", help="Metric to compare. Default: a loss or a reward.")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    metavar="FILE.svg",
-    callback=check_chart_file,
-    help="Save the plot in this file.",
-)
-@pass_options
-def compare(options: GlobalOptions, /, runs: tuple[str, ...], metric: str | None, plot: Path | None) -> None:
+@command
+def compare(
+    options: GlobalOptions,
+    runs: tuple[str, ...],
+    metric: Annotated[str | None, Option("Metric to compare. Default: a loss or a reward.")] = None,
+    plot: ChartFile = None,
+) -> None:
     """Compare RUNS in a table with one row per run, and plot their curves together.
 
     Each run is a file or an ID, as in `tinker run watch`.
     """
-    from tinker.cli.charts import draw_svg
-    from tinker.cli.output import is_ascii_only, show, show_table
-
     read = [open_run(options, run)() for run in runs]
     name = choose_metric(read, metric)
-    curves = {run.name: run.curve(name) for run in read}
-    if plot is not None:
-        plot.write_text(draw_svg(curves, title=name), encoding="utf-8")
-    rows = [_summary(run, name) for run in read]
+    rows = [_summarize(run, name) for run in read]
 
     def table() -> None:
         columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
         show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
-        for lack in filter(None, (explain_lack(run, name) for run in read)):
+        for lack in filter(None, (run.explain_lack(name) for run in read)):
             click.echo(lack, err=True)
-        click.echo(_draw(curves, is_ascii_only()))
 
     show(options, {"metric": name, "runs": rows}, table)
+    show_chart(options, {run.name: run.curve(name) for run in read}, name, plot)
 
 
-def _summary(run: RunMetrics, metric: str) -> dict[str, Any]:
+def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
     values = [round(value, 6) for _, value in run.curve(metric)]
-    best = (max if "reward" in metric else min)(values, default=None)
-    ends = {"first": values[0] if values else None, "best": best, "last": values[-1] if values else None}
-    return {"log": run.name, "steps": run.count_steps(), **ends, "tokens_per_second": run.last().get("tokens_per_second")}
+    return {
+        "log": run.name,
+        "steps": len({one.number for one in run.steps}),
+        "first": values[0] if values else None,
+        "best": (max if "reward" in metric else min)(values, default=None),
+        "last": values[-1] if values else None,
+        "tokens_per_second": run.steps[-1].metrics.get("tokens_per_second") if run.steps else None,
+    }

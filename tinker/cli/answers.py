@@ -1,4 +1,4 @@
-"""Many prompts from a file, with an answer on each line of another: written as they come, and resumed where they ended."""
+"""Answers to many prompts, a line of a file for each: written as they arrive, and resumed where they ended."""
 
 from __future__ import annotations
 
@@ -6,58 +6,31 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
+import tinker
 from tinker.cli.errors import CommandFailed
-from tinker.cli.jsonl import read_records
-
-if TYPE_CHECKING:
-    from tinker.cli.output import Advance
-    from tinker.futures import APIFuture
-    from tinker.types import SampledSequence, SampleResponse
+from tinker.cli.output import Advance
+from tinker.cli.reading import Prompt, check_prompt, read_rows
 
 #: Requests in flight at once.
 AHEAD = 64
-Ask: TypeAlias = "Callable[[PromptLine], APIFuture[SampleResponse]]"
-Read: TypeAlias = "Callable[[SampledSequence], str]"
+Ask: TypeAlias = "Callable[[Prompt], tinker.APIFuture[tinker.SampleResponse]]"
+Read: TypeAlias = "Callable[[tinker.SampledSequence], dict[str, Any]]"
 
 
 class PromptLine(NamedTuple):
     """A line of the file: its number from 0, its prompt, and all that it holds."""
 
     number: int
-    prompt: str | list[object]
-    value: dict[str, Any]
+    prompt: Prompt
+    record: dict[str, Any]
 
 
 def read_prompt_lines(file: Path) -> list[PromptLine]:
-    """Read lines: ``{"prompt": text or token ids}`` or ``{"messages": [...]}``. CommandFailed names a line that is none."""
-    found: list[PromptLine] = []
-    for number, record in read_records(file):
-        try:
-            found.append(PromptLine(len(found), _check_prompt(record), record))
-        except ValueError as error:
-            raise CommandFailed(f"{file}, line {number}: {error}") from None
-    if not found:
-        raise CommandFailed(f"{file} has no prompts")
-    return found
-
-
-def _check_prompt(record: dict[str, Any]) -> str | list[object]:
-    """Return the prompt of a line, a text, the ids of tokens or messages. ValueError for none."""
-    from tinker.cli.examples import check_messages, check_token_ids, explain_prompt_keys
-
-    name = next((name for name in ("prompt", "messages") if name in record), None)
-    if name is None:
-        raise ValueError(explain_prompt_keys(record))
-    value: object = record[name]
-    if not value:
-        raise ValueError(f'"{name}" is empty')
-    if name == "messages" or (isinstance(value, list) and isinstance(cast("list[object]", value)[0], dict)):
-        check_messages(record[name])
-    elif not isinstance(value, str):
-        check_token_ids(record[name], '"prompt" must be text or a list of integers from 0')
-    return cast("str | list[object]", value)
+    """Read the prompts. CommandFailed names a line without one."""
+    rows = read_rows(file, "prompts", lambda record: (check_prompt(record), record))
+    return [PromptLine(number, prompt, record) for number, (prompt, record) in enumerate(rows)]
 
 
 def drop_answered(lines: list[PromptLine], out: Path) -> list[PromptLine]:
@@ -93,23 +66,21 @@ def write_answers(lines: list[PromptLine], out: Path, ask: Ask, read: Read, adva
     """Ask for the answers, some ahead, and append each to ``out`` at once, in order."""
     with out.open("a", encoding="utf-8") as stream:
         for line, response in _answers(lines, ask):
-            samples = [
-                {"text": read(one), "tokens": list(one.tokens), "stop_reason": one.stop_reason} for one in response.sequences
-            ]
+            samples = list(map(read, response.sequences))
             answer = {"index": line.number, "prompt": line.prompt, "samples": samples}
-            rest = {name: value for name, value in line.value.items() if name not in answer}
+            rest = {name: value for name, value in line.record.items() if name not in answer}
             stream.write(json.dumps({**answer, **rest}, ensure_ascii=False) + "\n")
             stream.flush()
             done += 1
             advance(done)
 
 
-def _answers(lines: list[PromptLine], ask: Ask) -> Iterator[tuple[PromptLine, SampleResponse]]:
-    ahead: deque[tuple[PromptLine, APIFuture[SampleResponse]]] = deque()
+def _answers(lines: list[PromptLine], ask: Ask) -> Iterator[tuple[PromptLine, tinker.SampleResponse]]:
+    ahead: deque[tuple[PromptLine, tinker.APIFuture[tinker.SampleResponse]]] = deque()
     waiting = iter(lines)
     while True:
         for line in waiting:
-            ahead.append((line, ask(line)))
+            ahead.append((line, ask(line.prompt)))
             if len(ahead) >= AHEAD:
                 break
         if not ahead:
