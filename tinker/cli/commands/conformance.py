@@ -53,7 +53,7 @@ def conformance(
         ReportFile | None, Option("Write a Markdown report with recorded exchanges.", "--markdown")
     ] = None,
     badge_file: Annotated[
-        ReportFile | None, Option("Write an SVG badge; a .json file is an endpoint badge of shields.io.", "--badge")
+        ReportFile | None, Option("Write a badge: the JSON of an endpoint for shields.io.", "--badge")
     ] = None,
     list_only: Annotated[bool, Option("List the checks without running them.", "--list")] = False,
 ) -> None:
