@@ -54,7 +54,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
         """,
         {
             "create": Entry(
-                "checkpoint.create",
+                "checkpoint.change",
                 "Create an adapter and save it.",
                 "tinker checkpoint create --model Qwen/Qwen3-8B --name start --sampler",
             ),
@@ -159,7 +159,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
         "Inspect sessions.",
         {
             "export-trace": Entry(
-                "session",
+                "run",
                 "Save what ran when, to look at in Perfetto.",
                 "tinker session export-trace SESSION --output trace.pftrace",
             )

@@ -9,14 +9,14 @@ import contextlib
 import errno
 import json
 import traceback
-from collections.abc import Generator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
 if TYPE_CHECKING:
-    from tinker.errors import APIStatusError, RequestFailedError
+    from tinker.errors import APIStatusError
 
 INTERRUPTED = 130
 
@@ -99,64 +99,50 @@ def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
         raise to_failure(error) from error
 
 
-class _FailureText(NamedTuple):
-    """What failed, more about it, and what to do."""
-
-    message: str
-    details: Sequence[str] = ()
-    advice: str | None = None
-
-
 def to_failure(error: Exception) -> CommandFailed:
-    """Convert an exception to the failure of the command."""
+    """Convert an exception to the failure of the command: what failed, more about it, and last what to do."""
     message, details, advice = _describe(error)
     notes = () if _explains_absence(error) else getattr(error, "__notes__", ())
     return CommandFailed(message, *details, *notes, *([advice] if advice else []))
 
 
-def _describe(error: Exception) -> _FailureText:
+def _describe(error: Exception) -> tuple[str, list[str], str | None]:
     from tinker import errors
     from tinker._http import NO_API
 
     if isinstance(error, errors.APIError) and NO_API in str(error):
-        return _FailureText(str(error).rpartition(" - ")[2])
+        return str(error).rpartition(" - ")[2], [], None
     if isinstance(error, errors.APIStatusError):
         return _describe_status(error)
     if isinstance(error, errors.APITimeoutError):
-        return _FailureText("Request timeout", [f"Details: {error}"])
+        return "Request timeout", [f"Details: {error}"], None
     if isinstance(error, errors.APIConnectionError):
         cause, request = str(error.__cause__ or error), error.request
-        return _FailureText(cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE)
+        return cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE
     if isinstance(error, errors.RequestFailedError):
-        return _describe_failed_request(error)
+        said = _to_line(error.reason)
+        if error.category == "user":  # one sentence says what the user can change
+            return said, [], None
+        return "The request failed on the server", [f"Details: {said}", f"Request: {error.request_id}"], None
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
-        return _FailureText(str(error) or type(error).__name__)
-    told = f"Unexpected error: {type(error).__name__}: {error}"
-    return _FailureText(told, advice="This is a bug; `tinker --debug ...` shows the traceback.")
+        return str(error) or type(error).__name__, [], None
+    problem = f"Unexpected error: {type(error).__name__}: {error}"
+    return problem, [], "This is a bug; `tinker --debug ...` shows the traceback."
 
 
-def _describe_failed_request(error: RequestFailedError) -> _FailureText:
-    """Say in one sentence what the user can change; of anything else, which request it was too."""
-    said = _to_line(error.reason)
-    if error.category == "user":
-        return _FailureText(said)
-    return _FailureText("The request failed on the server", [f"Details: {said}", f"Request: {error.request_id}"])
-
-
-def _describe_status(error: APIStatusError) -> _FailureText:
+def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]:
     from tinker._http import ABSENT_STATUSES
 
     classes = [kind.__name__ for kind in type(error).__mro__]
     title = next((_TITLES[name] for name in classes if name in _TITLES), f"API error (status {error.status_code})")
-    advice = next((_ADVICE[name] for name in classes if name in _ADVICE), None)
-    if advice is None and error.status_code in ABSENT_STATUSES:
-        advice = _UNSUPPORTED
-    said, is_absent = say(error), "NotFoundError" in classes
-    if is_absent and not _explains_absence(error):
+    unsupported = _UNSUPPORTED if error.status_code in ABSENT_STATUSES else None
+    advice = next((_ADVICE[name] for name in classes if name in _ADVICE), unsupported)
+    said = say(error)
+    if "NotFoundError" in classes and not _explains_absence(error):
         advice = _suspect_address(error) or advice
     elif said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
-        return _FailureText(said)
-    return _FailureText(title, [f"Details: {said}"], advice)
+        return said, [], None
+    return title, [f"Details: {said}"], advice
 
 
 def _explains_absence(error: Exception) -> bool:
@@ -182,9 +168,6 @@ def say(error: Exception) -> str:
 
 
 def _to_line(text: str) -> str:
-    return _escape(" ".join(text[:_SHOWN_CHARACTERS].split()))
-
-
-def _escape(text: str) -> str:
-    """Return text of the server without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """Return text of the server in one line, without what a terminal would obey."""
+    line = " ".join(text[:_SHOWN_CHARACTERS].split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)

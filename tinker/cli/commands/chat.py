@@ -50,7 +50,8 @@ def chat(
     """
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
-        conversation = _Conversation(service, model, system, max_tokens, temperature, tokenizer_id)
+        params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
+        conversation = _Conversation(service, model, system, params, tokenizer_id)
         click.echo(f"{model}. /help lists the commands.", err=True)
         while (line := _read()) is not None:
             if line.startswith("/"):
@@ -69,19 +70,17 @@ def _read() -> str | None:
 
 
 class _Conversation:
-    """One conversation."""
+    """One conversation. ``params`` limit its answers, and so does what the model takes."""
 
     def __init__(
         self,
         service: tinker.ServiceClient,
         model: str,
         system: str | None,
-        max_tokens: int,
-        temperature: float,
+        params: tinker.SamplingParams,
         tokenizer_id: str | None,
     ) -> None:
-        self._service, self._system, self._tokenizer_id = service, system, tokenizer_id
-        self._longest, self._temperature = max_tokens, temperature
+        self._service, self._system, self._params, self._tokenizer_id = service, system, params, tokenizer_id
         self._turns: list[dict[str, str]] = []
         self._open(model)
 
@@ -89,13 +88,12 @@ class _Conversation:
         """Sample from another model; TinkerError leaves the one before."""
         sampler = create_sampler(self._service, model)
         self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
+        self._has_template = bool(getattr(self._tokenizer, "chat_template", None))
         self._decoder = TextDecoder(self._tokenizer)
-        self._capacity = self._find_capacity(sampler.get_base_model())
+        lengths = {one.model_name: one.max_context_length for one in self._service.get_server_capabilities().supported_models}
+        base_model = sampler.get_base_model()
+        self._capacity = Capacity(base_model, lengths.get(base_model))
         self._sampler = sampler
-
-    def _find_capacity(self, base_model: str) -> Capacity:
-        offered = self._service.get_server_capabilities().supported_models
-        return Capacity(base_model, next((one.max_context_length for one in offered if one.model_name == base_model), None))
 
     def obey(self, command: str, rest: str) -> bool:
         """Carry out a line that begins with a slash; whether to go on."""
@@ -152,8 +150,13 @@ class _Conversation:
 
     def _stream(self, prompt: tinker.ModelInput) -> Iterator[str]:
         """Yield the pieces of an answer, to its end or to the first stop."""
-        cutter = StopCutter(self._stops())
-        with self._sampler.sample_stream(prompt, 1, self._params(prompt), tokenizer=self._decoder) as stream:
+        stops = self._stops()
+        longest = self._params.max_tokens or 1
+        if self._capacity.tokens:
+            longest = min(longest, self._capacity.tokens - prompt.length)
+        params = self._params.model_copy(update={"max_tokens": longest, "stop": stops or None})
+        cutter = StopCutter(stops)
+        with self._sampler.sample_stream(prompt, 1, params, tokenizer=self._decoder) as stream:
             for chunk in stream:
                 yield cutter.add(chunk.text or "")
                 if cutter.is_over:
@@ -168,15 +171,6 @@ class _Conversation:
             return tinker.ModelInput.from_ints(encode_chat(self._tokenizer, self._messages(), is_prompt=True))
         lines = [f"{turn['role'].capitalize()}: {turn['content']}\n" for turn in self._messages()]
         return tinker.ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
-
-    @property
-    def _has_template(self) -> bool:
-        return bool(getattr(self._tokenizer, "chat_template", None))
-
-    def _params(self, prompt: tinker.ModelInput) -> tinker.SamplingParams:
-        stop = self._stops() or None  # None: where the model ends its turn
-        longest = min(self._longest, self._capacity.tokens - prompt.length) if self._capacity.tokens else self._longest
-        return tinker.SamplingParams(max_tokens=longest, temperature=self._temperature, stop=stop)
 
     def _stops(self) -> list[str]:
         """Return what ends an answer in plain text, your next turn or the end of the text; nothing with a template."""

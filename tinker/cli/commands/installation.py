@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import click
 from tinker_wire import CONTRACT_VERSION
 
-from tinker._config import login_shell
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, Option, command
@@ -57,6 +56,8 @@ def completion(
     install: Annotated[bool, Option("Add the line to the startup file of the shell.")] = False,
 ) -> None:
     """Print the line that enables completion in SHELL (default: your shell), or add it with --install."""
+    from tinker._config import login_shell
+
     name = shell or login_shell()
     if name not in _LINES:
         raise CommandFailed(f"Completion is available for {', '.join(_LINES)}", "Name one: tinker completion bash")

@@ -7,7 +7,6 @@ from collections.abc import Collection
 import click
 
 from tinker.cli.errors import CommandFailed
-from tinker.cli.model_input import parse_path
 from tinker.cli.options import GivenFile, GlobalOptions, command
 from tinker.cli.training.plan import Plan, RunOptions, option_of
 
@@ -53,6 +52,8 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
     if plan.start and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
     if plan.start and "://" not in plan.start:
+        from tinker.cli.model_input import parse_path
+
         parse_path(plan.start)
     if plan.grpo and (run.eval_file or run.estimate):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")

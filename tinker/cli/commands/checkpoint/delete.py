@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -97,12 +96,10 @@ def _confirm(lines: Sequence[str], size: int | None) -> bool:
         click.echo(f"  - {line}", err=True)
     if size is not None:
         click.echo(f"Together: {format_size(size)}", err=True)
-    click.echo("This cannot be undone. Delete? [y/N]: ", err=True, nl=False)
-    answer = sys.stdin.readline()
-    if not answer:
-        click.echo("", err=True)
-        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.")
-    return answer.strip().lower() in ("y", "yes")
+    try:
+        return click.confirm("This cannot be undone. Delete?", err=True)
+    except click.Abort:
+        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.") from None
 
 
 def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str]) -> None:
@@ -111,15 +108,14 @@ def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str
     with progress(options, "Deleting checkpoints", len(paths)) as advance:
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
             advance(count)
-    errors = [(path, deletion.exception()) for deletion, path in deletions.items()]
-    failed = [{"tinker_path": path, "error": say(error)} for path, error in errors if isinstance(error, Exception)]
+    errors = {path: deletion.exception() for deletion, path in deletions.items()}
+    failed = {path: say(error) for path, error in errors.items() if isinstance(error, Exception)}
     deleted = len(paths) - len(failed)
     if options.format == "json":
-        show_json({"deleted_count": deleted, "failed": failed}, indent=None)
+        records = [{"tinker_path": path, "error": reason} for path, reason in failed.items()]
+        show_json({"deleted_count": deleted, "failed": records}, indent=None)
     elif deleted:
         click.echo(f"Deleted {format_count(deleted, 'checkpoint')}")
     if failed:
-        raise CommandFailed(
-            f"{format_count(len(failed), 'checkpoint')} could not be deleted",
-            *(f"{path}: {say(error)}" for path, error in errors if isinstance(error, Exception)),
-        )
+        problem = f"{format_count(len(failed), 'checkpoint')} could not be deleted"
+        raise CommandFailed(problem, *(f"{path}: {reason}" for path, reason in failed.items()))
