@@ -12,14 +12,13 @@ import click
 
 import tinker
 from tinker.cli.clients import config_of, connect, rest_client
-from tinker.cli.errors import CommandFailed, say, to_failure
+from tinker.cli.errors import CommandFailed, say
 from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import format_optional, show, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
 
-    from tinker._http import StoredKey
     from tinker._runtime import Runtime
 
 T = TypeVar("T")
@@ -91,6 +90,8 @@ async def _send(_: tinker.APIFuture[T], runtime: Runtime, request: Request[T], k
 @command
 def logout(options: GlobalOptions) -> None:
     """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
+    from tinker_wire.api import auth as api
+
     from tinker._http import default_key, remove_default
     from tinker.types.console import CONSOLE
 
@@ -99,7 +100,12 @@ def logout(options: GlobalOptions) -> None:
     if entry is None:
         raise CommandFailed("No key is stored", "To store one, run `tinker auth login`.")
     key_id, stored = entry
-    refusal = _revoke(options, stored) if stored.type == "generated" else None
+    refusal: tinker.TinkerError | None = None
+    if stored.type == "generated":
+        try:
+            _send_with_key(options, stored.key, api.delete_api_key())
+        except tinker.TinkerError as error:
+            refusal = error
     remove_default(config.credentials_file)
     name = stored.name or key_id
     if stored.type == "generated" and refusal is None:
@@ -114,17 +120,6 @@ def logout(options: GlobalOptions) -> None:
         raise CommandFailed("The key could not be revoked", say(refusal))
 
 
-def _revoke(options: GlobalOptions, stored: StoredKey) -> tinker.TinkerError | None:
-    """Revoke the key; return None, or the error."""
-    from tinker_wire.api import auth as api
-
-    try:
-        _send_with_key(options, stored.key, api.delete_api_key())
-    except tinker.TinkerError as error:
-        return error
-    return None
-
-
 @command
 def status(options: GlobalOptions) -> None:
     """Show whether a credential is set and accepted. Exits with 1 if not.
@@ -134,26 +129,17 @@ def status(options: GlobalOptions) -> None:
     from tinker.auth import tinker_has_credentials
 
     has = tinker_has_credentials()
-    failure = _check_access(options)
-    accessible = failure is None
-    value = {"credentials_available": has, "tinker_accessible": accessible}
-    show(options, value, lambda: click.echo(f"Credentials available: {_word(has)}\nTinker accessible: {_word(accessible)}"))
-    if failure is not None:
-        raise failure
-
-
-def _word(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _check_access(options: GlobalOptions) -> CommandFailed | None:
+    failure: CommandFailed | tinker.TinkerError | None = None
     try:
         rest_client(options).get_server_capabilities().result()
-    except CommandFailed as failure:
-        return failure
-    except tinker.TinkerError as error:
-        return to_failure(error)
-    return None
+    except (CommandFailed, tinker.TinkerError) as error:
+        failure = error
+    value = {"credentials_available": has, "tinker_accessible": failure is None}
+    words = {True: "yes", False: "no"}
+    text = f"Credentials available: {words[has]}\nTinker accessible: {words[failure is None]}"
+    show(options, value, lambda: click.echo(text))
+    if failure is not None:
+        raise failure
 
 
 @command

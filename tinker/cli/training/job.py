@@ -18,7 +18,7 @@ from tinker.cli.model_input import TRAINED_CHECKPOINT, Capacity, explain_refusal
 from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_count, progress, show, show_properties
 from tinker.cli.training.grpo import GRPO, Reward, read_prompts
-from tinker.cli.training.loop import Cadence, Loop, Recipe
+from tinker.cli.training.loop import Loop, Recipe
 from tinker.cli.training.plan import Bookmark, Plan, RunOptions
 from tinker.cli.training.report import RunReport
 from tinker.cli.training.supervised import HeldOutLoss, Supervised
@@ -126,11 +126,10 @@ class TrainingJob:
     ) -> None:
         first = 0 if self._position is None else self._position.step
         evaluation = HeldOutLoss(held_out, self._plan.batch_size) if held_out else None
-        cadence = Cadence(self._run.save_every, self._run.eval_every)
         facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
         with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
             report.begin(advance, facts, first)
-            Loop(self._plan, recipe, training, report, self._bookmark, cadence, evaluation).run(first)
+            Loop(self._plan, self._run, recipe, training, report, self._bookmark, evaluation).run(first)
 
     def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:
         """Save the run twice, forget where it could be resumed, and show the result."""

@@ -12,35 +12,20 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
 import tinker
 from tinker.cli.errors import INTERRUPTED, say
 from tinker.cli.training.grpo import GRPO, Rollout
-from tinker.cli.training.plan import Bookmark, Plan, Position
+from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions
 from tinker.cli.training.report import RunReport
 from tinker.cli.training.supervised import HeldOutLoss, SentBatch, SentStep, Supervised, mean_loss
 
 #: What the steps of a run are: their number, and how one is sent.
 Recipe: TypeAlias = Supervised | GRPO
 _NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
-
-
-class Cadence(NamedTuple):
-    """How often, in steps, something is done; None: only at the end."""
-
-    save: int | None = None
-    evaluate: int | None = None
-
-    def is_save_due(self, done: int, steps: int) -> bool:
-        """Return whether to save after so many steps; the end of the run saves anyway."""
-        return self.save is not None and done % self.save == 0 and done < steps
-
-    def is_evaluation_due(self, done: int, steps: int) -> bool:
-        """Return whether to evaluate after so many steps."""
-        return done == steps or (self.evaluate is not None and done % self.evaluate == 0)
 
 
 class _Pending:
@@ -59,15 +44,15 @@ class Loop:
     def __init__(
         self,
         plan: Plan,
+        options: RunOptions,
         recipe: Recipe,
         training: tinker.TrainingClient,
         report: RunReport,
         bookmark: Bookmark,
-        cadence: Cadence,
-        evaluation: HeldOutLoss | None = None,
+        evaluation: HeldOutLoss | None,
     ) -> None:
-        self._plan, self._recipe, self._training = plan, recipe, training
-        self._report, self._bookmark, self._cadence, self._evaluation = report, bookmark, cadence, evaluation
+        self._plan, self._options, self._recipe, self._training = plan, options, recipe, training
+        self._report, self._bookmark, self._evaluation = report, bookmark, evaluation
         self._ahead: deque[_Pending] = deque()
         self._done = self._saved = 0
         self._path: str | None = None  # of the last checkpoint
@@ -108,10 +93,11 @@ class Loop:
 
     def _send_rest(self, pending: _Pending) -> None:
         """Send what follows a step. A step that sends requests while it is waited for comes first."""
-        if self._evaluation is not None and self._cadence.is_evaluation_due(pending.done, self._recipe.steps):
+        done, is_last = pending.done, pending.done == self._recipe.steps
+        if self._evaluation is not None and (is_last or _is_due(done, self._options.eval_every)):
             pending.evaluation = self._evaluation.send(self._training)
-        if self._cadence.is_save_due(pending.done, self._recipe.steps):
-            pending.saving = self._training.save_state(self._name(pending.done))
+        if not is_last and _is_due(done, self._options.save_every):  # the end of the run is saved anyway
+            pending.saving = self._training.save_state(self._name(done))
 
     def _finish_all_but(self, count: int) -> None:
         while len(self._ahead) > count:
@@ -164,6 +150,10 @@ class Loop:
             was_applied |= bool(self._recipe.steps_ahead) and failures[-1] is None
         self._ahead.clear()
         return was_applied
+
+
+def _is_due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0
 
 
 class _StopRequest:
