@@ -1,4 +1,4 @@
-"""Answers to many prompts, a line of a file for each: written as they arrive, and resumed where they ended."""
+"""Answers to a file of prompts, appended to a file as they arrive, so that a second run continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Read: TypeAlias = "Callable[[tinker.SampledSequence], dict[str, Any]]"
 
 
 class PromptLine(NamedTuple):
-    """A line of the file: its number from 0, its prompt, and all that it holds."""
+    """A line of the file: its number from 0, its prompt, and the whole record."""
 
     number: int
     prompt: Prompt
@@ -34,9 +34,9 @@ def read_prompt_lines(file: Path) -> list[PromptLine]:
 
 
 def drop_answered(lines: list[PromptLine], out: Path) -> list[PromptLine]:
-    """Return the lines that have no answer in ``out`` yet, and remove a last answer that was cut off while it was written.
+    """Return the lines without an answer in ``out``. A last answer that is incomplete is removed.
 
-    CommandFailed where an answer is to another prompt.
+    CommandFailed if an answer belongs to another prompt.
     """
     if not out.exists():
         return lines
@@ -63,7 +63,7 @@ def _read_answer(out: Path, line: str) -> dict[str, Any]:
 
 
 def write_answers(lines: list[PromptLine], out: Path, ask: Ask, read: Read, advance: Advance, done: int) -> None:
-    """Ask for the answers, some ahead, and append each to ``out`` at once, in order."""
+    """Sample the answers, with several requests in flight, and append them to ``out`` in order."""
     with out.open("a", encoding="utf-8") as stream:
         for line, response in _answers(lines, ask):
             samples = list(map(read, response.sequences))

@@ -1,4 +1,4 @@
-"""The clients that commands use: those of the library, with the patience of somebody at a prompt."""
+"""Clients for commands, with the short patience of an interactive user, and paged lists."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CLOSE_SECONDS = 2.0
 
 
 def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Config:
-    """Load the settings; ``api_key`` None means that of the environment. ValueError for an invalid base URL."""
+    """Load the settings. ``api_key`` None means the one of the environment. ValueError for an invalid base URL."""
     from tinker._config import load_config
 
     return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
 
 
 def check_credential(config: tinker.Config) -> None:
-    """CommandFailed where the server is the hosted service, which needs a credential, and there is none."""
+    """Raise CommandFailed if the server is the hosted service and there is no credential."""
     from tinker._http import default_key
 
     given = config.api_key or config.credential_cmd
@@ -49,7 +49,7 @@ def check_credential(config: tinker.Config) -> None:
 
 
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
-    """Open connections without a session, closed with the command. CommandFailed when a key is needed and missing."""
+    """Open connections without a session, closed when the command ends. CommandFailed if a key is needed and missing."""
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
@@ -61,19 +61,20 @@ def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
 
 
 def _observers(options: GlobalOptions) -> list[tinker.observing.Observer]:
-    """Return who says that the server of this process loads its model, which can take long before anything else happens."""
-    told: set[str] = click.get_current_context().meta.setdefault("tinker.loading", set())  # by all clients of the command
+    """Return the observer that reports when a server in this process loads its model, which can take long."""
+    # Shared by all clients of the command.
+    reported: set[str] = click.get_current_context().meta.setdefault("tinker.loading", set())
 
-    def tell_loading(event: tinker.observing.Event) -> None:
-        if isinstance(event, tinker.observing.ModelLoading) and event.what not in told:
-            told.add(event.what)
-            sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click's echo, this goes above a bar that is shown
+    def report_loading(event: tinker.observing.Event) -> None:
+        if isinstance(event, tinker.observing.ModelLoading) and event.what not in reported:
+            reported.add(event.what)
+            sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click.echo, this is printed above a progress bar
 
-    return [tell_loading] if options.format == "table" else []
+    return [report_loading] if options.format == "table" else []
 
 
 def _set_retries_logged(logged: bool) -> None:
-    """Log retries, or do not: where a command retries for seconds only, its error says what failed and how often."""
+    """Log retries or not. A command that retries for seconds only reports them in its error."""
     log = logging.getLogger("tinker")
     log.removeFilter(_is_no_retry)
     if not logged:
@@ -97,20 +98,20 @@ async def _close_connections(_: tinker.APIFuture[None], runtime: Runtime) -> Non
 
 
 def rest_client(options: GlobalOptions) -> tinker.RestClient:
-    """Make the client of what the server keeps."""
+    """Make a client for runs, checkpoints and sessions."""
     return tinker.RestClient(connect(options))
 
 
 def admin_client(options: GlobalOptions) -> tinker.AdminClient:
-    """Make the client of the administration of an organization."""
+    """Make a client for the administration of an organization."""
     return tinker.AdminClient(connect(options))
 
 
 @contextmanager
 def service_client(options: GlobalOptions, *, interactive: bool = False) -> Generator[tinker.ServiceClient]:
-    """Open a session, and end it after the block without waiting long.
+    """Open a session for the block. Closing it takes at most two seconds.
 
-    Its requests are retried for minutes, as long work deserves; ``interactive`` ones for ``--patience`` seconds.
+    Requests are retried for minutes, as in a script; with ``interactive`` for ``--patience`` seconds.
     """
 
     check_credential(config_of(options))
@@ -139,17 +140,17 @@ class Listing(NamedTuple, Generic[T]):
     total: int
 
     def to_json(self, name: str) -> dict[str, object]:
-        """Return the items under a name, how many they are, and how many there are in all."""
+        """Return the items under a name, their number, and the total."""
         return {name: self.items, "shown": len(self.items), "total": self.total}
 
     def title(self, what: str) -> str:
-        """Say how many items there are, and how many more."""
+        """Return the number of items as a title, with the number of those not shown."""
         hidden = self.total - len(self.items)
         more = f" ({hidden} more; use --limit to see them)" if hidden > 0 else ""
         return f"{format_count(len(self.items), what)}{more}"
 
 
-#: Limit and offset to a page of the list and, where the server says it, the length of the whole list.
+#: Fetches a page by limit and offset, with the length of the whole list if the server reports it.
 FetchPage = Callable[[int, int], tuple[list[T], int | None]]
 
 

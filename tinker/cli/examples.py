@@ -17,14 +17,22 @@ from typing import Any, NamedTuple
 import tinker
 from tinker.cli.model_input import Capacity, encode_chat
 from tinker.cli.output import format_count
-from tinker.cli.reading import OTHER_NAMES, RowError, check_messages, check_token_ids, explain_keys, explain_misspelt, read_rows
+from tinker.cli.reading import (
+    OTHER_NAMES,
+    RowError,
+    check_messages,
+    check_token_ids,
+    explain_keys,
+    explain_misspelling,
+    read_rows,
+)
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
 
 
 class ExampleRow(NamedTuple):
-    """Tokens, and how much each is learned."""
+    """The tokens of an example, and the weight of each in the loss."""
 
     tokens: list[int]
     weights: list[float]
@@ -36,7 +44,7 @@ class ExampleRow(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Return what the loss of this example is divided by."""
+        """Return the sum of the weights, by which the loss is divided."""
         return sum(self.weights[1:])
 
 
@@ -64,12 +72,12 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
 
 
 def check_lines(file: Path) -> None:
-    """Check what can be checked without a tokenizer: that every line is an example. CommandFailed as from read_examples."""
+    """Check without a tokenizer that every line is an example. CommandFailed as from read_examples."""
     read_examples(file, _NoTokenizer(), None)
 
 
 class _NoTokenizer:
-    """Stands in for a tokenizer where only the form of the lines counts: every letter and the end of a text is a token."""
+    """A stand-in for checks without a tokenizer: every letter and the end of a text is a token."""
 
     eos_token_id = -1
     chat_template = "any"
@@ -98,13 +106,13 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         from tinker_records import find_closest
 
         if "weights" not in line and (wrong := find_closest("weights", line)) is not None:
-            raise ValueError(explain_misspelt(wrong, "weights"))
+            raise ValueError(explain_misspelling(wrong, "weights"))
         return _token_example(line["tokens"], line.get("weights"))
     raise ValueError(_explain_fields(line))
 
 
 def _explain_fields(line: dict[str, Any]) -> str:
-    """Say what an example without the fields of any kind lacks, or which of its keys have another name here."""
+    """Explain why a line is not an example: missing, misspelled or differently named keys."""
     answer = next((name for name in _ANSWERS if name in line), None)
     names: Collection[str] = OTHER_NAMES
     lacking = f'an example has "prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
@@ -140,7 +148,7 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
 
 
 def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> ExampleRow:
-    """Give weight to what the assistant says: what each of its messages adds to the tokens of those before it."""
+    """Give weight to the messages of the assistant: the tokens that each adds to the messages before it."""
     check_messages(messages)
     if not any(message["role"] == _LEARNED_ROLE for message in messages):
         raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn')

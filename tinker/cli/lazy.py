@@ -1,4 +1,4 @@
-"""Groups whose commands are imported when they are run or asked for help, and suggestions for unknown names and values."""
+"""Groups that import a command when it is used, and suggestions for unknown commands and options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SYNONYMS = {
     "show": "info",
 }
 _SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
-_REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words, behind the value
+_REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
 
 
 class Entry:
@@ -54,7 +54,7 @@ def list_examples(lines: Sequence[str]) -> str:
 
 
 class LazyGroup(click.Group):
-    """A group of such commands, and of groups."""
+    """A group of lazy commands and of other groups."""
 
     def __init__(self, help: str, entries: Mapping[str, Entry | LazyGroup], **settings: Any) -> None:
         super().__init__(help=inspect.cleandoc(help), **settings)
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; an unknown name is refused with those that it resembles."""
+        """Find the command. UsageError for an unknown name, with similar names."""
         if args and not args[0].startswith("-") and args[0] not in self.entries:
             word = _SYNONYMS.get(args[0], "")
             close = [word] if word in self.entries else difflib.get_close_matches(args[0], self.entries, 2)
@@ -91,7 +91,7 @@ def _first_sentence(help: str | None) -> str:
 
 @contextmanager
 def explain_wrong_options() -> Generator[None]:
-    """Suggest options for an unknown one that click refuses in the block, and say in plain words which numbers one takes."""
+    """Improve the errors of click in this block: suggestions for unknown options, and plain words for number ranges."""
     try:
         yield
     except click.NoSuchOption as error:
@@ -116,7 +116,7 @@ def _suggest(name: str, context: click.Context) -> str:
 
 
 def _describe_numbers(kind: object) -> str | None:
-    """Return which numbers the type of an option takes, such as ``a number from 0 to 2``; None for other types."""
+    """Describe the numbers that an option takes, such as ``a number from 0 to 2``; None for other types."""
     if not isinstance(kind, (IntParamType, FloatParamType)):
         return None
     noun = "an integer" if isinstance(kind, IntParamType) else "a number"

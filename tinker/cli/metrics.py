@@ -1,4 +1,4 @@
-"""The metrics of a run, step by step, wherever they are kept: in a JSONL file, whoever wrote it, or on a local server."""
+"""The metrics of a run by step, from a JSONL file of any program or from a local server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tinker.cli.options import GlobalOptions
 if TYPE_CHECKING:
     from tinker._runtime import Runtime
 
-#: What a line of a file calls its step, the first that it has; a line without one counts as the next.
+#: Names of the step in a line; the first match counts. A line without one is the next step.
 STEP_NAMES = ("step", "global_step", "progress/batch", "progress/step", "batch", "iteration", "_step")
 TOTAL_NAMES = ("steps", "total_steps", "num_steps", "max_steps")
 DONE_NAMES = ("progress/done_frac", "done_frac")
-#: What to draw by default: the first of these that a run has, then the first whose name has one of the words.
+#: The default metric: the first of these that a run has, else the first whose name contains one of the words.
 PREFERRED = ("loss", "loss per token", "reward", "env/all/reward/total", "train_mean_nll", "train/loss")
 PREFERRED_WORDS = ("reward", "loss", "nll")
 
@@ -34,7 +34,7 @@ class MetricStep(NamedTuple):
 
 
 class RunMetrics(NamedTuple):
-    """What is known of a run so far. ``records`` are what was read, for JSON; ``total`` None is an unknown number of steps."""
+    """The metrics of a run so far. ``records`` are the raw lines, for JSON; ``total`` None is an unknown number of steps."""
 
     name: str
     records: Sequence[LogLine]
@@ -50,8 +50,8 @@ class RunMetrics(NamedTuple):
         """Return the names of all metrics, in the order in which they first appear."""
         return list(dict.fromkeys(name for one in self.steps for name in one.metrics))
 
-    def explain_lack(self, metric: str) -> str | None:
-        """Say that the run does not have a metric, and what it has; None where it does, or where it has no steps."""
+    def explain_missing(self, metric: str) -> str | None:
+        """Return a message if the run lacks a metric, with those that it has; None otherwise, and for a run without steps."""
         names = self.names()
         if metric in names or not names:
             return None
@@ -59,7 +59,7 @@ class RunMetrics(NamedTuple):
         return f"{self.name}: no metric {metric!r}; it has {', '.join(similar or names)}"
 
 
-#: Reads what is known now.
+#: Reads the current metrics of a run.
 MetricsReader: TypeAlias = Callable[[], RunMetrics]
 
 
@@ -148,7 +148,7 @@ def _find(record: Mapping[str, Any], names: Iterable[str], otherwise: float | No
 
 
 def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
-    """Read what the page of a local server shows of a run. CommandFailed where the server keeps no curves, or not this one."""
+    """Read the curves of a run from a local server. CommandFailed if the server keeps no curves, or none of this run."""
     from urllib.parse import urlencode
 
     from tinker_wire.runtime import Request

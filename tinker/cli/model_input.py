@@ -1,6 +1,6 @@
-"""What a command gives a model: which one is meant, how much it takes, where it stops; and what its tokenizer is.
+"""Inputs of models: names of models, context length, stop sequences, tokenizers and prompts.
 
-A tokenizer is loaded from its files where that is enough: the import of transformers alone takes seconds.
+A plain tokenizer is loaded from its files without transformers, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tinker
-from tinker.cli.errors import CommandFailed, say
+from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.reading import Prompt
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def first_sampleable(models: Sequence[SupportedModel]) -> str:
 
 @contextmanager
 def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT) -> Generator[None]:
-    """Explain the refusal of a sampling client: a training checkpoint, the model that was meant, how to name a checkpoint."""
+    """Explain a refused sampling client: a training checkpoint, a misspelled model, or a checkpoint without its path."""
     from tinker_records import find_closest
 
     try:
@@ -60,7 +60,7 @@ def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice
             raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
         names = [one.model_name for one in service.get_server_capabilities().supported_models if one.model_name]
         closest = None if model in names else find_closest(model, names)
-        if closest is not None and closest not in "\n".join([say(error), *getattr(error, "__notes__", ())]):
+        if closest is not None and closest not in "\n".join([read_message(error), *getattr(error, "__notes__", ())]):
             error.add_note(f"Did you mean {closest}?")
         if closest is None and names and model not in names and "://" not in model:
             error.add_note(f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint list` shows the paths.")
@@ -76,13 +76,13 @@ def create_sampler(service: tinker.ServiceClient, model: str) -> tinker.Sampling
 
 
 class Capacity(NamedTuple):
-    """The most tokens that a model takes; None where its server does not say so, and nothing is too long."""
+    """The maximum number of tokens of a model; None (no limit) if the server does not report it."""
 
     model: str
     tokens: int | None
 
     def is_exceeded(self, count: int) -> bool:
-        """Return whether so many tokens are too many."""
+        """Return whether this number of tokens is too large."""
         return 0 < (self.tokens or 0) < count
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def read_stops(given: Sequence[str]) -> list[str]:
 
 
 class StopCutter:
-    """Passes on what comes before the first stop, and holds an end back that may be the beginning of one.
+    """A filter that passes text up to the first stop sequence. It holds back an end that may be the start of one.
 
     >>> cutter = StopCutter(["<end>"])
     >>> cutter.add("Yes <e"), cutter.add("m> no <end> and"), cutter.is_over
@@ -115,47 +115,47 @@ class StopCutter:
         self.is_over: bool = False
 
     def add(self, text: str) -> str:
-        """Return what can be shown now; nothing once a stop has come."""
+        """Return the text that can be shown now; nothing after a stop."""
         if self.is_over:
             return ""
         self._held += text
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         self.is_over = bool(found)
-        end = min(found) if found else len(self._held) - self._count_open()
+        end = min(found) if found else len(self._held) - self._count_held()
         shown, self._held = self._held[:end], "" if found else self._held[end:]
         return shown
 
     def end(self) -> str:
-        """Return what is held back: no stop came of it."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
-    def _count_open(self) -> int:
-        """Count the characters at the end that a stop begins with."""
+    def _count_held(self) -> int:
+        """Return the number of characters at the end that may be the start of a stop."""
         beginnings = (stop[:count] for stop in self._stops for count in range(1, len(stop)))
         return max((len(one) for one in beginnings if self._held.endswith(one)), default=0)
 
 
-_CACHED_FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")  # one of which a tokenizer has
+_CACHED_FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")  # a cached tokenizer has one of them
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-# What a tokenizer_config.json may say without changing what tokenizer.json means, and the only values of some.
+# Keys of a tokenizer_config.json that do not change tokenizer.json, with the allowed values of some.
 _SETTINGS: dict[str, tuple[object, ...]] = {
     "clean_up_tokenization_spaces": (False,),
     "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend"),
 }
 _HARMLESS = {*_NAMED_TOKENS, *_SETTINGS, "backend", "chat_template", "is_local", "model_input_names", "model_max_length"}
-_MODEL_TYPES = ("llama", None)  # for which transformers makes no class of its own of such a tokenizer
+_MODEL_TYPES = ("llama", None)  # for which transformers has no tokenizer class of its own
 _OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 
 
 def load_tokenizer(named: TokenizerSource | str) -> Any:
-    """Load a tokenizer, from its files if they are all there is to it.
+    """Load a tokenizer, from its files if it is a plain one.
 
-    CommandFailed for one that is neither here nor can be fetched; the hub is asked once.
+    CommandFailed if it is not on this machine and cannot be fetched. The hub is asked once.
     """
     from tinker._tokenizers import find_absence, is_of_hub, load, resolve
 
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # each attempt that its client repeats
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # a line for each retry
     logging.getLogger("transformers.tokenization_utils_base").addFilter(_is_not_about_length)
     source = resolve("", named) if isinstance(named, str) else named
     if (plain := read_tokenizer(source)) is not None:
@@ -168,11 +168,11 @@ def load_tokenizer(named: TokenizerSource | str) -> Any:
 
 
 def _is_not_about_length(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Token indices sequence length is longer")  # the server knows what it takes
+    return not record.getMessage().startswith("Token indices sequence length is longer")  # the server reports its limit
 
 
 def find_tokenizer(sampler: tinker.SamplingClient, named: str | None) -> Any:
-    """Load the tokenizer of the name given as :func:`load_tokenizer` does, else that of the sampler's model."""
+    """Load the named tokenizer with :func:`load_tokenizer`, else that of the sampler's model."""
     from tinker._tokenizers import load
 
     if named:
@@ -182,7 +182,7 @@ def find_tokenizer(sampler: tinker.SamplingClient, named: str | None) -> Any:
 
 
 class FileTokenizer:
-    """Encodes and decodes as the tokenizer of transformers does, which has the other attributes and is loaded for them."""
+    """A tokenizer that encodes and decodes like that of transformers, which is loaded only for other attributes."""
 
     def __init__(self, source: TokenizerSource, tokenizer: Tokenizer, special: dict[str, int], has_template: bool) -> None:
         self._source, self._tokenizer, self._has_template = source, tokenizer, has_template
@@ -220,7 +220,7 @@ class FileTokenizer:
 
 
 def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
-    """Read a tokenizer from its directory; None where there is more to it than what its tokenizer.json says."""
+    """Read a tokenizer from its directory; None if it needs more than its tokenizer.json."""
     folder = Path(source.name)
     if importlib.util.find_spec("tokenizers") is None or any((folder / name).exists() for name in _OTHER_FILES):
         return None
@@ -229,7 +229,7 @@ def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
         if not _is_plain(settings, _model_type(folder)):
             return None
         tokenizer = _open(folder / "tokenizer.json")
-    except Exception:  # noqa: BLE001 - tokenizers raises Exception; transformers says what is wrong with the files
+    except Exception:  # noqa: BLE001 - tokenizers raises Exception; transformers then reports the problem
         return None
     special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     named = {name: settings[name] for name in _NAMED_TOKENS if settings.get(name) is not None}
@@ -259,9 +259,9 @@ def _open(file: Path) -> Tokenizer:
 
 
 class TextDecoder:
-    """Decodes samples for people: the special tokens at their end, which say only that a sample is over, are left out.
+    """A decoder for display. Special tokens at the end of a sample are left out.
 
-    ``skip_special`` leaves all special tokens out: where a stop replaces the end of a text, the model may go on behind it.
+    ``skip_special`` leaves out all special tokens: with stop sequences, the model may continue after an end-of-text token.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special: bool = False) -> None:
@@ -270,7 +270,7 @@ class TextDecoder:
         self._special: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def decode(self, token_ids: Sequence[int], /) -> str:
-        """Return the text of the tokens of a sample, or of its beginning."""
+        """Return the text of a sample, or of its first tokens."""
         tokens = list(token_ids)
         while tokens and tokens[-1] in self._special:
             tokens.pop()
@@ -291,7 +291,7 @@ def encode_chat(
     is_prompt: bool,
     advice: str = 'Use prompts and completions, or "text".',
 ) -> list[int]:
-    """Encode messages in the model's template; a prompt ends with what begins an answer. CommandFailed without a template."""
+    """Encode messages with the chat template. A prompt ends with the start of an answer. CommandFailed without a template."""
     if not getattr(tokenizer, "chat_template", None):
         raise CommandFailed("this model has no chat template", advice)
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)

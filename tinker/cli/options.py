@@ -1,4 +1,4 @@
-"""Commands made of functions: each parameter's annotation declares its option. And the options that several commands have."""
+"""Commands from functions whose annotations declare the options, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Checked = TypeVar("Checked")
 
 
 class Option:
-    """An option of a command. Its type and its default are those of the parameter that it annotates, and so is its name.
+    """An option of a command. Its name, type and default are those of the annotated parameter.
 
-    A ``click.ParamType`` beside it in the annotation limits the values.
+    A ``click.ParamType`` in the same annotation limits the values.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GlobalOptions(NamedTuple):
         float,
         click.FloatRange(min=0),
         Option("How long to retry a request before the command fails; 0 disables retries.", "--patience", metavar="SECONDS"),
-    ] = 10.0  # somebody waits at a prompt
+    ] = 10.0  # the user waits at a prompt
     debug: Annotated[bool, Option("Show the traceback of an error.")] = False
 
 
@@ -105,7 +105,7 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
 
 
 def _split(hint: Any) -> tuple[Any, list[object]]:
-    """Return the type in an annotation, None aside, and what is said beside it."""
+    """Split an annotation into its type, without None, and its metadata."""
     if get_origin(hint) is Annotated:
         kind, marks = _split(get_args(hint)[0])
         return kind, [*marks, *get_args(hint)[1:]]
@@ -123,7 +123,7 @@ def _type_of(kind: Any) -> Any:
 
 
 def accept_global_options(command: click.Command, main: click.Command) -> None:
-    """Let a command take the options of ``main`` too, except those that it has itself. Its help does not repeat them."""
+    """Add the options of ``main`` to a command that does not have them. Its help does not show them."""
     known = {name for parameter in command.params for name in parameter.opts}
     for option in main.params:
         if isinstance(option, click.Option) and not option.is_eager and known.isdisjoint(option.opts):
@@ -143,7 +143,7 @@ def _repeat(option: click.Option) -> click.Option:
 
 
 def _override(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Let an option that is given after the command take the place of the one before it."""
+    """Override an option of ``tinker`` with the one given after the command."""
     name = str(parameter.name)
     if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
         main = context.find_root()
@@ -172,7 +172,7 @@ def with_zone(time: datetime.datetime) -> datetime.datetime:
 
 
 def check_ttl(seconds: int | None) -> None:
-    """CommandFailed, naming --ttl, unless the time is None or within the limits of the contract."""
+    """Raise CommandFailed unless the time is None or within the limits of the contract."""
     from tinker_wire.limits import TTL_SECONDS_MAXIMUM, TTL_SECONDS_MINIMUM
 
     if seconds is not None and not TTL_SECONDS_MINIMUM <= seconds <= TTL_SECONDS_MAXIMUM:
@@ -185,7 +185,7 @@ LONGEST_NAME = 255 - _NUMBERED_LENGTH  # no server is known to take more than 25
 
 
 def check_checkpoint_name(context: click.Context, parameter: click.Parameter, name: str) -> str:
-    """Return the name that an option gives to checkpoints. BadParameter for one under which nothing could be saved."""
+    """Check the name of a checkpoint. BadParameter for a name that servers refuse."""
     from tinker._validate import check_name
 
     try:
@@ -199,7 +199,7 @@ def check_checkpoint_name(context: click.Context, parameter: click.Parameter, na
 
 
 def _check_chart_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Return the file that an option names for a chart. UsageError for a name of another kind of picture."""
+    """Check the file of a chart. UsageError if it is not an SVG file."""
     if file is not None and file.suffix.lower() not in ("", ".svg"):
         raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", context)
     return file

@@ -1,4 +1,4 @@
-"""Files of JSON Lines that users give, with a row on each line; the checks that rows of several kinds share."""
+"""Reading JSON Lines files, and the checks of prompts, token ids, messages and keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Prompt: TypeAlias = str | list[Any]
 
 _EXPECTED = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
 _TABLE_SUFFIXES = (".csv", ".tsv")
-#: What other data sets call the keys.
+#: Names of the keys in other data sets.
 OTHER_NAMES = {
     "prompt": ("instruction", "input", "question", "query", "problem"),
     "completion": ("output", "target", "label", "solution", "chosen"),
@@ -26,7 +26,7 @@ OTHER_NAMES = {
 
 
 class RowError(ValueError):
-    """What is wrong with a line, and what to do about it."""
+    """An invalid line, with advice."""
 
     def __init__(self, message: str, *advice: str) -> None:
         super().__init__(message)
@@ -34,10 +34,10 @@ class RowError(ValueError):
 
 
 def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> list[Row]:
-    """Read the rows of a file, each from the object on its line; blank lines are left out, and so is a byte order mark.
+    """Read the rows of a file, one JSON object per line. Blank lines and a byte order mark are skipped.
 
-    CommandFailed names the line that is no object, or of which ``parse`` raises ValueError, TypeError or KeyError; and it says
-    what a file is that has no lines of JSON.
+    CommandFailed names the line that is not an object, or for which ``parse`` raises ValueError, TypeError or KeyError. Other
+    formats, such as CSV, are recognized.
     """
     rows: list[Row] = []
     for number, record in _read_records(file):
@@ -77,7 +77,7 @@ def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _check_form(file: Path, first: str) -> None:
-    """CommandFailed where the first line shows that the file is an array, an object over several lines, or a table."""
+    """Raise CommandFailed if the first line is that of an array, of an object over several lines, or of a table."""
     if first.startswith("["):
         raise CommandFailed(f"{file} is a JSON array", _EXPECTED)
     if first == "{":
@@ -109,7 +109,7 @@ def check_prompt(record: dict[str, Any]) -> Prompt:
 
 
 def check_token_ids(tokens: object, rule: str) -> None:
-    """ValueError with the rule, naming the first position, from 0, at which there is no id of a token."""
+    """Raise ValueError with the rule and the first position, from 0, that is not a token id."""
     if not isinstance(tokens, list):
         raise ValueError(f"{rule}, got {type(tokens).__name__}")
     for position, token in enumerate(cast("list[object]", tokens)):
@@ -118,7 +118,7 @@ def check_token_ids(tokens: object, rule: str) -> None:
 
 
 def check_messages(messages: object) -> None:
-    """ValueError naming the first message without a role."""
+    """Raise ValueError for the first message without a role."""
     if not isinstance(messages, list):
         raise ValueError(f'"messages" must be a list, got {type(messages).__name__}')
     for position, message in enumerate(cast("list[object]", messages)):
@@ -129,7 +129,7 @@ def check_messages(messages: object) -> None:
 
 
 def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]) -> str:
-    """Say what a line lacks: which of its keys to rename to one of ``names``, or which resemble one that is known."""
+    """Explain which key is missing: suggest keys to rename to one of ``names``, or misspelled keys."""
     from tinker_records import find_closest
 
     others = {name: [f'"{other}"' for other in OTHER_NAMES[name] if other in line] for name in names if name not in line}
@@ -143,9 +143,9 @@ def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], kno
         ]
         return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
-    misspelt = [explain_misspelt(name, right) for name, right in meant.items() if right not in (None, *line)]
-    return "; ".join(misspelt) or f"{lacking}; got {', '.join(line) or 'nothing'}"
+    misspelled = [explain_misspelling(name, right) for name, right in meant.items() if right not in (None, *line)]
+    return "; ".join(misspelled) or f"{lacking}; got {', '.join(line) or 'nothing'}"
 
 
-def explain_misspelt(name: str, meant: str | None) -> str:
+def explain_misspelling(name: str, meant: str | None) -> str:
     return f'unknown key "{name}"; did you mean "{meant}"?'

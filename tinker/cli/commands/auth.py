@@ -12,7 +12,7 @@ import click
 
 import tinker
 from tinker.cli.clients import config_of, connect, rest_client
-from tinker.cli.errors import CommandFailed, say
+from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import format_optional, show, show_properties
 
@@ -117,7 +117,7 @@ def logout(options: GlobalOptions) -> None:
     if stored.organization is not None:
         click.echo(f"Its organization: {stored.organization}")
     if refusal is not None:
-        raise CommandFailed("The key could not be revoked", say(refusal))
+        raise CommandFailed("The key could not be revoked", read_message(refusal))
 
 
 @command

@@ -51,11 +51,11 @@ def chat(
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
-        conversation = _Conversation(service, model, system, params, tokenizer_id)
+        conversation = _ChatSession(service, model, system, params, tokenizer_id)
         click.echo(f"{model}. /help lists the commands.", err=True)
         while (line := _read()) is not None:
             if line.startswith("/"):
-                if not conversation.obey(*line.partition(" ")[::2]):
+                if not conversation.run_command(*line.partition(" ")[::2]):
                     break
             elif line.strip():
                 conversation.answer(line)
@@ -69,8 +69,8 @@ def _read() -> str | None:
         return None
 
 
-class _Conversation:
-    """One conversation. ``params`` limit its answers, and so does what the model takes."""
+class _ChatSession:
+    """A conversation. ``params`` and the context length of the model limit its answers."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Conversation:
         self._open(model)
 
     def _open(self, model: str) -> None:
-        """Sample from another model; TinkerError leaves the one before."""
+        """Switch to another model. After a TinkerError the model is unchanged."""
         sampler = create_sampler(self._service, model)
         self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
         self._has_template = bool(getattr(self._tokenizer, "chat_template", None))
@@ -95,8 +95,8 @@ class _Conversation:
         self._capacity = Capacity(base_model, lengths.get(base_model))
         self._sampler = sampler
 
-    def obey(self, command: str, rest: str) -> bool:
-        """Carry out a line that begins with a slash; whether to go on."""
+    def run_command(self, command: str, rest: str) -> bool:
+        """Run a line that begins with a slash; return whether to continue."""
         rest = rest.strip()
         if command == "/quit":
             return False
@@ -131,22 +131,22 @@ class _Conversation:
             click.echo(f"{error}", err=True)
 
     def answer(self, text: str) -> None:
-        """Show the answer to a turn as it comes; Ctrl-C keeps what there is of it."""
+        """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
         self._turns.append({"role": "user", "content": text})
-        prompt, said = self._prompt(), ""
+        prompt, answer = self._prompt(), ""
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
             click.echo(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over", err=True)
             return
         try:
             for piece in self._stream(prompt):
-                said += piece
+                answer += piece
                 click.echo(piece, nl=False)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             click.echo(" [stopped]", err=True, nl=False)
         click.echo()
-        self._turns.append({"role": "assistant", "content": said.strip()})
+        self._turns.append({"role": "assistant", "content": answer.strip()})
 
     def _stream(self, prompt: tinker.ModelInput) -> Iterator[str]:
         """Yield the pieces of an answer, to its end or to the first stop."""
@@ -173,7 +173,7 @@ class _Conversation:
         return tinker.ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
 
     def _stops(self) -> list[str]:
-        """Return what ends an answer in plain text, your next turn or the end of the text; nothing with a template."""
+        """Return the stop sequences of plain text: your next turn and the end of text. None with a chat template."""
         if self._has_template:
             return []
         end: str | None = getattr(self._tokenizer, "eos_token", None)

@@ -1,4 +1,4 @@
-"""``tinker conformance``: does a server do what the contract says?"""
+"""``tinker conformance``: check a server against the contract."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTRADICTED, _CUT_SHORT = 1, 3
 
 
 class NotRun(click.ClickException):
-    """Nothing could be checked."""
+    """A failure before the first check."""
 
     exit_code = 2
 

@@ -38,7 +38,7 @@ def watch(
 
 
 def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None, once: bool) -> None:
-    """Print what is new, a line for each step; as JSON every record."""
+    """Print the new steps, one per line; as JSON the new records."""
     shown = printed = 0
     for now in _follow(read, once):
         if options.format == "json":
@@ -58,7 +58,7 @@ def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
 
 
 def _follow(read: MetricsReader, once: bool) -> Iterator[RunMetrics]:
-    """Yield the run as it grows, until it has ended; that may take as long as the run does."""
+    """Yield the run every second until it has ended."""
     while True:
         now = read()
         yield now
@@ -73,7 +73,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
 
     from tinker.cli.output import chart_text
 
-    is_ascii = is_ascii_only()  # as the stream that Live puts in the place of the output does not say its encoding
+    is_ascii = is_ascii_only()  # Live replaces the output by a stream that has no encoding
     with Live(auto_refresh=False) as live:
         for now in _follow(read, once):
             name = choose_metric([now], metric)
@@ -100,8 +100,8 @@ def compare(
     def table() -> None:
         columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
         show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
-        for lack in filter(None, (run.explain_lack(name) for run in read)):
-            click.echo(lack, err=True)
+        for message in filter(None, (run.explain_missing(name) for run in read)):
+            click.echo(message, err=True)
 
     show(options, {"metric": name, "runs": rows}, table)
     show_chart(options, {run.name: run.curve(name) for run in read}, name, plot)

@@ -57,7 +57,7 @@ COLUMNS: Mapping[str, _Column] = {
     ),
 }
 DEFAULT_COLUMNS = "id,model,lora,updated,status"
-_SPARED = ("LoRA", "Status", "Last Update")  # of a narrow terminal
+_OPTIONAL = ("LoRA", "Status", "Last Update")  # left out on a narrow terminal
 _COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one."
 
 
@@ -83,8 +83,8 @@ def list_command(
 
     def table() -> None:
         rows = [[cell(run) for _, cell in chosen] for run in listing.items]
-        spared = () if columns else _SPARED
-        show_table([title for title, _ in chosen], rows, listing.title("training run"), spared=spared)
+        optional = () if columns else _OPTIONAL
+        show_table([title for title, _ in chosen], rows, listing.title("training run"), optional=optional)
 
     show(options, listing.to_json("runs"), table)
 

@@ -46,9 +46,9 @@ def train(options: GlobalOptions, data: GivenFile, plan: Plan, run: RunOptions) 
 
 
 def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
-    needless = next((name for name in _FOR_GRPO if name in given), None)
-    if needless and not (plan.grpo or run.resume):  # a run that goes on has the --grpo that it began with
-        raise click.UsageError(f"{option_of(needless)} needs --grpo.")
+    unused = next((name for name in _FOR_GRPO if name in given), None)
+    if unused and not (plan.grpo or run.resume):  # a resumed run has the --grpo that it started with
+        raise click.UsageError(f"{option_of(unused)} needs --grpo.")
     if plan.start and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
     if plan.start and "://" not in plan.start:

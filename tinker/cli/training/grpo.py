@@ -20,9 +20,9 @@ from tinker.cli.training.supervised import StepResult
 
 
 class Reward:
-    """The function ``reward(answer, example)`` in a file of the user's: the text of an answer, and the line with its prompt.
+    """The user's function ``reward(answer, example)``, loaded from a file. ``example`` is the line with the prompt.
 
-    CommandFailed where the file fails, has no such function, or one that cannot be called with an answer and an example.
+    CommandFailed if the file fails, has no such function, or if the function does not take an answer and an example.
     """
 
     def __init__(self, file: str) -> None:
@@ -46,14 +46,14 @@ class Reward:
             raise CommandFailed(problem) from None
 
     def score(self, answer: str, example: dict[str, Any]) -> float:
-        """Return the reward of an answer. CommandFailed where the function fails, or returns no finite number."""
+        """Return the reward of an answer. CommandFailed if the function fails or does not return a finite number."""
         shown = f"The answer was {answer!r:.200}"
         assert self._function is not None
         try:
             reward = self._function(answer, example)
         except Exception as error:
             raise CommandFailed(self._describe(error), shown) from error
-        if reward is None or not isinstance(reward, SupportsFloat):  # a number may be one of numpy or a bool
+        if reward is None or not isinstance(reward, SupportsFloat):  # numpy numbers and bools are accepted
             got = "None" if reward is None else f"{reward!r:.60} of type {type(reward).__name__}"
             raise CommandFailed(f"{self._place}: reward must return a number, got {got}", shown)
         if not math.isfinite(value := float(reward)):
@@ -61,7 +61,7 @@ class Reward:
         return value
 
     def _describe(self, error: Exception) -> str:
-        """Return an error of the user's code in one line, with the last line of the file that it passed."""
+        """Describe an error of the user's code in one line, with the last line of the file in its traceback."""
         if isinstance(error, SyntaxError) and error.filename == self._file:
             return f"{self._file}:{error.lineno}: {type(error).__name__}: {error.msg}"
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self._file]
@@ -70,7 +70,7 @@ class Reward:
 
 
 class PromptRow(NamedTuple):
-    """A prompt, and the line of the file that it is from."""
+    """The tokens of a prompt, and the line of the file."""
 
     tokens: list[int]
     example: dict[str, Any]
@@ -90,7 +90,7 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
 
 
 class GRPO:
-    """The steps over a file of prompts. Each samples from the weights of the step before, so none is sent ahead."""
+    """The steps over a file of prompts. Each step samples from the weights of the step before, so none is sent ahead."""
 
     metric: str = "reward"
     steps_ahead: int = 0
@@ -115,17 +115,17 @@ class GRPO:
 
 
 class Rollout(NamedTuple):
-    """A step whose answers are on their way."""
+    """A step whose answers are being sampled."""
 
     recipe: GRPO
     training: tinker.TrainingClient
     step: int
     rows: Sequence[PromptRow]
-    #: What is waited for; the step of the optimizer is not sent yet.
+    #: The samples. The requests that train are sent when these have arrived.
     futures: Sequence[tinker.APIFuture[tinker.SampleResponse]]
 
     def wait(self) -> StepResult:
-        """Score the answers and learn from them; nothing is learned where the answers of every group are alike."""
+        """Score the answers and train on them. Nothing is sent if all rewards of every group are equal."""
         data: list[tinker.Datum] = []
         rewards: list[float] = []
         lengths: list[int] = []
@@ -152,9 +152,9 @@ class Rollout(NamedTuple):
 def compare_group(
     prompt: list[int], sequences: Sequence[tinker.SampledSequence], rewards: Sequence[float]
 ) -> list[tinker.Datum]:
-    """Return what there is to learn from a group: each answer with its reward, normalized within the group.
+    """Return the training data of a group: each answer with its reward, normalized within the group.
 
-    Only the tokens of the answer have an advantage.
+    Only the tokens of the answer have an advantage. A group with equal rewards has no data.
     """
     mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
     unlearned = [0.0] * (len(prompt) - 1)

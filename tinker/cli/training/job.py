@@ -1,4 +1,4 @@
-"""A run of ``tinker train``: what is checked before it is created, its steps, and how it ends."""
+"""A run of ``tinker train``: the checks before it is created, its steps, and its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinker.cli.training.supervised import HeldOutLoss, Supervised
 
 
 class TrainingJob:
-    """A run that is about to begin. Everything that can be checked without creating it is checked here."""
+    """A run that is not created yet. The constructor checks the files, the options and the model."""
 
     def __init__(self, options: GlobalOptions, data: Path, plan: Plan, given: Collection[str], run: RunOptions) -> None:
         self._options, self._data, self._run = options, data, run
@@ -41,13 +41,13 @@ class TrainingJob:
         rest = rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
         self._model = _find_model(rest, self._plan, offered)
-        cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # a price that lacks is noticed now
+        cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # fail now if a price is missing
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
-        self._is_unlisted = bool(lengths) and self._model not in lengths  # some servers train such a model all the same
+        self._is_unlisted = bool(lengths) and self._model not in lengths  # some servers train models that they do not list
         self._capacity = Capacity(self._model, lengths.get(self._model))
 
     def estimate(self) -> None:
-        """Show what the run would take."""
+        """Show the steps, tokens and cost of the run."""
         from tinker._tokenizers import resolve
 
         tokenizer = load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
@@ -64,23 +64,23 @@ class TrainingJob:
         with service_client(self._options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
             service.add_observer(usage)
             recipe, held_out = self._prepare(self._load_tokenizer(service))
-            self._tell_beginning(recipe.steps)
+            self._announce(recipe.steps)
             report = RunReport(self._options, recipe.metric, recipe.steps, stream)
             training = self._create_client(service).result()
             self._take_steps(training, recipe, held_out, report)
             self._finish(training, report, usage)
 
-    def _tell_beginning(self, steps: int) -> None:
-        """Say what begins, and which unfinished run it replaces."""
+    def _announce(self, steps: int) -> None:
+        """Print what starts, and which unfinished run it replaces."""
         if self._position is not None:
-            self._tell(f"Continuing after step {self._position.step} of {steps}")
+            self._print(f"Continuing after step {self._position.step} of {steps}")
             return
         if (unfinished := self._bookmark.find()) is not None:
             click.echo(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).", err=True)
             click.echo("To continue that run instead, use --resume.", err=True)
-        self._tell(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
+        self._print(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
 
-    def _tell(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._options.format == "table":
             click.echo(line, err=True)
 
@@ -90,17 +90,17 @@ class TrainingJob:
 
         reading = f"Reading {self._data} with the tokenizer of {self._plan.tokenizer_id or self._model}"
         if self._plan.tokenizer_id is not None:
-            self._tell(reading)
+            self._print(reading)
             return load_tokenizer(self._plan.tokenizer_id)
         try:
             with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
                 sampler = service.create_sampling_client(base_model=self._model).result()
-            self._tell(reading)
+            self._print(reading)
             return find_tokenizer(sampler, None)
         except (tinker.APIStatusError, tinker.RequestFailedError):
             if self._is_unlisted:
                 raise
-            return load_tokenizer(resolve(self._model, None))  # a server that trains models which it does not sample
+            return load_tokenizer(resolve(self._model, None))  # a server that trains this model but does not sample it
 
     def _prepare(self, tokenizer: Any) -> tuple[Recipe, Sequence[ExampleRow]]:
         """Return the steps, and the examples of the evaluation file."""
@@ -132,7 +132,7 @@ class TrainingJob:
             Loop(self._plan, self._run, recipe, training, report, self._bookmark, evaluation).run(first)
 
     def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:
-        """Save the run twice, forget where it could be resumed, and show the result."""
+        """Save both checkpoints, remove the resume file, and show the result."""
         name = self._plan.name
         state, sampler = training.save_state(name), training.save_weights_for_sampler(name)
         path, sampler_path = state.result().path, sampler.result().path
@@ -166,13 +166,13 @@ class TrainingJob:
 def _open_bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
     config = config_of(options)
     server = config.base_url
-    if config.is_local and config.local_dir is not None:  # a server for each folder
+    if config.is_local and config.local_dir is not None:  # each folder is a server of its own
         server = f"{server} in {config.local_dir.expanduser().resolve()}"
     return Bookmark(config.credentials_file.parent / "train", server, data, name)
 
 
 def _find_model(rest: tinker.RestClient, plan: Plan, offered: Sequence[tinker.types.SupportedModel]) -> str:
-    """Return the model that is trained: the given one, that of the checkpoint to start from, or the first."""
+    """Return the model to train: the given one, that of the checkpoint to start from, or the first of the server."""
     if plan.model is not None:
         return plan.model
     if plan.start is not None:

@@ -1,6 +1,6 @@
-"""The steps of a run, in order: sent, waited for, reported; the saves between them; and where they end.
+"""The loop over the steps of a run: send, wait, report and save, with a clean exit on signals and failures.
 
-Ctrl-C and SIGTERM ask for an end after the steps that were sent; a second one ends at once.
+The first Ctrl-C or SIGTERM stops the loop after the steps that were sent; the second one exits at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, TypeAlias
 import click
 
 import tinker
-from tinker.cli.errors import INTERRUPTED, say
+from tinker.cli.errors import INTERRUPTED, read_message
 from tinker.cli.training.grpo import GRPO, Rollout
 from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions
 from tinker.cli.training.report import RunReport
 from tinker.cli.training.supervised import HeldOutLoss, SentBatch, SentStep, Supervised, mean_loss
 
-#: What the steps of a run are: their number, and how one is sent.
+#: The steps of a run: their number, and how to send one.
 Recipe: TypeAlias = Supervised | GRPO
 _NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
 
 
 class _Pending:
-    """A step that is in flight, and what follows it."""
+    """A step in flight, with the evaluation and the save that follow it."""
 
     def __init__(self, step: int, sent: SentStep | Rollout) -> None:
         self.done = step + 1
@@ -39,7 +39,7 @@ class _Pending:
 
 
 class Loop:
-    """One run, from its first step or from where it was left."""
+    """The loop of one run, from its first step or from a checkpoint."""
 
     def __init__(
         self,
@@ -58,24 +58,24 @@ class Loop:
         self._path: str | None = None  # of the last checkpoint
 
     def run(self, first: int) -> None:
-        """Take the steps from ``first`` on. A signal or a failure ends them early, after a save; Exit, or the failure."""
+        """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit or the failure."""
         self._done = self._saved = first
         with _watch_signals() as stop:
             try:
                 self._take_steps(first, stop)
             except KeyboardInterrupt:
-                self._tell_resume()
+                self._explain_resume()
                 raise
             except Exception as error:
                 if isinstance(error, tinker.RequestFailedError) and "diverged" in str(error):
                     self._receive_rest()
-                    self._report.tell_diverged(self._saved, self._path)
+                    self._report.explain_divergence(self._saved, self._path)
                 else:
                     self._save_after_failure()
                 raise
             if stop.signal_number is not None and self._done < self._recipe.steps:
                 self._save()
-                self._tell_resume()
+                self._explain_resume()
                 raise click.exceptions.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else 128 + signal.SIGTERM)
 
     def _take_steps(self, first: int, stop: _StopRequest) -> None:
@@ -92,7 +92,7 @@ class Loop:
         self._finish_all_but(0)
 
     def _send_rest(self, pending: _Pending) -> None:
-        """Send what follows a step. A step that sends requests while it is waited for comes first."""
+        """Send the evaluation and the save that are due after a step."""
         done, is_last = pending.done, pending.done == self._recipe.steps
         if self._evaluation is not None and (is_last or _is_due(done, self._options.eval_every)):
             pending.evaluation = self._evaluation.send(self._training)
@@ -127,21 +127,21 @@ class Loop:
         self._bookmark.write(self._plan, Position(done, path, self._recipe.steps))
         self._report.add_save(done, path)
 
-    def _tell_resume(self, note: str = "") -> None:
+    def _explain_resume(self, note: str = "") -> None:
         if self._saved:
-            self._report.tell_resume(self._saved, note)
+            self._report.explain_resume(self._saved, note)
 
     def _save_after_failure(self) -> None:
-        """Receive what else failed, save what was learned, and say how to go on. A failure of the save is told, not raised."""
+        """Wait for the other requests, save the run, and explain how to continue. A failed save is printed, not raised."""
         is_exact = not self._receive_rest()
         try:
             self._save()
         except tinker.TinkerError as error:
-            click.echo(f"The weights could not be saved: {say(error)}", err=True)
-        self._tell_resume("" if is_exact else " A later step is partly in the checkpoint.")
+            click.echo(f"The weights could not be saved: {read_message(error)}", err=True)
+        self._explain_resume("" if is_exact else " A later step is partly in the checkpoint.")
 
     def _receive_rest(self) -> bool:
-        """Wait for what was sent after the step that failed; whether the optimizer took a step all the same."""
+        """Wait for all requests in flight; return whether the optimizer took a step after the one that failed."""
         was_applied = False
         for pending in self._ahead:
             rest: list[tinker.APIFuture[Any]] = [future for _, future in pending.evaluation or ()]
@@ -157,12 +157,12 @@ def _is_due(done: int, every: int | None) -> bool:
 
 
 class _StopRequest:
-    """The signal that asked for an end, if one did."""
+    """The first signal that was received, if any."""
 
     signal_number: int | None = None
 
     def take(self, number: int, _: FrameType | None) -> None:
-        """Note the signal; raise KeyboardInterrupt for a second one."""
+        """Store the signal; raise KeyboardInterrupt for a second one."""
         if self.signal_number is not None:
             raise KeyboardInterrupt
         self.signal_number = number
@@ -171,7 +171,7 @@ class _StopRequest:
 
 @contextmanager
 def _watch_signals() -> Generator[_StopRequest]:
-    """Note the signals of the block instead of ending it; only the main thread gets signals."""
+    """Store signals during the block instead of exiting. Only the main thread receives signals."""
     request = _StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,7 +1,7 @@
-"""The plan of a run: its options, the batches and the learning rates that follow from them, and where it can be resumed.
+"""The options of a run, its batches and learning rates, and the file from which it can be resumed.
 
-That is a small file for each run, written at each save and removed at the end of the run that wrote it. It is called after the
-server, the data and the name of the run, so that the same command with ``--resume`` finds it.
+Each run has a small file, which is written at each save and removed at the end. Its name is a digest of the server, the data
+and the name of the run, so that the same command with ``--resume`` finds it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FORM = 1
 
 
 class Plan(NamedTuple):
-    """The options that decide what a run computes. A resumed run has the same ones."""
+    """The options that determine what a run computes. They are stored and used again by ``--resume``."""
 
     model: Annotated[
         str | None, Option("The base model. Default: the first that can be trained.", "-m", "--model", metavar="NAME")
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
     ] = ()
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step, counted from 0, of so many.
+        """Return the learning rate of a step, counted from 0, in a run of ``steps`` steps.
 
         >>> plan = Plan(learning_rate=1.0, warmup=2)
         >>> [plan.learning_rate_at(step, 6) for step in range(6)]
@@ -118,7 +118,7 @@ def option_of(name: str) -> str:
 
 
 class RunOptions(NamedTuple):
-    """The other options of a run: what it saves, measures and shows."""
+    """The other options of a run: saving, evaluation and output."""
 
     save_every: Annotated[Positive | None, Option("Save a resumable checkpoint every STEPS steps.", metavar="STEPS")] = None
     resume: Annotated[bool, Option("Continue this run from its last checkpoint.")] = False
@@ -134,7 +134,7 @@ class RunOptions(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The state of a run at a checkpoint: so many steps are in it, of so many in all."""
+    """The checkpoint of a run after ``step`` of ``steps`` steps."""
 
     step: int
     checkpoint: str
@@ -146,9 +146,9 @@ class Position(NamedTuple):
 
 
 class Bookmark:
-    """The file of one run. ``server`` is its base URL, without a password, and its folder where that makes it another server.
+    """The resume file of one run. ``server`` is the base URL without a password, plus the folder of a local server.
 
-    The position of an earlier run stays until this one writes its own.
+    The position of an earlier run is kept until this run writes its own.
     """
 
     def __init__(self, folder: Path, server: str, data: Path, name: str) -> None:
@@ -158,16 +158,16 @@ class Bookmark:
         self._is_own = False
 
     def find(self) -> Position | None:
-        """Return where an unfinished run is; None where none is known."""
+        """Return the position of an unfinished run; None if there is none."""
         try:
             return self._load()[1]
         except CommandFailed:
             return None
 
     def read(self, plan: Plan, given: Collection[str]) -> tuple[Plan, Position]:
-        """Return the plan that the run began with, and where it is.
+        """Return the plan that the run started with, and its position.
 
-        CommandFailed where there is no such file, the data has changed since, or an option in ``given`` has another value.
+        CommandFailed if there is no such file, the data has changed, or an option in ``given`` has another value.
         """
         began, position, data_digest = self._load()
         for name in sorted(given):
@@ -198,7 +198,7 @@ class Bookmark:
         return plan._replace(stop=tuple(plan.stop)), position, kept["data"]
 
     def write(self, plan: Plan, position: Position) -> None:
-        """Keep a position, in place of an earlier one."""
+        """Write a position; it replaces an earlier one."""
         value = {"form": _FORM, "plan": plan._asdict(), "data": digest(self._data), **position._asdict()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(f".{os.getpid()}")
@@ -207,19 +207,19 @@ class Bookmark:
         self._is_own = True
 
     def remove(self) -> None:
-        """Forget the run: it has ended. An earlier one that it has not replaced can still be resumed."""
+        """Remove the file at the end of the run. An earlier run that was not replaced can still be resumed."""
         if self._is_own:
             self.path.unlink(missing_ok=True)
 
 
 def _show(value: object) -> str:
-    """Return the value of an option, as in ``--stop was . when the run began``."""
+    """Format the value of an option, as in ``--stop was . when the run began``."""
     if value is None or value == ():
         return "not given"
     return " and ".join(map(repr, cast("tuple[str, ...]", value))) if isinstance(value, tuple) else str(value)
 
 
 def digest(file: Path) -> str:
-    """Return a digest of what is in a file."""
+    """Return the digest of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

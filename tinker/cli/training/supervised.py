@@ -9,12 +9,12 @@ import tinker
 from tinker.cli.examples import ExampleRow
 from tinker.cli.training.plan import Plan
 
-#: A batch and its outputs, which are on their way.
+#: A batch and the future of its outputs.
 SentBatch: TypeAlias = "tuple[Sequence[ExampleRow], tinker.APIFuture[tinker.ForwardBackwardOutput]]"
 
 
 class StepResult(NamedTuple):
-    """What a step did: its metrics by name, ``loss`` or ``reward`` among them, and how many tokens it took."""
+    """The result of a step: its metrics by name, with ``loss`` or ``reward``, and its number of tokens."""
 
     metrics: dict[str, float]
     tokens: int
@@ -27,7 +27,7 @@ class SentStep(NamedTuple):
     optimizer: tinker.APIFuture[Any]
 
     def wait(self) -> StepResult:
-        """Wait for the step; the metrics are the loss per token, and what the optimizer reports."""
+        """Wait for the step. The metrics are the loss per token and those of the optimizer."""
         loss = mean_loss(self.batches)
         reported: dict[str, float] = self.optimizer.result().metrics or {}
         tokens = sum(len(row.tokens) - 1 for rows, _ in self.batches for row in rows)
@@ -35,12 +35,12 @@ class SentStep(NamedTuple):
 
     @property
     def futures(self) -> Sequence[tinker.APIFuture[Any]]:
-        """Return what is waited for, the optimizer last."""
+        """Return all futures of the step, that of the optimizer last."""
         return [*(future for _, future in self.batches), self.optimizer]
 
 
 class Supervised:
-    """The steps over a file of examples. Steps are sent ahead of their results, so that the server never waits."""
+    """Supervised steps over a file of examples. They are sent before earlier results arrive, so that the server never idles."""
 
     metric: str = "loss"
     steps_ahead: int = 2
@@ -66,7 +66,7 @@ class HeldOutLoss:
         self._batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
 
     def send(self, training: tinker.TrainingClient) -> Sequence[SentBatch]:
-        """Send the requests; they see the weights of every step sent before."""
+        """Send the requests; they use the weights after all steps sent so far."""
         return [(rows, training.forward([row.datum() for row in rows], "cross_entropy")) for rows in self._batches]
 
 

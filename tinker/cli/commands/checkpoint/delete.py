@@ -11,7 +11,7 @@ import click
 
 import tinker
 from tinker.cli.clients import rest_client
-from tinker.cli.errors import CommandFailed, say
+from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import GlobalOptions, Option, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json
@@ -109,7 +109,7 @@ def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
             advance(count)
     errors = {path: deletion.exception() for deletion, path in deletions.items()}
-    failed = {path: say(error) for path, error in errors.items() if isinstance(error, Exception)}
+    failed = {path: read_message(error) for path, error in errors.items() if isinstance(error, Exception)}
     deleted = len(paths) - len(failed)
     if options.format == "json":
         records = [{"tinker_path": path, "error": reason} for path, reason in failed.items()]

@@ -26,7 +26,7 @@ from tinker.cli.output import (
 )
 
 _PAGE, _SEARCH_PAGE = 1000, 200
-_SPARED = ("Public",)  # of a narrow terminal
+_OPTIONAL = ("Public",)  # left out on a narrow terminal
 _COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
 
 
@@ -55,7 +55,7 @@ def list_command(
 
 
 def _show_listing(listing: Listing[tinker.Checkpoint]) -> None:
-    show_table(_COLUMNS, map(_row, listing.items), listing.title("checkpoint"), spared=_SPARED)
+    show_table(_COLUMNS, map(_row, listing.items), listing.title("checkpoint"), optional=_OPTIONAL)
 
 
 def _row(checkpoint: tinker.Checkpoint) -> Sequence[str]:

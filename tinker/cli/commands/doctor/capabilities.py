@@ -1,4 +1,4 @@
-"""What a server reads and has: the format of training requests, found out as clients do, and the operations of the contract."""
+"""The capabilities of a server: the format of training requests, and the operations of the contract."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def check_wire(prober: Prober) -> CheckResult:
 
 
 async def _find_refusal(prober: Prober, form: WireFormat) -> APIStatusError | None:
-    """Ask whether the server reads a format; return its refusal, None where it does."""
+    """Send a request in this format; return the refusal, None if the server accepts the format."""
     try:
         await prober.answer(_request_for_unknown_model(form))
     except APIStatusError as error:
@@ -58,7 +58,7 @@ async def _find_refusal(prober: Prober, form: WireFormat) -> APIStatusError | No
 
 
 def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
-    """Return a training request; its protobuf body is not valid text, like those of clients."""
+    """Return a training request for a model that does not exist."""
     datum = Datum(ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]})
     if form.media == "proto":
         body = proto.encode_forward_backward(_UNKNOWN_MODEL, 1, [datum], "cross_entropy")
@@ -70,18 +70,18 @@ def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
 
 
 def _is_about_the_format(error: APIStatusError) -> bool:
-    """Return whether a refusal may be about the format of the body. A server that names the model has read it."""
+    """Return whether a refusal may be about the format of the body. A server that names the model has decoded it."""
     return (is_format_refused(error) or is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)
 
 
-# No operation has this method, so it never reaches one: a server that knows the path says that the method is wrong.
+# No operation has this method, so it never reaches one: a server that knows the path refuses the method.
 _HARMLESS_METHOD = "PATCH"
 _NO_OPERATION = "/api/v1/no_such_operation"
 _CONCURRENT_REQUESTS = 8
 
 
 async def find_operations(prober: Prober) -> dict[str, Support]:
-    """Say of each operation whether its path exists; unknown where a server answers every path alike."""
+    """Find out for each operation whether its path exists; unknown if the server answers all paths alike."""
     slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
     async def probe(path: str) -> Support:
@@ -106,7 +106,7 @@ async def _probe(prober: Prober, path: str) -> Support:
 
 
 def _example_path(operation: Operation) -> str:
-    """Return the path with names that belong to nothing."""
+    """Return the path with names of objects that do not exist."""
     return re.sub(r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor"))
 
 

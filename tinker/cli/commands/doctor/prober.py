@@ -1,4 +1,4 @@
-"""What checks use: requests to the server, without retries and within the user's patience; and the results of checks."""
+"""Requests of checks, without retries and with a timeout, and the results of checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Support: TypeAlias = Literal["yes", "no", "unknown"]
 
 
 class CheckResult(NamedTuple):
-    """One thing that was checked: in order, worth knowing, or broken."""
+    """The result of one check."""
 
     name: str
     status: CheckStatus
@@ -27,10 +27,9 @@ class CheckResult(NamedTuple):
 
 
 class DoctorReport(NamedTuple):
-    """All results. ``operations`` says of each operation of the contract whether the server has it.
+    """The results of all checks. ``operations`` maps each operation of the contract to whether the server has it.
 
-    ``info`` is what clients would do otherwise for this server; None where nothing was asked. ``connections`` are those that
-    were used.
+    ``info`` has the adaptations of clients to this server; None if no request was sent. ``connections`` lists those used.
     """
 
     base_url: str
@@ -46,7 +45,7 @@ class DoctorReport(NamedTuple):
 
 
 class Prober:
-    """The server under examination. Whatever takes longer than ``seconds`` (None: no limit) counts as not answered."""
+    """A client for checks. A request fails after ``seconds`` (None: no limit)."""
 
     def __init__(self, runtime: Runtime, seconds: float | None) -> None:
         self._runtime, self._seconds = runtime, seconds
@@ -57,18 +56,18 @@ class Prober:
         return self._runtime
 
     async def read(self, request: Request[T]) -> T:
-        """Return the value of the answer. TinkerError for every refusal, and for no answer in time."""
+        """Send a request and return the decoded response. TinkerError for a refusal and for a timeout."""
         return (await self._in_time(self._runtime.transport.send(request, ONE_SHOT))).value
 
     async def status(self, request: Request[Any]) -> int:
-        """Return the status of the answer, also of a refusal."""
+        """Send a request and return the status of the response, also of a refusal."""
         try:
             return (await self.answer(request)).status
         except APIStatusError as error:
             return error.status_code
 
     async def answer(self, request: Request[Any]) -> RawResponse:
-        """Return the answer with its headers, not decoded. TinkerError as for :meth:`read`."""
+        """Send a request and return the raw response with its headers. TinkerError as for :meth:`read`."""
         transport = self._runtime.transport
         return await self._in_time(transport.send_once(transport.prepare(request, Purpose.SESSION)))
 
