@@ -515,6 +515,13 @@ def test_rewards_that_are_numbers_of_other_types(ask: Ask, prompts: str, tmp_pat
     assert ask("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "1")["rewards"] == [1.0]
 
 
+def test_prompts_of_token_ids(ask: Ask, tmp_path: Path) -> None:
+    """GRPO takes a prompt as token ids, as `tinker sample --file` does."""
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(example['prompt'])")
+    (tmp_path / "ids.jsonl").write_text('{"prompt": [1, 2, 3]}\n')
+    assert ask("train", "ids.jsonl", "--grpo", "reward.py", *GRPO, "--max-steps", "1")["rewards"] == [3.0]
+
+
 def test_invalid_prompts(call: Call, tmp_path: Path) -> None:
     """A line without a prompt and a file without lines are errors."""
     (tmp_path / "reward.py").write_text(REWARD)

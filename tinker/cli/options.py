@@ -232,11 +232,8 @@ ModelOption: TypeAlias = Annotated[
 OffsetOption: TypeAlias = Annotated[Natural, Option("Number of items to skip.", show_default=False)]
 PricesOption: TypeAlias = Annotated[
     GivenFile | None,
-    Option(
-        "Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.", "--prices", metavar="FILE"
-    ),
+    Option("Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.", "--prices"),
 ]
 TokenizerOption: TypeAlias = Annotated[
-    str | None,
-    Option("Hugging Face name or folder of the tokenizer. Default: the model's own.", "--tokenizer", metavar="NAME"),
+    str | None, Option("Hugging Face name or folder of the tokenizer. Default: the model's own.", "--tokenizer", metavar="NAME")
 ]

@@ -23,12 +23,12 @@ _STORAGE_RATE = "effective_rate_usd_per_gigabyte_month"
 CSVFile: TypeAlias = Annotated[
     str | None,
     click.Path(dir_okay=False, allow_dash=True),
-    Option("Write the rows as CSV to this file; - is standard output.", "--csv", metavar="FILE"),
+    Option("Write the rows as CSV to this file; - is standard output.", "--csv"),
 ]
 SessionsFile: TypeAlias = Annotated[
     str | None,
     click.Path(dir_okay=False, allow_dash=True),
-    Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv", metavar="FILE"),
+    Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv"),
 ]
 
 

@@ -195,7 +195,7 @@ def export_trace(
     output: Annotated[
         Path | None,
         click.Path(dir_okay=False, path_type=Path),
-        Option("Where to save the trace. Default: SESSION_ID.pftrace in the current folder.", "-o", "--output", metavar="FILE"),
+        Option("Where to save the trace. Default: SESSION_ID.pftrace in the current folder.", "-o", "--output"),
     ] = None,
     url_only: Annotated[bool, Option("Only print the signed URL, which is valid for about an hour.")] = False,
 ) -> None:

@@ -48,17 +48,14 @@ def sample(
         Option("Nucleus sampling: keep the most likely tokens with this total probability.", show_default=False),
     ] = 1.0,
     stop: Annotated[
-        tuple[str, ...],
-        Option("Stop before this text, instead of at the end-of-text token; may be repeated.", metavar="TEXT"),
+        tuple[str, ...], Option("Stop before this text, instead of at the end-of-text token; may be repeated.", metavar="TEXT")
     ] = (),
     seed: Annotated[int | None, Option("Seed, for servers with reproducible sampling.")] = None,
     tokenizer_id: TokenizerOption = None,
     chat: Annotated[bool, Option("Format the prompt as a user message with the model's chat template.")] = False,
     prompt_file: Annotated[
         GivenFile | None,
-        Option(
-            "Read the prompt from a file. A .json file may have several, each a text or a list of token ids.", metavar="FILE"
-        ),
+        Option("Read the prompt from a file. A .json file may have several, each a text or a list of token ids."),
     ] = None,
     output: Annotated[
         NewFile | None,
@@ -68,7 +65,6 @@ def sample(
             "-o",
             "--output",
             "--out",
-            metavar="FILE",
         ),
     ] = None,
     prompt_lines: Annotated[

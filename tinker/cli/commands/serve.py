@@ -55,26 +55,19 @@ def serve(
         Option("Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local."),
     ] = None,
     durability: Annotated[
-        Literal["save", "step"],
-        Option("What survives a killed server: saved checkpoints, or every run up to its last step."),
+        Literal["save", "step"], Option("What survives a killed server: saved checkpoints, or every run up to its last step.")
     ] = "save",
     api_key: Annotated[
-        str | None,
-        Option("Key that clients must send; other users of this machine can see it. Default: no key is needed."),
+        str | None, Option("Key that clients must send; other users of this machine can see it. Default: no key is needed.")
     ] = None,
     api_key_file: Annotated[
         _ReadFile | None, Option("File that contains the key. Default of both options: TINKER_SERVE_API_KEY.")
     ] = None,
     tls_cert: Annotated[
         _ReadFile | None,
-        Option(
-            "Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP.",
-            metavar="FILE",
-        ),
+        Option("Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP."),
     ] = None,
-    tls_key: Annotated[
-        _ReadFile | None, Option("Private key of the certificate (PEM), without a passphrase.", metavar="FILE")
-    ] = None,
+    tls_key: Annotated[_ReadFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option("Additional host name to accept when the server has no key; may be repeated.", "--allow-host", metavar="NAME"),

@@ -48,8 +48,7 @@ class Plan(NamedTuple):
     rank: Annotated[Positive, Option("Rank of the new LoRA adapter.")] = 32
     learning_rate: Annotated[NonNegative, Option("Peak learning rate.", "--learning-rate", "--lr")] = 1e-4
     schedule: Annotated[
-        Literal["linear", "cosine", "constant"],
-        Option("Learning rate schedule after the warm-up; `constant` does not decay."),
+        Literal["linear", "cosine", "constant"], Option("Learning rate schedule after the warm-up; `constant` does not decay.")
     ] = "linear"
     warmup: Annotated[Natural, Option("Number of warm-up steps.")] = 0
     batch_size: Annotated[Positive, Option("Examples per batch.")] = 16
@@ -122,10 +121,9 @@ class RunOptions(NamedTuple):
 
     save_every: Annotated[Positive | None, Option("Save a resumable checkpoint every STEPS steps.", metavar="STEPS")] = None
     resume: Annotated[bool, Option("Continue this run from its last checkpoint.")] = False
-    eval_file: Annotated[GivenFile | None, Option("Held-out examples; their loss is reported.", metavar="FILE")] = None
+    eval_file: Annotated[GivenFile | None, Option("Held-out examples; their loss is reported.")] = None
     eval_every: Annotated[
-        Positive | None,
-        Option("Evaluate every STEPS steps. Default: before the first step and at the end.", metavar="STEPS"),
+        Positive | None, Option("Evaluate every STEPS steps. Default: before the first step and at the end.", metavar="STEPS")
     ] = None
     log_path: Annotated[NewFile | None, Option("Append one line per step to this file.", "--log", metavar="FILE.jsonl")] = None
     plot: ChartFile = None

@@ -26,12 +26,10 @@ def delete(
     checkpoint_paths: tuple[str, ...] = (),
     run_id: Annotated[str | None, Option("Delete the checkpoints of this training run.", metavar="ID")] = None,
     checkpoint_type: Annotated[
-        str | None,
-        Option("With --run-id: only weights, sampler_weights or external_weights.", "--type", metavar="KIND"),
+        str | None, Option("With --run-id: only weights, sampler_weights or external_weights.", "--type", metavar="KIND")
     ] = None,
     before: Annotated[
-        str | None,
-        Option("With --run-id: only those created before this time, such as 2026-01-31T08:00Z.", metavar="TIME"),
+        str | None, Option("With --run-id: only those created before this time, such as 2026-01-31T08:00Z.", metavar="TIME")
     ] = None,
     after: Annotated[str | None, Option("With --run-id: only those created after this time.", metavar="TIME")] = None,
     yes: Annotated[bool, Option("Delete without asking.", "-y", "--yes")] = False,

@@ -147,8 +147,7 @@ def upload(
     options: GlobalOptions,
     folder: Path,
     base_model: Annotated[
-        str | None,
-        Option("Name of the base model on the server. Default: the one in adapter_config.json.", metavar="NAME"),
+        str | None, Option("Name of the base model on the server. Default: the one in adapter_config.json.", metavar="NAME")
     ] = None,
     rank: Annotated[Positive | None, Option("Rank of the adapter, if there is no adapter_config.json.")] = None,
     project_id: Annotated[
