@@ -364,7 +364,7 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
     assert isinstance(engine, ToyEngine)
     assert len(engine._adapters) == 1
     clock.seconds += 601
-    with again.state.locked():
+    with again.state.lock():
         again.shared.store.end_idle()
     while engine._adapters:
         again.runner.run(again.state.run_in_engine("tinker/toy", lambda _: None))
@@ -388,7 +388,7 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
     model = kept.model()
     late = kept.loss(model, 2)  # waits for number 1
     kept.state.journal.close()
-    with kept.state.locked():
+    with kept.state.lock():
         kept.shared.store.model(model).queue.skip(1, kept.state.clock())
         kept.state.notify()
     assert "error" not in done(kept, late)

@@ -31,7 +31,7 @@ class Api:
     @property
     def shared(self) -> SharedData:
         """What the lock of the server guards; nothing else runs while a test looks at it."""
-        with self.state.locked() as shared:
+        with self.state.lock() as shared:
             return shared
 
     async def acall(

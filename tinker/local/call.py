@@ -11,9 +11,10 @@ from starlette.requests import Request
 from tinker_wire.runtime import Operation
 
 from tinker._wire import compression, proto
+from tinker.local.bodies import read_body
 from tinker.local.errors import APIProblem, read_misfit
 from tinker.local.guard import is_this_machine
-from tinker.local.profiles import Profile, read_body
+from tinker.local.profiles import Profile
 
 T = TypeVar("T", bound=msgspec.Struct)
 KNOWN_FAILURE = "x-tinker-known-failure"

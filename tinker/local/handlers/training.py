@@ -55,7 +55,7 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         optimizer=optimizer,
         user_metadata=request.user_metadata,
     )
-    with state.locked() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
+    with state.lock() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
         work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
         return enqueue_idempotent(
             state, shared, call, model, 0, fingerprint(request), lambda engine: _create(model, work, engine)
@@ -70,7 +70,7 @@ def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     """Describe a model; also right after its creation was submitted."""
     request = call.read(models.GetInfoRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(request.model_id)
     engine = find_engine(await state.engines(), model.engine_model)
     if model.creation_error is not None:
@@ -166,7 +166,7 @@ def _enqueue_loss(
         model.require_ready()
         return compute_loss(state, engine, model, loss, data())
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(model_id)
         operation = call.name if loss.backward else "forward"
         number = model.queue.assign_number(seq_id)
@@ -188,7 +188,7 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
     """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
     request = call.read(models.CreateCustomLossRequest)
     request_fingerprint = fingerprint(request)
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.require_open()
         session = shared.store.live_session(request.session_id)
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
@@ -214,11 +214,11 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_ready()
         metrics = engine.optim_step(model.model_id, step_params(model, request))
-        with state.locked():
+        with state.lock():
             model.history.add_step(metrics, state.now())
         return models.OptimStepResponse(metrics=metrics)
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(request.model_id)
         return enqueue_idempotent(
             state, shared, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run
@@ -233,7 +233,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         engine.drop_adapter(model.model_id)
         return models.UnloadModelResponse(model_id=model.model_id)
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(request.model_id)
         answer = enqueue_idempotent(state, shared, call, model, model.queue.assign_number(None), fingerprint(request), run)
         shared.store.close_model(model, "was unloaded")
@@ -254,7 +254,7 @@ async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     call.query_choice("access_scope", SCOPES)
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.find_model(wanted)
     if model is not None:
         return describe_model(model, records)

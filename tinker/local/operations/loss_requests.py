@@ -80,7 +80,7 @@ def compute_loss(
         result = graph.run(engine, model.model_id, examples, backward=loss.backward)
     else:
         result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
-    with state.locked() as shared:
+    with state.lock() as shared:
         key = model.session.usage_key(model.base_model)
         if loss.backward:
             model.history.add_loss(result.metrics)

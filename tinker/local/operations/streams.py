@@ -132,7 +132,7 @@ class TokenStream:
 
     def _close(self, state: State, future: ServerFuture) -> None:
         self._closed = True
-        with state.locked():
+        with state.lock():
             state.served.drop_sample(future)
         state.futures.resolve(future, _CANCELLED)
         state.futures.release(future.request_id)

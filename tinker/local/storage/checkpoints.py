@@ -163,7 +163,7 @@ class Checkpoints:
             return None
         if record is not None and self._is_expired(record):
             if self._remove(folder):
-                self._events.checkpoint_expired(record)
+                self._events.handle_expiry(record)
             return None
         return record
 

@@ -12,23 +12,23 @@ from tinker.local.storage.sessions import ModelRecord, SessionRecord
 class ServerEvents(Protocol):
     """Whoever hears what happens in a server."""
 
-    def result_ready(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+    def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Handle a result before anybody can see it."""
         ...
 
-    def result_dropped(self, request_id: str) -> None:
+    def handle_dropped_result(self, request_id: str) -> None:
         """Handle the end of a result that is kept no longer."""
         ...
 
-    def session_ended(self, session: SessionRecord) -> None:
+    def handle_session_end(self, session: SessionRecord) -> None:
         """Handle the end of a session."""
         ...
 
-    def model_closed(self, model: ModelRecord) -> None:
+    def handle_model_end(self, model: ModelRecord) -> None:
         """Handle the end of a model: what was submitted for it still runs."""
         ...
 
-    def checkpoint_expired(self, record: CheckpointRecord) -> None:
+    def handle_expiry(self, record: CheckpointRecord) -> None:
         """Handle the removal of a checkpoint that has expired."""
         ...
 

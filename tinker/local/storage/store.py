@@ -97,7 +97,7 @@ class Store:
             self.close_model(model, f"is gone: session {session.session_id!r} has ended")
         for sampler in session.samplers.values():
             sampler.weights = None
-        self._events.session_ended(session)
+        self._events.handle_session_end(session)
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
             self._forget(self._ended.popitem(last=False)[1])
@@ -166,7 +166,7 @@ class Store:
         """Let submitted requests run, refuse later ones, and drop the weights."""
         if model.closed_reason is None:
             model.closed_reason, model.inflight = why, None
-            self._events.model_closed(model)
+            self._events.handle_model_end(model)
 
     def find_model(self, wanted: str) -> ModelRecord | None:
         """Return the model, also a closed one; None when unknown."""

@@ -12,11 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.bodies import UnreadFields
+from tinker.local.bodies import UnreadFields, read_body
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.errors import APIProblem
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
-from tinker.local.profiles import read_body
 from tinker.local.state import State
 from tinker.local.v1.answers import AnswerBody, describe_error
 from tinker.local.v1.bodies import ChatBody, CompletionBody, check_chat, check_completion
