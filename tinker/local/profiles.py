@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import attrs
@@ -16,6 +17,7 @@ import msgspec
 from tinker.local.errors import APIProblem, conflict
 from tinker.types.results import ForwardBackwardOutput
 
+OTHER_SERVERS = "tinker.testing.servers"  # has the profiles of other servers; loaded when one is named
 JSONObject: TypeAlias = dict[str, Any]
 #: A body as it came, as it shall be read; raises APIProblem to refuse it.
 Rewrite: TypeAlias = Callable[[JSONObject], JSONObject]
@@ -134,8 +136,7 @@ def find_profile(wanted: str | Profile) -> Profile:
         return wanted
     if wanted == OFFICIAL.name:
         return OFFICIAL
-    from tinker.testing.servers import PROFILES
-
-    if wanted not in PROFILES:
-        raise ValueError(f"there is no profile {wanted!r}; the profiles are {', '.join(PROFILES)}")
-    return PROFILES[wanted]
+    profiles: Mapping[str, Profile] = import_module(OTHER_SERVERS).PROFILES
+    if wanted not in profiles:
+        raise ValueError(f"there is no profile {wanted!r}; the profiles are {', '.join(profiles)}")
+    return profiles[wanted]
