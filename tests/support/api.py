@@ -12,7 +12,7 @@ import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import SharedData, State
 

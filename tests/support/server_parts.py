@@ -8,9 +8,8 @@ from pathlib import Path
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.disk import Owner
-from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.futures import RequestOutcome, ServerFuture
-from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
 
 
 class NoEvents(ServerEvents):

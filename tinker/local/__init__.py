@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinker.local.app import create_app
-    from tinker.local.engines import open_engine
+    from tinker.local.engines.opening import open_engine
     from tinker.local.in_process import close_in_process, in_process_app
     from tinker.local.serving import running_server, serve, serve_in_thread
     from tinker.local.settings import Settings
@@ -22,7 +22,7 @@ _HOMES = {
     "close_in_process": "in_process",
     "create_app": "app",
     "in_process_app": "in_process",
-    "open_engine": "engines",
+    "open_engine": "engines.opening",
     "running_server": "serving",
     "serve": "serving",
     "serve_in_thread": "serving",

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from tinker._wire import json
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.access import FILES_PATH, InvalidToken

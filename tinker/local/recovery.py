@@ -16,7 +16,7 @@ from tinker_wire.api import service, training, weights
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.call import KNOWN_FAILURE, APICall
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure, split_request_key

@@ -17,7 +17,7 @@ import attrs
 from tinker_wire import models
 from tinker_wire.api import training, weights
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
@@ -28,13 +28,12 @@ from tinker.local.storage.access import Accounts, Links, Signer
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.disk import Owner
-from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.recorded import RecordedSequences
 from tinker.local.storage.records import RUN_TABLES, AuditLog, RunHistory, UsageMeter
-from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
 from tinker.local.storage.snapshots import KeptRuns, Snapshots
 from tinker.local.storage.store import Store
 from tinker.local.storage.trace import TraceExports

@@ -14,7 +14,7 @@ from tinker._config import serve_api_key
 if TYPE_CHECKING:
     import ssl
 
-    from tinker.local.engines import DeviceMap, DType, EngineName, Recompute
+    from tinker.local.engines.opening import DeviceMap, DType, EngineName, Recompute
     from tinker.local.settings import Durability
 
 
@@ -152,7 +152,7 @@ def serve(
         from tinker._installation import inspect_installation, install_command
         from tinker.local import Settings
         from tinker.local import serve as run
-        from tinker.local.engines import choose_engine, missing_parts
+        from tinker.local.engines.opening import choose_engine, missing_parts
 
         if problem := inspect_installation().problem:
             click.echo(f"Warning: {problem}", err=True)

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
+from tinker.local.engines.protocol import Engine, EngineError, SampleJob, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response

@@ -10,7 +10,7 @@ from tinker_wire import models
 
 from tinker._wire import proto
 from tinker.local.call import APICall
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.naming import choose_engine_for
 from tinker.local.operations.descriptions import (

@@ -9,7 +9,7 @@ import msgspec
 from tinker_wire import limits, models
 
 from tinker.local.call import APICall
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem, make_not_found, unprocessable
 from tinker.local.state import State
 from tinker.local.storage.access import OWNER

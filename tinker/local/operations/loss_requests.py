@@ -9,7 +9,8 @@ import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import LOSS_FORMS, Engine, EngineError, LossResult, TrainingExample, resolve_loss
+from tinker.local.engines.inputs import LOSS_FORMS, resolve_loss
+from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.losses.checks import check_graph
 from tinker.local.losses.graph import LossGraph

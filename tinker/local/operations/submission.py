@@ -14,7 +14,7 @@ from tinker_wire.api import training, weights
 
 from tinker._wire import proto
 from tinker.local.call import APICall
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.steps import log
 from tinker.local.state import SharedData, State

@@ -6,7 +6,7 @@ import uuid
 
 from tinker_wire import models
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.operations.models import adapter_spec, check_rank, lora_config
 from tinker.local.state import State

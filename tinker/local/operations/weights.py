@@ -10,7 +10,7 @@ import msgspec
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines import AdapterSpec, Engine, EngineError
+from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem, conflict
 from tinker.local.naming import choose_engine_for
 from tinker.local.operations.descriptions import check_ttl

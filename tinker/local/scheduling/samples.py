@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from tinker.local.engines import BatchingEngine, Engine, EngineError, SampleBatch, SampleJob, SampleResult
+from tinker.local.engines.protocol import BatchingEngine, Engine, EngineError, SampleBatch, SampleJob, SampleResult
 from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.storage.futures import RequestFailure
 
 OpenEngine: TypeAlias = Callable[[], Engine]

@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tinker.local.engines import Engine, check_distinct
+from tinker.local.engines.opening import check_distinct
+from tinker.local.engines.protocol import Engine
 from tinker.local.scheduling.own_warnings import ignore_warnings
 from tinker.local.scheduling.samples import SampleQueue
 from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine, Step, StepQueue, log

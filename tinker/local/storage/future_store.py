@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.settings import Settings
-from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.futures import (
     STREAM_KEY,
     RequestFailure,
@@ -17,6 +16,7 @@ from tinker.local.storage.futures import (
     ServerFuture,
     split_request_key,
 )
+from tinker.local.storage.sessions import ServerEvents
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown

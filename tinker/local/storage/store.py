@@ -9,8 +9,7 @@ from tinker_wire import models
 
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.settings import Settings
-from tinker.local.storage.events import ServerEvents
-from tinker.local.storage.sessions import LoadWeights, ModelRecord, SamplerRecord, SessionEnd, SessionRecord
+from tinker.local.storage.sessions import LoadWeights, ModelRecord, SamplerRecord, ServerEvents, SessionEnd, SessionRecord
 
 DEFAULT_PROJECT = "default"
 PROCESS_COMPLETIONS = 10**9  # numbers of completions for the samplers of one process

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.records import HistoryPoint, RunHistory

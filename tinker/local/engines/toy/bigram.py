@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import Cells, Float32
+from tinker.local.engines.inputs import Cells
+from tinker.local.engines.protocol import Float32
 from tinker.local.engines.toy.losses import Float64
 
 END_OF_TEXT = 256

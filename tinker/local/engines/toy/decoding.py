@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tinker.local.engines import Float32, Int32, SampleJob
+from tinker.local.engines.protocol import Float32, Int32, SampleJob
 from tinker.local.engines.toy.bigram import END_OF_TEXT
 from tinker.local.engines.toy.losses import Float64
 

@@ -20,13 +20,20 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import (
+from tinker.local.engines.inputs import (
     LOSS_FORMS,
-    PACKAGED_FOLDER,
-    TOY_MODEL,
+    Cells,
+    add_sequence_ratios,
+    check_data,
+    check_job,
+    check_step,
+    explain_infinite_loss,
+    noise_seed,
+)
+from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
+from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
-    Cells,
     Continuation,
     Dimuon,
     EngineError,
@@ -37,12 +44,6 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
-    add_sequence_ratios,
-    check_data,
-    check_job,
-    check_step,
-    explain_infinite_loss,
-    noise_seed,
 )
 from tinker.local.engines.toy.adapters import (
     ADAPTER_FILE,
