@@ -14,6 +14,7 @@ from tinker._wire import json
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
 from tinker.testing.conformance.outcome import Absent, Blocked, Contradiction, Crash, Observation, Refused
+from tinker.testing.conformance.run_state import ServerKnowledge
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ _NO_ROUTE = frozenset({"Not Found", "Method Not Allowed", "nothing"})
 _FORBIDDEN = frozenset({401, 402, 403})
 
 
-class Dialogue:
+class CheckedRequests:
     """Requests of one check and their answers. ``observations`` is what it has found that is not as the document says.
 
     ``check`` is the name of the check.
@@ -32,6 +33,7 @@ class Dialogue:
 
     def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
         self.connection = connection
+        self.known: ServerKnowledge = connection.known
         self.deadline: CheckDeadline = deadline
         self.observations: list[Observation] = []
         self.check: str = check
@@ -45,7 +47,7 @@ class Dialogue:
             self.observations.append(observation)
 
     def note_difference(self, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
-        """Note a difference, with its cause where other checks may meet it too, its operation and its schema."""
+        """Report a difference, with its cause if other checks may find it too, its operation and its schema."""
         self.note(Observation(how, cause, operation=operation, schema=schema))
 
     def expect(self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
@@ -55,8 +57,8 @@ class Dialogue:
 
     def need(self, check: str) -> None:
         """Blocked when what the check before this one is about is known to fail."""
-        if check != self.check and check in self.connection.memory.broken:
-            raise Blocked(self.connection.memory.broken[check], check)
+        if check != self.check and check in self.known.broken:
+            raise Blocked(self.known.broken[check], check)
 
     def require(self, holds: bool, how: str) -> None:
         """Contradiction unless it holds."""
@@ -75,12 +77,11 @@ class Dialogue:
     ) -> ReceivedResponse:
         """Return the response of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
         credential = self.connection.api_key if key == "" else key
-        if content is not None:
-            return self._send_content(request, content, headers or {}, credential)
-        answer = self._send_content(request, encode_body(self._without_refused(request)), headers or {}, credential)
-        while self._is_about_defaults(request, answer):
-            answer = self._send_content(request, encode_body(self._without_refused(request)), headers or {}, credential)
-        return answer
+        while True:
+            body = encode_body(self._without_refused(request)) if content is None else content
+            answer = self._send_content(request, body, headers or {}, credential)
+            if content is not None or not self._is_about_defaults(request, answer):
+                return answer
 
     def _send_content(
         self, request: Request[Any], content: bytes, headers: Mapping[str, str], key: str | None
@@ -97,7 +98,7 @@ class Dialogue:
         """Return whether fields that say nothing new are refused: noted, and left out from now on, as clients do."""
         if answer.status < 400 or not isinstance(request.body, msgspec.Struct):
             return False
-        if not self.connection.memory.refused.learn(request.operation, request.body, answer.content):
+        if not self.known.refused.learn(request.operation, request.body, answer.content):
             return False
         how = f"{request.operation} answers {answer.status} to fields at their default: {decoding.detail(answer)}"
         self.note_difference(how, "unknown fields", request.operation, type(request.body).__name__)
@@ -107,7 +108,7 @@ class Dialogue:
         body = request.body
         if not isinstance(body, msgspec.Struct):
             return request
-        return msgspec.structs.replace(request, body=self.connection.memory.refused.without(request.operation, body))
+        return msgspec.structs.replace(request, body=self.known.refused.without(request.operation, body))
 
     def call(self, request: Request[T], **options: Any) -> T:
         """Return the typed answer of a request that must be accepted; Absent without such an operation, Refused otherwise."""
@@ -120,7 +121,7 @@ class Dialogue:
     def decode_accepted(self, request: Request[T], answer: ReceivedResponse) -> T:
         """Return the typed answer, once it is there."""
         self.require_acceptance(request, answer)
-        self.connection.memory.statuses.setdefault(request.operation, set()).add(answer.status)
+        self.known.statuses.setdefault(request.operation, set()).add(answer.status)
         if request.reply is None:
             return None  # type: ignore[return-value]
         return self.decode(answer, request.reply)

@@ -1,66 +1,65 @@
-"""Write what findings of the conformance kit point to: lines of openapi.yaml, and a recorded exchange for each operation.
+"""evidence.json: what findings of the conformance kit show, a recorded exchange for each operation that was recorded.
 
-    python tools/evidence.py [--check]
-
-makes tinker/testing/conformance/evidence.json from openapi.yaml and tests/golden. With `--check` nothing is written.
+It is made from openapi.yaml and tests/golden.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tinker_wire.operations import OPERATIONS
+from codegen.document import METHODS
+from codegen.files import Wanted
 
-ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "tinker/testing/conformance/evidence.json"
 RETRIEVE = "retrieve_future"
 _LONGEST_LIST = 8
 
 JSON = dict[str, Any]
+#: The method, and what the path must match, of each operation.
+Routes = dict[str, tuple[str, re.Pattern[str]]]
 
 
-def collect() -> JSON:
-    """Return everything: lines of operations and schemas, and recorded exchanges by operation."""
-    text = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines()
-    return {"operations": operation_lines(text), "schemas": schema_lines(text), "exchanges": recorded_exchanges()}
+def make_evidence(root: Path, document: Any) -> Wanted:
+    """Return the text of the file."""
+    exchanges = recorded_exchanges(root / "tests" / "golden", read_routes(document))
+    text = json.dumps(exchanges, indent=1, ensure_ascii=False) + "\n"
+    return {root / "tinker" / "testing" / "conformance" / "evidence.json": text}
 
 
-def operation_lines(text: list[str]) -> dict[str, int]:
-    """Return operation id -> its line."""
-    found = ((re.fullmatch(r" +operationId: (\w+)", line), number) for number, line in enumerate(text, 1))
-    return {match[1]: number for match, number in found if match}
+def read_routes(document: Any) -> Routes:
+    """Return how the requests of each operation are recognized. A checkpoint's id is two segments."""
+    return {
+        operation["operationId"]: (
+            method.upper(),
+            re.compile(re.sub(r"{\w+}", "[^/]+", path.replace("{checkpoint_id}", "[^/]+/[^/]+"))),
+        )
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        if method in METHODS
+    }
 
 
-def schema_lines(text: list[str]) -> dict[str, int]:
-    """Return the name of a schema -> its line."""
-    start = text.index("  schemas:")
-    found = ((re.fullmatch(r"    (\w+):.*", line), number) for number, line in enumerate(text, 1) if number > start)
-    return {match[1]: number for match, number in found if match}
-
-
-def recorded_exchanges() -> dict[str, JSON]:
+def recorded_exchanges(folder: Path, routes: Routes) -> dict[str, JSON]:
     """Return the first successful exchange of each operation, of a client of today; and of the results that are fetched."""
     chosen: dict[str, JSON] = {}
-    for file in sorted((ROOT / "tests/golden").glob("*.jsonl")):
+    for file in sorted(folder.glob("*.jsonl")):
         if file.name.startswith("legacy"):
             continue
         submitted: dict[str, str] = {}
         for line in file.read_text(encoding="utf-8").splitlines():
             recorded = json.loads(line)
-            for key in keys(recorded, submitted):
+            for key in keys(recorded, routes, submitted):
                 chosen.setdefault(key, exchange(file.name, recorded))
     return dict(sorted(chosen.items()))
 
 
-def keys(recorded: JSON, submitted: dict[str, str]) -> Iterator[str]:
+def keys(recorded: JSON, routes: Routes, submitted: dict[str, str]) -> Iterator[str]:
     """Yield what an exchange shows: an operation, or with `retrieve_future:` before it, its result."""
     request, response = recorded["request"], recorded["response"]
-    operation = find_operation(request["method"], request["path"])
+    operation = find_operation(routes, request["method"], request["path"])
     if operation is None or not 200 <= response["status"] < 300:
         return
     if operation != RETRIEVE:
@@ -80,13 +79,10 @@ def answer_of(response: JSON) -> JSON | None:
     return cast("JSON", found) if isinstance(found, dict) else None
 
 
-def find_operation(method: str, path: str) -> str | None:
+def find_operation(routes: Routes, method: str, path: str) -> str | None:
     """Return the operation of a request."""
-    for name, operation in OPERATIONS.items():
-        pattern = re.sub(r"\\{checkpoint_id\\}", "[^/]+/[^/]+", re.escape(operation.path))
-        if operation.method == method and re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", pattern), path):
-            return name
-    return None
+    found = (name for name, (known, pattern) in routes.items() if known == method and pattern.fullmatch(path))
+    return next(found, None)
 
 
 def exchange(file: str, recorded: JSON) -> JSON:
@@ -115,26 +111,7 @@ def shorten(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: shorten(item) for key, item in cast("JSON", value).items()}
     if isinstance(value, list):
-        items = cast("list[Any]", value)
+        items = cast("Sequence[Any]", value)
         rest = [f"... {len(items) - _LONGEST_LIST} more"] if len(items) > _LONGEST_LIST else []
-        return [shorten(item) for item in items[:_LONGEST_LIST]] + rest
+        return [*map(shorten, items[:_LONGEST_LIST]), *rest]
     return value
-
-
-def write() -> str:
-    """Return the text of the file."""
-    return json.dumps(collect(), indent=1, ensure_ascii=False) + "\n"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the file, or with `--check` say whether it is fresh."""
-    is_stale = TARGET.read_text(encoding="utf-8") != write()
-    if is_stale and "--check" not in arguments:
-        TARGET.write_text(write(), encoding="utf-8")
-    if is_stale:
-        print(f"{TARGET.relative_to(ROOT)}: {'not fresh' if '--check' in arguments else 'written'}")
-    return 1 if is_stale and "--check" in arguments else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
