@@ -12,7 +12,7 @@ from tinker_wire.runtime import Operation
 
 from tinker._wire import compression, proto
 from tinker.local.bodies import read_body
-from tinker.local.errors import APIProblem, read_misfit
+from tinker.local.errors import APIProblem, read_field_error
 from tinker.local.guard import is_this_machine
 from tinker.local.profiles import Profile
 
@@ -130,7 +130,7 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
             try:
                 msgspec.convert(headers[name], kind, strict=False)
             except msgspec.ValidationError as error:
-                fault = read_misfit(error)
+                fault = read_field_error(error)
                 raise APIProblem(422, [fault._replace(place=(name,)).describe("header")]) from None
 
 

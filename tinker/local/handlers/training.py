@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
-import msgspec
+import attrs
 from tinker_wire import models
 
 from tinker._wire import proto
@@ -86,78 +85,70 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     )
 
 
-T = TypeVar("T", bound=msgspec.Struct)
+@attrs.frozen(kw_only=True)
+class LossCall:
+    """A request for a loss, in whichever form it came; ``data`` decodes its data."""
+
+    model_id: str
+    seq_id: int | None
+    fingerprint: bytes
+    loss: LossRequest
+    data: Callable[[], list[Datum]]
 
 
 async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Compute a loss and its gradient, or the loss alone where a protobuf body says so."""
     if call.is_proto:
-        return await _enqueue_protobuf(state, call)
-    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardBackwardRequest)
-    return _enqueue_json(
-        state, call, request.model_id, request.seq_id, request.forward_backward_input, request_fingerprint, backward=True
-    )
+        return _enqueue_loss(state, call, await _read_protobuf(state, call))
+    return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardBackwardRequest))
 
 
 async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Compute a loss alone."""
-    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardRequest)
-    return _enqueue_json(
-        state, call, request.model_id, request.seq_id, request.forward_input, request_fingerprint, backward=False
-    )
+    return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardRequest))
 
 
-async def _read_with_fingerprint(state: State, call: APICall, kind: type[T]) -> tuple[T, bytes]:
-    """Read the body, and compute its fingerprint."""
-
-    def read() -> tuple[T, bytes]:
-        request = call.read(kind)
-        return request, fingerprint(request)
-
-    return await state.offload(len(call.content), read)
-
-
-async def _enqueue_protobuf(state: State, call: APICall) -> models.UntypedAPIFuture:
+async def _read_protobuf(state: State, call: APICall) -> LossCall:
     def read() -> tuple[proto.ForwardBackwardCall, bytes]:
         request = proto.decode_forward_backward(call.content)
         return request, fingerprint_protobuf(request)
 
-    if not state.settings.profile.protobuf:
-        raise state.settings.profile.protobuf_problem
+    profile = state.settings.profile
+    if not profile.protobuf:
+        raise profile.protobuf_problem
     try:
-        request, request_fingerprint = await state.offload(len(call.content), read)
+        request, same = await state.offload(len(call.content), read)
     except proto.ProtoError as error:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
-    state.settings.profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
     loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
-    return _enqueue_loss(state, call, request.model_id, request.seq_id, request_fingerprint, loss, lambda: request.data)
+    profile.check_loss(loss.name, loss.options, request.data)
+    return LossCall(model_id=request.model_id, seq_id=request.seq_id, fingerprint=same, loss=loss, data=lambda: request.data)
 
 
-def _enqueue_json(
-    state: State,
-    call: APICall,
-    model_id: str,
-    seq_id: int | None,
-    what: models.ForwardBackwardInput,
-    request_fingerprint: bytes,
-    *,
-    backward: bool,
-) -> models.UntypedAPIFuture:
+async def _read_json(
+    state: State, call: APICall, kind: type[models.ForwardRequest] | type[models.ForwardBackwardRequest]
+) -> LossCall:
+    def read() -> tuple[models.ForwardRequest | models.ForwardBackwardRequest, bytes]:
+        request = call.read(kind)
+        return request, fingerprint(request)
+
+    request, same = await state.offload(len(call.content), read)
+    backward = isinstance(request, models.ForwardBackwardRequest)
+    what = request.forward_backward_input if isinstance(request, models.ForwardBackwardRequest) else request.forward_input
     loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
     state.settings.profile.check_loss(loss.name, loss.options, what.data)
-    data = lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)]  # noqa: E731
-    return _enqueue_loss(state, call, model_id, seq_id, request_fingerprint, loss, data)
+    return LossCall(
+        model_id=request.model_id,
+        seq_id=request.seq_id,
+        fingerprint=same,
+        loss=loss,
+        data=lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)],
+    )
 
 
-def _enqueue_loss(
-    state: State,
-    call: APICall,
-    model_id: str,
-    seq_id: int | None,
-    request_fingerprint: bytes,
-    loss: LossRequest,
-    data: Callable[[], list[Datum]],
-) -> models.UntypedAPIFuture:
+def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.UntypedAPIFuture:
+    loss, data = request.loss, request.data
+
     def prepare() -> None:
         nonlocal data
         data = prepare_data(shared, model, loss, data)
@@ -167,18 +158,16 @@ def _enqueue_loss(
         return compute_loss(state, engine, model, loss, data())
 
     with state.lock() as shared:
-        model = shared.store.model(model_id)
-        operation = call.name if loss.backward else "forward"
-        number = model.queue.assign_number(seq_id)
+        model = shared.store.model(request.model_id)
         return enqueue_idempotent(
             state,
             shared,
             call,
             model,
-            number,
-            request_fingerprint,
+            model.queue.assign_number(request.seq_id),
+            request.fingerprint,
             run,
-            operation=operation,
+            operation=call.name if loss.backward else "forward",
             check=lambda: check_loss(loss),
             prepare=prepare,
         )
