@@ -26,7 +26,7 @@ from support.families import FAMILIES, IMAGE, SIZES, TOWER, VISION_START, Family
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.dimuon import orthogonal_direction
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines.placement import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.caches import check_cache

@@ -14,7 +14,8 @@ from tinker._config import serve_api_key
 if TYPE_CHECKING:
     import ssl
 
-    from tinker.local.engines.opening import DeviceMap, DType, EngineName, Recompute
+    from tinker.local.engines.opening import EngineName
+    from tinker.local.engines.placement import DeviceMap, DType, Recompute
     from tinker.local.settings import Durability
 
 

@@ -21,7 +21,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.inputs import check_data, check_job, check_step
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,

@@ -30,7 +30,7 @@ from tinker.local.engines.inputs import (
     explain_infinite_loss,
     noise_seed,
 )
-from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
+from tinker.local.engines.placement import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -57,8 +57,7 @@ from tinker.local.engines.toy.adapters import (
     write_arrays,
     zeros_like,
 )
-from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs
-from tinker.local.engines.toy.decoding import cumulative_distribution, has_stopped
+from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs, cumulative_distribution, has_stopped
 from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
 from tinker.types.results import EMPTY_LOGPROB
 
