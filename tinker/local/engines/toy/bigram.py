@@ -1,4 +1,4 @@
-"""The toy's frozen model: two softmaxes over the digits of the next token, with exact gradients; how it draws, and its stops."""
+"""The toy's frozen model: two softmaxes over the digits of the next token, with exact gradients; draws and stops."""
 
 from __future__ import annotations
 
