@@ -132,7 +132,7 @@ def serve(
 def _warn_of_toy() -> None:
     """Say that the default here is the toy, and what a real model needs."""
     from tinker._installation import install_command
-    from tinker.local.engines import choose_engine, missing_parts
+    from tinker.local.engines.opening import choose_engine, missing_parts
 
     if choose_engine(None, None) == "toy":
         missing = ", ".join(missing_parts())
