@@ -16,13 +16,12 @@ from tinker._checks import read_integer
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput, suggest_model_input
-from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams, SamplingParams
+from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
 from tinker_records import find_closest, suggest
 
 if TYPE_CHECKING:
-    from tinker._sampling import SampleOptions
     from tinker.observing import Observer
 
 # Of each loss whose definition is public, the inputs it needs and all it knows; a loss not named here may have any.
@@ -135,10 +134,11 @@ def check_context_lengths(data: Sequence[Datum], longest: int | None) -> None:
     """Raise ValueError for a datum of more tokens than the model takes; None is a number that is not known."""
     if longest is not None:
         for index, datum in enumerate(data):
-            _check_context_length(f"data[{index}].model_input", datum.model_input, longest)
+            check_context_length(f"data[{index}].model_input", datum.model_input, longest)
 
 
-def _check_context_length(what: str, model_input: ModelInput, longest: int) -> None:
+def check_context_length(what: str, model_input: ModelInput, longest: int) -> None:
+    """Raise ValueError for an input of more tokens than the model takes."""
     length = input_length(model_input)
     if length is not None and length > longest:
         raise ValueError(
@@ -199,50 +199,10 @@ def check_prompt(prompt: ModelInput) -> None:
         raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
 
 
-def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
-    """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer.
-
-    ``longest`` is how many tokens the model takes; None where the server has not said so.
-    """
-    __tracebackhide__ = True
-    if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        got = type(options.sampling_params).__name__
-        raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
-    if options.num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
-    for name in options.COUNTS:
-        if (count := getattr(options, name)) < 0:
-            raise ValueError(f"{name} must not be negative, got {count}")
-    if options.prompt_logprobs_last_n is not None:
-        _check_last_n(options.prompt_logprobs_last_n, options.include_prompt_logprobs)
-    if options.target_prompt_logprobs is not None:
-        _check_targets(prompt, options.target_prompt_logprobs)
-    if longest is not None:
-        _check_context_length("prompt", prompt, longest)
-
-
-def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
-    if not include_prompt_logprobs:
-        raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
-    if last_n < 1:
-        raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {last_n}")
-
-
 def check_timeout(timeout: float | None) -> None:
     """Raise TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
     if timeout is not None and not isinstance(timeout, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-
-
-def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
-    if not isinstance(targets, TensorData):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"target_prompt_logprobs must be TensorData, got {type(targets).__name__}")
-    shape = dimensions(targets)
-    if targets.dtype != "int64" or len(shape) != 2:
-        raise ValueError("target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]")
-    length = input_length(prompt)
-    if length is not None and shape[0] != length - 1:
-        raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
 
 
 # An hour to ten years.

@@ -1,24 +1,20 @@
-"""What is asked of one sample: the options as one value, from the call to the wire."""
+"""The options of one sample as one value: their checks, and the body of the request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import msgspec.structs
 from tinker_wire import models
 
 from tinker._checks import read_flag, read_integer
+from tinker._validate import check_context_length, input_length
 from tinker._wire import json
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
-from tinker.types.tensor_data import TensorData
-from tinker_records import RecordType
-
-if TYPE_CHECKING:
-    from typing import Self
+from tinker.types.tensor_data import TensorData, dimensions
 
 
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +52,6 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             last = read_integer("prompt_logprobs_last_n", self.prompt_logprobs_last_n)
             msgspec.structs.force_setattr(self, "prompt_logprobs_last_n", last)
 
-    @classmethod
-    def from_arguments(cls, arguments: dict[str, Any]) -> Self:
-        """Take the options from the ``locals()`` of a method that has arguments of these names, and ``self`` and ``prompt``."""
-        del arguments["self"], arguments["prompt"]
-        return cls(**arguments)
-
     def to_wire(
         self, prompt: ModelInput, *, sampling_session_id: str | None, seq_id: int, record_stability_info: bool
     ) -> models.SampleRequest:
@@ -73,7 +63,7 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             seq_id=seq_id,
             record_stability_info=record_stability_info,
             num_samples=self.num_samples,
-            sampling_params=_readable(self.sampling_params),
+            sampling_params=_wire_params(self.sampling_params),
             prompt_logprobs=self.include_prompt_logprobs,
             topk_prompt_logprobs=self.topk_prompt_logprobs,
             topk_sample_logprobs=self.topk_sample_logprobs,
@@ -83,23 +73,57 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _readable(params: SamplingParams) -> models.SamplingParams:
-    """Send one stop text as a list of one, which every server reads, and the extra parameters beside the others."""
-    if isinstance(params.stop, str):
-        params = msgspec.structs.replace(params, stop=[params.stop])
-    return params if params.extra is None else _with_extra(params, params.extra)
+def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
+    """Raise ValueError or TypeError for arguments of ``sample`` that no server can answer.
+
+    ``longest`` is how many tokens the model takes; None where the server has not said so.
+    """
+    __tracebackhide__ = True
+    if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(options.sampling_params).__name__
+        raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
+    if options.num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
+    for name in options.COUNTS:
+        if (count := getattr(options, name)) < 0:
+            raise ValueError(f"{name} must not be negative, got {count}")
+    if options.prompt_logprobs_last_n is not None:
+        _check_last_n(options.prompt_logprobs_last_n, options.include_prompt_logprobs)
+    if options.target_prompt_logprobs is not None:
+        _check_targets(prompt, options.target_prompt_logprobs)
+    if longest is not None:
+        check_context_length("prompt", prompt, longest)
 
 
-def _with_extra(params: SamplingParams, extra: dict[str, Any]) -> models.SamplingParams:
-    """Return the parameters as a record that has a field for each extra one, too."""
-    known = {name: getattr(params, name) for name in models.SamplingParams.__struct_fields__}
-    return _class_with(tuple(extra))(**known, **{f"extra_{index}": value for index, value in enumerate(extra.values())})
+def _check_last_n(last_n: int, include_prompt_logprobs: bool) -> None:
+    if not include_prompt_logprobs:
+        raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")
+    if last_n < 1:
+        raise ValueError(f"prompt_logprobs_last_n must be at least 1, got {last_n}")
 
 
-@lru_cache(maxsize=64)
-def _class_with(names: tuple[str, ...]) -> type[models.SamplingParams]:
-    base = models.SamplingParams
-    fields = {"__module__": __name__, "__annotations__": {f"extra_{index}": Any for index in range(len(names))}}
-    renamed = {f"extra_{index}": name for index, name in enumerate(names)}
-    kind: Any = RecordType("SamplingParamsWithExtra", (base,), fields, frozen=True, kw_only=True, rename=renamed)
-    return cast("type[models.SamplingParams]", kind)
+def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
+    if not isinstance(targets, TensorData):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"target_prompt_logprobs must be TensorData, got {type(targets).__name__}")
+    shape = dimensions(targets)
+    if targets.dtype != "int64" or len(shape) != 2:
+        raise ValueError("target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]")
+    length = input_length(prompt)
+    if length is not None and shape[0] != length - 1:
+        raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
+
+
+def _wire_params(params: SamplingParams) -> models.SamplingParams:
+    """Return the record of the parameters, with one stop text as a list of one, which every server reads."""
+    record = models.SamplingParams(
+        max_tokens=params.max_tokens,
+        seed=params.seed,
+        stop=[params.stop] if isinstance(params.stop, str) else params.stop,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+    )
+    if params.extra is None:
+        return record
+    # Extra parameters stand beside the others, so what is sent is a mapping in the place of the record.
+    return cast("models.SamplingParams", {**msgspec.to_builtins(record), **params.extra})

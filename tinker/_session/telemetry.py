@@ -18,13 +18,13 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TypedDict
+from functools import partial
 
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
 from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
-from tinker._loop import loop_thread
+from tinker._loop import TaskScope, loop_thread
 from tinker._session.capture import Capture
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate
@@ -39,15 +39,6 @@ EVENTS_IN_A_REQUEST = 100
 EVENTS_KEPT = 10_000
 _LONGEST_MESSAGE = 500
 _PROCESS = str(uuid.uuid4())
-
-
-class _Common(TypedDict):
-    """The fields that every event has."""
-
-    event_id: str
-    event_session_index: int
-    severity: models.Severity
-    timestamp: datetime.datetime
 
 
 class Telemetry:
@@ -69,8 +60,9 @@ class Telemetry:
     True
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, tasks: TaskScope) -> None:
         self._transport = transport
+        self._tasks = tasks
         self._thread = loop_thread()
         self._events: deque[models.TelemetryEvent] = deque(maxlen=EVENTS_KEPT)
         self._numbers = itertools.count()
@@ -100,9 +92,15 @@ class Telemetry:
         Returns:
             Whether it will be sent; False after :meth:`stop`, and if the server takes no telemetry.
         """
-        return self._add(
-            models.GenericEvent(event_name=event_name, event_data=dict(event_data or {}), **self._common(severity))
+        event = models.GenericEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity=severity,
+            timestamp=self._now(),
+            event_name=event_name,
+            event_data=dict(event_data or {}),
         )
+        return self._add(event)
 
     def log_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
         """Report an exception, which need not be one of this package's.
@@ -185,7 +183,13 @@ class Telemetry:
         """Begin to report about a session."""
         self._session_id = session_id
         self._began = self._now()
-        self._add(models.SessionStartEvent(**self._common("INFO")))
+        event = models.SessionStartEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity="INFO",
+            timestamp=self._now(),
+        )
+        self._add(event)
 
     async def run(self) -> None:
         """Send what there is, from time to time."""
@@ -248,7 +252,15 @@ class Telemetry:
 
     def _log_unhandled(self, exception: BaseException, severity: models.Severity, text: str) -> bool:
         kind, message = type(exception).__name__, self._without_secrets(text)
-        return self._add(models.UnhandledExceptionEvent(error_type=kind, error_message=message, **self._common(severity)))
+        event = models.UnhandledExceptionEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity=severity,
+            timestamp=self._now(),
+            error_type=kind,
+            error_message=message,
+        )
+        return self._add(event)
 
     def _log_user_error(self, exception: BaseException, severity: models.Severity, operation: str | None = None) -> bool:
         status = getattr(exception, "status_code", None)
@@ -258,17 +270,25 @@ class Telemetry:
     def _log_end(self) -> None:
         if self._session_id is not None and not self._ended:
             self._ended = True
-            self._add(models.SessionEndEvent(duration=str(self._now() - self._began), **self._common("INFO")))
+            event = models.SessionEndEvent(
+                event_id=str(uuid.uuid4()),
+                event_session_index=next(self._numbers),
+                severity="INFO",
+                timestamp=self._now(),
+                duration=str(self._now() - self._began),
+            )
+            self._add(event)
 
     def _add(self, event: models.TelemetryEvent) -> bool:
-        if not self.wanted or self._stopped:
+        if not self.wanted or self._stopped or self._tasks.is_closed:
             return False
         if len(self._events) == EVENTS_KEPT and not self._dropped:
             self._dropped = True
             logger.warning("telemetry: more than %d events are waiting; dropping the oldest", EVENTS_KEPT)
         self._events.append(event)
         if event.event_session_index % EVENTS_IN_A_REQUEST == EVENTS_IN_A_REQUEST - 1:
-            self._thread.call(lambda: self._thread.background(self.flush(), "telemetry"))
+            name = f"telemetry up to {event.event_session_index}"
+            self._thread.call(lambda: self._tasks.background(name, self.flush))
         return True
 
     def _drain_soon(self, seconds: float) -> APIFuture[bool]:
@@ -277,15 +297,20 @@ class Telemetry:
         if self._is_drained or self._thread is not loop_thread():  # in a child made by fork the connections are its parent's
             future.set_result(self._is_drained)
         else:
-            self._thread.call(lambda: self._thread.background(self._settle(future, seconds), "telemetry"))
+            self._thread.call(partial(self._begin_drain, future, seconds))
         return future
 
-    async def _settle(self, future: APIFuture[bool], seconds: float) -> None:
+    def _begin_drain(self, future: APIFuture[bool], seconds: float) -> None:
         try:
-            await self._drain(seconds)
-        finally:
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._is_drained)
+            task = self._tasks.join(f"telemetry drain {id(future)}", partial(self._drain, seconds))
+        except ClientClosedError:
+            self._settle(future)
+        else:
+            task.add_done_callback(lambda _: self._settle(future))
+
+    def _settle(self, future: APIFuture[bool]) -> None:
+        if future.set_running_or_notify_cancel():
+            future.set_result(self._is_drained)
 
     @property
     def _is_drained(self) -> bool:
@@ -295,14 +320,6 @@ class Telemetry:
         if not self._thread.is_current():
             concurrent.futures.wait([future], seconds)
         return future.done() and future.result()
-
-    def _common(self, severity: models.Severity) -> _Common:
-        return {
-            "event_id": str(uuid.uuid4()),
-            "event_session_index": next(self._numbers),
-            "severity": severity,
-            "timestamp": self._now(),
-        }
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._transport.clock.wall(), datetime.UTC)

@@ -1,12 +1,12 @@
 """The requests of a training run that are one JSON body: what is sent, and what the result becomes.
 
-Which model it is for and which number it carries is filled in when its turn has come.
+Each is a function of the model's id and the number of the request, which are known when its turn has come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -21,137 +21,145 @@ from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
 T = TypeVar("T")
-
-_LATER = ""  # in the place of the model's id, until it is known
+Fill: TypeAlias = Callable[[RunTarget, int], Request[models.UntypedAPIFuture]]
 
 
 class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One request of a run. Where it ``changes_run``, its failure stops later ones until the user has the error."""
 
     operation: str
-    build: Callable[..., Request[models.UntypedAPIFuture]]
-    body: msgspec.Struct
+    fill: Fill
     spec: ResultSpec[T]
     changes_run: bool = True
     is_numbered: bool = True
-    sampler_numbers: Iterator[int] | None = None
 
     async def submit(self, transport: Transport, target: RunTarget, number: int) -> Reply[models.UntypedAPIFuture]:
         """Send it under this number."""
-        filled: dict[str, object] = {"model_id": target.model_id}
-        headers: dict[str, int] = {}
-        if self.is_numbered:
-            filled["seq_id"] = number
-            headers["x_tinker_known_failure"] = target.known_failure
-        if self.sampler_numbers is not None:
-            filled["sampling_session_seq_id"] = next(self.sampler_numbers)
-        return await transport.send(self.build(msgspec.structs.replace(self.body, **filled), **headers), SUBMIT)
+        return await transport.send(self.fill(target, number), SUBMIT)
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:
     """Describe an optimizer step."""
-    adam = params if isinstance(params, AdamParams) else None
-    other = params if isinstance(params, DimuonParams) else None
-    return RunRequest(
-        operation="optim_step",
-        build=training_api.optim_step,
-        body=models.OptimStepRequest(model_id=_LATER, adam_params=adam, optimizer_params=other),
-        spec=json_only("OptimStep", models.OptimStepResponse),
-    )
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.OptimStepRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            adam_params=params if isinstance(params, AdamParams) else None,
+            optimizer_params=params if isinstance(params, DimuonParams) else None,
+        )
+        return training_api.optim_step(body, x_tinker_known_failure=target.known_failure)
+
+    return RunRequest(operation="optim_step", fill=fill, spec=json_only("OptimStep", models.OptimStepResponse))
 
 
 def save_state(
     name: str, ttl_seconds: int | None, overwrite: bool, user_metadata: Mapping[str, str] | None
 ) -> RunRequest[SaveWeightsResponse]:
     """Describe a save of weights and optimizer state."""
-    return RunRequest(
-        operation="save_state",
-        build=weights_api.save_weights,
-        body=models.SaveWeightsRequest(
-            model_id=_LATER, path=name, ttl_seconds=ttl_seconds, overwrite=overwrite, user_metadata=_strings(user_metadata)
-        ),
-        spec=ResultSpec("SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path)),
-        changes_run=False,
-    )
+    metadata = _strings(user_metadata)
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            overwrite=overwrite,
+            user_metadata=metadata,
+        )
+        return weights_api.save_weights(body, x_tinker_known_failure=target.known_failure)
+
+    spec = ResultSpec("SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path))
+    return RunRequest(operation="save_state", fill=fill, spec=spec, changes_run=False)
 
 
 def save_weights_for_sampler(
     name: str, ttl_seconds: int | None, user_metadata: Mapping[str, str] | None
 ) -> RunRequest[SaveWeightsForSamplerResponse]:
     """Describe a save of weights to sample from."""
-    return RunRequest(
-        operation="save_weights_for_sampler",
-        build=weights_api.save_weights_for_sampler,
-        body=models.SaveWeightsForSamplerRequest(
-            model_id=_LATER, path=name, ttl_seconds=ttl_seconds, user_metadata=_strings(user_metadata)
-        ),
-        spec=ResultSpec(
-            "SaveWeightsForSampler",
-            models.SaveWeightsForSamplerResponseInternal,
-            lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path")),
-        ),
-        changes_run=False,
+    metadata = _strings(user_metadata)
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsForSamplerRequest(
+            model_id=target.model_id, seq_id=number, path=name, ttl_seconds=ttl_seconds, user_metadata=metadata
+        )
+        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
+
+    spec = ResultSpec(
+        "SaveWeightsForSampler",
+        models.SaveWeightsForSamplerResponseInternal,
+        lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path")),
     )
+    return RunRequest(operation="save_weights_for_sampler", fill=fill, spec=spec, changes_run=False)
 
 
 def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: Iterator[int]) -> RunRequest[str]:
     """Describe a save of weights under no name; the result is the id of a sampling session on them."""
-    return RunRequest(
-        operation="save_weights_and_get_sampling_client",
-        build=weights_api.save_weights_for_sampler,
-        body=models.SaveWeightsForSamplerRequest(model_id=_LATER, kind=kind),
-        spec=ResultSpec(
-            "SaveWeightsForSampler",
-            models.SaveWeightsForSamplerResponseInternal,
-            lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
-        ),
-        changes_run=False,
-        sampler_numbers=sampler_numbers,
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsForSamplerRequest(
+            model_id=target.model_id, seq_id=number, sampling_session_seq_id=next(sampler_numbers), kind=kind
+        )
+        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
+
+    spec = ResultSpec(
+        "SaveWeightsForSampler",
+        models.SaveWeightsForSamplerResponseInternal,
+        lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
     )
+    return RunRequest(operation="save_weights_and_get_sampling_client", fill=fill, spec=spec, changes_run=False)
 
 
 def save_weights_external(
     name: str, ttl_seconds: int | None, recipients: Sequence[str] | None
 ) -> RunRequest[SaveWeightsExternalResponse]:
     """Describe a save of weights as files to download."""
-    return RunRequest(
-        operation="save_weights_external",
-        build=weights_api.save_weights_external,
-        body=models.SaveWeightsExternalRequest(
-            model_id=_LATER, path=name, ttl_seconds=ttl_seconds, age_encryption_recipients=recipients
-        ),
-        spec=ResultSpec(
-            "SaveWeightsExternal",
-            models.SaveWeightsExternalResponseInternal,
-            lambda answer: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
-        ),
-        changes_run=False,
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsExternalRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            age_encryption_recipients=recipients,
+        )
+        return weights_api.save_weights_external(body, x_tinker_known_failure=target.known_failure)
+
+    spec = ResultSpec(
+        "SaveWeightsExternal",
+        models.SaveWeightsExternalResponseInternal,
+        lambda answer: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
     )
+    return RunRequest(operation="save_weights_external", fill=fill, spec=spec, changes_run=False)
 
 
 def load_state(
     operation: str, path: str, weights_access_token: str | None, *, with_optimizer: bool
 ) -> RunRequest[models.LoadWeightsResponse]:
     """Describe a load of saved weights."""
-    body = models.LoadWeightsRequest(path=path, optimizer=with_optimizer, weights_access_token=weights_access_token)
-    return RunRequest(
-        operation=operation,
-        build=weights_api.load_weights,
-        body=body,
-        spec=json_only("LoadWeights", models.LoadWeightsResponse),
-    )
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.LoadWeightsRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=path,
+            optimizer=with_optimizer,
+            weights_access_token=weights_access_token,
+        )
+        return weights_api.load_weights(body, x_tinker_known_failure=target.known_failure)
+
+    return RunRequest(operation=operation, fill=fill, spec=json_only("LoadWeights", models.LoadWeightsResponse))
 
 
 def unload_model() -> RunRequest[models.UnloadModelResponse]:
     """Describe the end of a run; it carries no number."""
-    return RunRequest(
-        operation="unload_model",
-        build=training_api.unload_model,
-        body=models.UnloadModelRequest(model_id=_LATER),
-        spec=json_only("UnloadModel", models.UnloadModelResponse),
-        changes_run=False,
-        is_numbered=False,
-    )
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        return training_api.unload_model(models.UnloadModelRequest(model_id=target.model_id))
+
+    spec = json_only("UnloadModel", models.UnloadModelResponse)
+    return RunRequest(operation="unload_model", fill=fill, spec=spec, changes_run=False, is_numbered=False)
 
 
 def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -425,7 +425,7 @@ class FaultyServer:
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """Skip the sequence number of a refused request, so that its run does not wait for it."""
         if self.state is not None and answer is not None and answer.status in REJECTED_STATUSES:
-            from tinker.local.scheduling import skip_rejected
+            from tinker.local.operations.submission import skip_rejected
 
             skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
 

@@ -64,21 +64,24 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
     def __post_init__(self) -> None:
         __tracebackhide__ = True
         convert_numbers(self)
-        _check_step(self)
+        _check_number(self, "learning_rate", self.learning_rate, least=0)
+        _check_number(self, "beta1", self.beta1, least=0, below=1)
+        _check_number(self, "beta2", self.beta2, least=0, below=1)
+        _check_number(self, "eps", self.eps, least=0)
+        _check_number(self, "weight_decay", self.weight_decay)
+        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
 
 
-def _check_step(params: AdamParams | DimuonParams) -> None:
-    """Raise ValueError for numbers with which no step can be made."""
+def _check_number(
+    params: AdamParams | DimuonParams, name: str, value: float, *, least: float = -math.inf, below: float = math.inf
+) -> None:
+    """Raise ValueError for a number with which no step can be made."""
     __tracebackhide__ = True
-    kind = type(params).__name__
-    for name in params.__struct_fields__:
-        value: float = getattr(params, name)
-        if not math.isfinite(value):
-            raise ValueError(f"{kind}.{name} must be finite, got {value}")
-        if name in ("learning_rate", "eps") and value < 0:
-            raise ValueError(f"{kind}.{name} must be at least 0, got {value}")
-        if name in ("beta1", "beta2") and not 0 <= value < 1:
-            raise ValueError(f"{kind}.{name} must be at least 0 and below 1, got {value}")
+    what = f"{type(params).__name__}.{name} must be"
+    if not math.isfinite(value):
+        raise ValueError(f"{what} finite, got {value}")
+    if not least <= value < below:
+        raise ValueError(f"{what} at least {least:g}{'' if below == math.inf else f' and below {below:g}'}, got {value}")
 
 
 class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
@@ -93,7 +96,9 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
     def __post_init__(self) -> None:
         __tracebackhide__ = True
         convert_numbers(self)
-        _check_step(self)
+        _check_number(self, "learning_rate", self.learning_rate, least=0)
+        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
+        _check_number(self, "beta1", self.beta1, least=0, below=1)
 
 
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
