@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from starlette.responses import HTMLResponse, PlainTextResponse
 from support.proxies import tunnel_proxy
-from support.tls import authority, server_context
+from support.tls import server_context, write_authority
 from tinker_wire.operations import OPERATIONS
 
 import tinker
@@ -76,8 +76,7 @@ def test_doctor_says_how_it_is_connected(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, through_proxy: bool, said: str
 ) -> None:
     """With the versions of HTTP and TLS, whose certificate was checked, and the proxy without its password; the JSON has each."""
-    authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("TINKER_CA_FILE", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("TINKER_CA_FILE", str(write_authority(tmp_path)))
     with (
         toy_server(tmp_path / "server") as secured,
         secured.on_port(ssl_context=server_context(protocol)) as url,
