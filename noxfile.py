@@ -84,12 +84,22 @@ def scratch(session: nox.Session) -> Path:
 
 
 def built_wheel(session: nox.Session) -> Path:
-    """The wheel of this tree, so that what is tested is what users install."""
+    """The wheel of this tree, so that what is tested is what users install; `TINKER_WHEEL` is one that was built before."""
+    if built := os.environ.get("TINKER_WHEEL"):
+        return Path(built)
     session.install("build")
     folder = scratch(session) / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.run_install("python", "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), silent=True)
     (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install_wheel(session: nox.Session, extras: str = "", *packages: str) -> Path:
+    """Install the wheel of this tree, also where one of the same version is, with its extras and these packages."""
+    wheel = built_wheel(session)
+    install(session, f"{wheel}[{extras}]" if extras else str(wheel), *packages)
+    session.install("--force-reinstall", "--no-deps", str(wheel))
     return wheel
 
 
@@ -103,9 +113,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
@@ -222,9 +230,7 @@ def lock(session: nox.Session) -> None:
 @nox.session
 def contract(session: nox.Session) -> None:
     """The document, the server and the client held against one another; then a running server, checked from outside."""
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
     session.run("pytest", *WORKERS, *folders, "tests/contract/check_source_faults.py", *session.posargs, env=ONE_THREAD)
     session.run("python", "tests/contract/live.py")
@@ -233,18 +239,14 @@ def contract(session: nox.Session) -> None:
 @nox.session
 def browser(session: nox.Session) -> None:
     """The page of the local server in a headless Chromium, which must be on the machine."""
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[server]", *dependencies("browser"))
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    install_wheel(session, "server", *dependencies("browser"))
     session.run("pytest", "tests/browser/check_server_page.py", *session.posargs)
 
 
 @nox.session
 def chaos(session: nox.Session) -> None:
     """The soaks: `-- --seed N --seconds S` for one seed of faults; without arguments twenty, and ten minutes of two models."""
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[server]")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    install_wheel(session, "server")
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")
@@ -281,18 +283,17 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, and the same layout for everybody."""
+    """Style, the same layout for everybody, and no public name or signature that the last release had and this tree has not."""
     session.install(*dependencies("lint"))
     session.run("ruff", "check", *SOURCES)
     session.run("ruff", "format", "--check", *SOURCES)
+    session.run("python", "tools/breaking.py")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy and pyright, both strict, of the code; what they say of code that uses it; and that every public type is known."""
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[local,zstd]", *dependencies("types"), "-r", "codegen/requirements.txt")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    install_wheel(session, "local,zstd", *dependencies("types"), "-r", "codegen/requirements.txt")
     python = f"{session.bin}/python"
     session.run("mypy")
     session.run("pyright", "--pythonpath", python)
@@ -305,19 +306,9 @@ def types(session: nox.Session) -> None:
 @nox.session
 def generate(session: nox.Session) -> None:
     """Make what is generated from openapi.yaml and the .proto; with `-- --check` only say whether it is fresh."""
-    session.install(
-        "-r",
-        "codegen/requirements.txt",
-        *(item for item in dependencies("test") if item.startswith("grpcio-tools")),
-        "msgspec",
-    )
+    protoc = [item for item in dependencies("test") if item.startswith("grpcio-tools")]
+    session.install("-r", "codegen/requirements.txt", *protoc)
     session.run("python", "-m", "codegen", "generate", *session.posargs)
-    session.run("python", "-m", "codegen", "portable", *session.posargs)
-    session.run("python", "-m", "codegen", "coverage", *session.posargs)
-    session.run("python", "tools/older_paths.py", *session.posargs)
-    session.run("python", "tools/proto_module.py", *session.posargs)
-    session.run("python", "tools/server_document.py", *session.posargs)
-    session.run("python", "tools/evidence.py", *session.posargs, env={"PYTHONPATH": f"generated{os.pathsep}."})
 
 
 @nox.session
@@ -355,9 +346,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def instructions(session: nox.Session) -> None:
     """Count the instructions of a sample and of a step under callgrind, and hold them to those on record."""
-    wheel = built_wheel(session)
-    install(session, str(wheel))
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    install_wheel(session)
     session.run("python", "benchmarks/instructions.py", *(session.posargs or ["--check"]))
 
 
@@ -391,9 +380,7 @@ def servers(session: nox.Session) -> None:
 
     `-- --conformance` writes the reports in docs/conformance; `-- --own-tests` runs the tests that come with the servers.
     """
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[local,zstd]")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    wheel = install_wheel(session, "local,zstd")
     folders = ("--scratch", str(scratch(session)), "--wheel", str(wheel))
     session.run("python", "tests/compat/servers/run.py", *folders, *session.posargs)
 
@@ -415,9 +402,7 @@ def cookbook(session: nox.Session) -> None:
 @nox.session
 def ecosystem(session: nox.Session) -> None:
     """Packages that use the SDK, with the official client and with this one (`-- NAME ...`); writes docs/ecosystem.md."""
-    wheel = built_wheel(session)
-    install(session, f"{wheel}[local,zstd]")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    wheel = install_wheel(session, "local,zstd")
     here = ROOT / "tests" / "compat" / "ecosystem"
     session.run("python", str(here / "run.py"), "--wheel", str(wheel), "--folder", str(scratch(session)), *session.posargs)
 

@@ -23,8 +23,7 @@ import tinker
 from tinker.local.engines import AdapterSpec, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import chunk_cells
-from tinker.local.engines.torch.memory import find_trim
-from tinker.local.engines.torch.recomputing import recompute_layers
+from tinker.local.engines.torch.memory import find_trim, recompute_layers
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")

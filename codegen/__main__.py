@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 #: Each is a module with a `main`, imported when it is called: not every command needs what another does.
-COMMANDS = ("generate", "diff", "coverage", "portable", "follow")
+COMMANDS = ("generate", "diff", "follow")
 USAGE = f"usage: python -m codegen {' | '.join(COMMANDS)} ..."
 
 

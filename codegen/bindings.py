@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from openapi_python_client.strings import PythonIdentifier
 
 from codegen.client_methods import ClientMethod, read_client_methods
 from codegen.document import COMPONENTS, DOCUMENT, MULTIPART, DocumentNode, Refusal, is_list, is_mapping
+from codegen.files import Wanted, exactly, files_below
 from codegen.limits import Constant, read_limits
 from codegen.operations import JSON, OperationSpec, read_operations
+from codegen.public_names import public_modules
 from codegen.schemas import Models, read_models
 from codegen.security import check_document_security
 from codegen.spelling import drop_titles, spell_nulls
@@ -88,6 +91,15 @@ class Bindings(Project):
         path.parent.mkdir(exist_ok=True)
         text = self.env.get_template(template).render(header=HEADER, **values)
         path.write_text(text, encoding="utf-8")
+
+
+def make_bindings(root: Path, document: Any) -> Wanted:
+    """Return the files of generated/tinker_wire; an ExceptionGroup with every reason where there can be none."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "tinker_wire"
+        if refusals := generate(document, output, public_modules(root / "tinker" / "types")):
+            raise ExceptionGroup("the document is refused", refusals)
+        return exactly(root / "generated" / "tinker_wire", files_below(output))
 
 
 def generate(document: Any, output: Path, public: Mapping[str, str] | None = None) -> list[Refusal]:

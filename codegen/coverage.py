@@ -1,7 +1,4 @@
-"""Write docs/coverage.md: what of the contract is known how, called by which method, served and tested.
-
-    python -m codegen coverage            write it
-    python -m codegen coverage --check    say whether the committed file is what would be written
+"""docs/coverage.md: what of the contract is known how, called by which method, served and tested.
 
 Nothing is run: the client is searched for uses of the generated functions, the local server for its handlers, the
 tests for the names of operations.
@@ -9,17 +6,16 @@ tests for the names of operations.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen.document import METHODS, Refusal
-from codegen.files import ROOT, load
+from codegen.document import METHODS, DocumentNode
+from codegen.files import Wanted
+from codegen.operations import read_client_method_names
 
 API = "tinker_wire.api"
 MOST_TESTS = 3
@@ -32,7 +28,7 @@ This page lists the operations of the contract. For each one it says:
 - what in the client uses it;
 - which test files name it. tests/contract checks every recorded exchange too.
 
-`python -m codegen coverage` writes the page from openapi.yaml and the sources; do not edit it.
+`python -m codegen generate` writes the page from openapi.yaml and the sources; do not edit it.
 """
 
 
@@ -63,7 +59,7 @@ class CoverageRow:
         return ", ".join(self.tests[:MOST_TESTS]) + (" and others" if len(self.tests) > MOST_TESTS else "")
 
 
-def rows(document: Any, root: Path = ROOT) -> list[CoverageRow]:
+def rows(document: Any, root: Path) -> list[CoverageRow]:
     """Return one row for each operation, in the order of the document."""
     client, served = client_uses(root / "tinker"), handlers(root / "tinker" / "local")
     tests = {path: path.read_text(encoding="utf-8") for path in test_files(root / "tests")}
@@ -74,7 +70,7 @@ def rows(document: Any, root: Path = ROOT) -> list[CoverageRow]:
             address=f"{method.upper()} {path.removeprefix('/api/v1')}",
             evidence=re.split(r"[:;]", operation["x-evidence"])[0],
             notes=", ".join(key for key in ("optional", "deprecated") if operation.get(key) or operation.get(f"x-{key}")),
-            client=sorted({*client.get(name, ()), *client_methods(operation)}),
+            client=sorted({*client.get(name, ()), *read_client_method_names(DocumentNode.of_document(operation))}),
             served=name in served,
             tests=sorted({test.stem for test, text in tests.items() if mentions(text, name)}),
         )
@@ -92,11 +88,6 @@ def test_files(folder: Path) -> list[Path]:
 def mentions(text: str, name: str) -> bool:
     """Return whether a test calls the operation, or names it or the end of its path in a string."""
     return re.search(rf"(?<=[\"'/.]){name}(?=[\"'(?])", text) is not None
-
-
-def client_methods(operation: Mapping[str, Any]) -> list[str]:
-    """Return the generated methods that ask the operation, by the class that users know."""
-    return [f"{method['client'].capitalize()}Client.{method['name']}" for method in operation.get("x-client", ())]
 
 
 def client_uses(folder: Path) -> dict[str, set[str]]:
@@ -139,6 +130,11 @@ def handlers(folder: Path) -> set[str]:
     return {node.name for module in modules for node in module.body if isinstance(node, ast.AsyncFunctionDef)}
 
 
+def make_page(root: Path, document: Any) -> Wanted:
+    """Return the text of docs/coverage.md."""
+    return {root / "docs" / "coverage.md": text(rows(document, root), document)}
+
+
 def text(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:
     """Return the whole file."""
     parts = [f"{HEAD}\n{summary(table, document)}"]
@@ -155,24 +151,3 @@ def summary(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:
         f"{len(table)} operations and {len(document['components']['schemas'])} schemas: {recorded} operations are recorded, "
         f"{called} used by the client, {served} served by the local server."
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write docs/coverage.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed file would change")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "coverage.md")
-    options = parser.parse_args(arguments)
-    try:
-        document = load(ROOT / "openapi.yaml")
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return 1
-    new = text(rows(document), document)
-    old = options.output.read_text(encoding="utf-8") if options.output.exists() else ""
-    if options.check:
-        if new != old:
-            print(f"{options.output.name} is not what the sources say; run: python -m codegen coverage", file=sys.stderr)
-        return int(new != old)
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(new, encoding="utf-8")
-    return 0

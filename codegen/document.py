@@ -52,6 +52,7 @@ OPERATION = DOCUMENTATION | {
     "requestBody",
     "responses",
     "x-client",
+    "x-methods",
     "x-optional",
     "x-reply",
     "x-result",
@@ -66,7 +67,7 @@ MEDIA_TYPE = frozenset({"schema", "example", "examples", "x-protobuf-message", "
 #: Extensions that mean something here. Others are their authors', and are passed over.
 EXTENSIONS = frozenset(
     {"x-any", "x-assumed", "x-client", "x-constants", "x-evidence", "x-open", "x-open-enum", "x-open-union", "x-optional"}
-    | {"x-protobuf-message", "x-reply", "x-result", "x-secret", "x-validate"}
+    | {"x-methods", "x-protobuf-message", "x-reply", "x-result", "x-secret", "x-validate"}
 )
 
 

@@ -1,11 +1,12 @@
-"""Reads the document and the committed tree, compares trees, and checks the pinned versions."""
+"""Read the document, compare what was made with the files that are there, and check the pinned versions."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -14,6 +15,11 @@ from codegen.document import Refusal
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+
+#: Files and the text that each must have; None for a file that must not be there.
+Wanted: TypeAlias = Mapping[Path, str | None]
+#: A step of `codegen generate`: from the root of the project and the document to the files that it is responsible for.
+Step: TypeAlias = Callable[[Path, Any], Wanted]
 
 
 def load(path: Path) -> Any:
@@ -38,33 +44,42 @@ def files_below(folder: Path) -> dict[str, str]:
     }
 
 
-def replace_tree(new: dict[str, str], folder: Path) -> int:
-    """Make the folder hold exactly these files; return how many changed."""
-    old = files_below(folder)
-    changed = [name for name in new if new[name] != old.get(name)]
-    for name in changed:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(new[name], encoding="utf-8")
-    removed = [name for name in old if name not in new]
-    for name in removed:
-        (folder / name).unlink()
-    return len(changed) + len(removed)
+def exactly(folder: Path, texts: Mapping[str, str]) -> Wanted:
+    """Want these files in a folder, and no others."""
+    extra = dict.fromkeys(folder / name for name in files_below(folder) if name not in texts)
+    return extra | {folder / name: text for name, text in texts.items()}
 
 
-def differences(new: dict[str, str], old: dict[str, str]) -> list[str]:
-    """Return a readable summary: one line per file, then the first lines of its diff."""
-    lines: list[str] = []
-    for name in sorted(new.keys() | old.keys()):
-        before, after = old.get(name), new.get(name)
-        if before != after:
-            lines.append(f"{name}: {'missing' if before is None else 'not generated' if after is None else 'differs'}")
-            lines += diff_head(before or "", after or "", name) if before is not None and after is not None else []
-    return lines
+def find_stale(wanted: Wanted) -> Wanted:
+    """Return what is not as it is wanted."""
+    return {path: text for path, text in wanted.items() if text != read_if_there(path)}
+
+
+def read_if_there(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def write(stale: Wanted) -> None:
+    for path, text in stale.items():
+        if text is None:
+            path.unlink()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def describe(stale: Wanted, root: Path) -> Iterator[str]:
+    """Yield a readable summary: one line for each file, then the first lines of its diff."""
+    for path, text in stale.items():
+        name, before = path.relative_to(root).as_posix(), read_if_there(path)
+        yield f"{name}: {'missing' if before is None else 'not generated' if text is None else 'differs'}"
+        if before is not None and text is not None:
+            yield from diff_head(before, text, name)
 
 
 def diff_head(before: str, after: str, name: str, limit: int = 20) -> list[str]:
     diff = difflib.unified_diff(before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1)
-    lines = [f"  {line.rstrip()}" for line in diff]
+    lines = [f"  {line.rstrip()}"[:200] for line in diff]
     return lines[:limit] + ([f"  ... {len(lines) - limit} more lines"] if len(lines) > limit else [])
 
 

@@ -1,43 +1,69 @@
-"""Write generated/tinker_wire from openapi.yaml, or say with --check whether the committed tree is what would be written."""
+"""Write everything that is made from the contract, or with --check say what is not as it would be written."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from codegen.bindings import generate
+from codegen import bindings, coverage, evidence, method_index, older_paths, portable, proto_module, served_document
 from codegen.document import Refusal
-from codegen.files import ROOT, check_pins, differences, files_below, load, replace_tree
-from codegen.public_names import public_modules
+from codegen.drawing import make_drawing
+from codegen.files import ROOT, Step, check_pins, describe, find_stale, load, write
+
+#: In this order; those that read the sources come after those that write some.
+STEPS: Mapping[str, Step] = {
+    "bindings": bindings.make_bindings,
+    "portable": portable.make_document,
+    "document": served_document.make_document,
+    "methods": method_index.make_page,
+    "evidence": evidence.make_evidence,
+    "protobuf": proto_module.make_modules,
+    "paths": older_paths.make_modules,
+    "coverage": coverage.make_page,
+    "drawing": make_drawing,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write generated/tinker_wire from openapi.yaml.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed tree would change")
-    parser.add_argument("--document", type=Path, default=ROOT / "openapi.yaml")
-    parser.add_argument("--output", type=Path, default=ROOT / "generated" / "tinker_wire")
+    """Run every step, or those that are named; return 1 for a refused document, and for stale files with --check."""
+    options = read_arguments(arguments)
+    document = options.root / "openapi.yaml"
+    try:
+        check_pins()
+        return run(options.steps or STEPS, options.root, load(document), check=options.check)
+    except Refusal as refusal:
+        print(f"{document.name} {refusal}", file=sys.stderr)
+    except ExceptionGroup as group:
+        print(*dict.fromkeys(f"{document.name} {refusal}" for refusal in group.exceptions), sep="\n", file=sys.stderr)
+    return 1
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m codegen generate", description="Write all that is made from the contract.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a committed file would change")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the project: the folder of openapi.yaml")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"run these only: {', '.join(STEPS)}")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            check_pins()
-            refusals = generate(load(options.document), Path(folder) / "tinker_wire", public_modules(ROOT / "tinker" / "types"))
-        except Refusal as refusal:
-            refusals = [refusal]
-        if refusals:
-            print(*dict.fromkeys(f"{options.document.name} {refusal}" for refusal in refusals), sep="\n", file=sys.stderr)
-            return 1
-        new = files_below(Path(folder) / "tinker_wire")
-    if options.check:
-        return report(differences(new, files_below(options.output)), options.output)
-    print(f"{replace_tree(new, options.output)} of {len(new)} files changed in {options.output.name}")
-    return 0
+    if unknown := [name for name in options.steps if name not in STEPS]:
+        parser.error(f"there is no step {', '.join(unknown)}")
+    return options
 
 
-def report(lines: list[str], output: Path) -> int:
-    if lines:
-        print(*lines, sep="\n", file=sys.stderr)
-        print(f"{output.name} is not what openapi.yaml says; run: python -m codegen generate", file=sys.stderr)
-    return 1 if lines else 0
+def run(names: Sequence[str] | Mapping[str, Step], root: Path, document: Any, *, check: bool) -> int:
+    """Run steps and write what they make, or only report it."""
+    found = 0
+    for name in names:
+        stale = find_stale(STEPS[name](root, document))
+        found += len(stale)
+        if check:
+            print(*describe(stale, root), sep="\n", end="\n" if stale else "", file=sys.stderr)
+        else:
+            write(stale)
+    if not check:
+        print(f"{found} files changed")
+    elif found:
+        print("these files are not what their sources say; run: python -m codegen generate", file=sys.stderr)
+    return 1 if check and found else 0

@@ -79,7 +79,7 @@ class OperationSpec:
     response_media_types: tuple[str, ...]
     optional: bool
     deprecated: bool
-    #: `client.name` of each method that asks it.
+    #: The methods of clients that call it, as users know them: `RestClient.get_sampler`.
     client_methods: tuple[str, ...] = ()
 
     @property
@@ -176,8 +176,10 @@ def read_operation(path: str, method: str, item: DocumentNode, python_name: Pyth
 
 
 def read_client_method_names(node: DocumentNode) -> tuple[str, ...]:
-    methods = node["x-client"].elements() if "x-client" in node else []
-    return tuple(f"{method.text('client')}.{method.text('name')}" for method in methods)
+    generated = node["x-client"].elements() if "x-client" in node else []
+    written = node["x-methods"].elements() if "x-methods" in node else []
+    names = [f"{method.text('client').capitalize()}Client.{method.text('name')}" for method in generated]
+    return (*names, *(str(name.value) for name in written))
 
 
 def read_operation_id(node: DocumentNode, python_name: PythonName, seen: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Write openapi.portable.yaml: the same contract in plain OpenAPI 3.1, for generators that know no extensions of ours.
+"""openapi.portable.yaml: the same contract in plain OpenAPI 3.1, for generators that know no extensions of ours.
 
 x-open-enum, x-open     a listed value, or any other
 x-open-union            a listed member, or any other object with a tag
@@ -11,10 +11,8 @@ examples of chunks      with their tag
 
 from __future__ import annotations
 
-import argparse
 import io
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,12 +20,12 @@ from typing import Any, TypeAlias
 from ruamel.yaml import YAML
 
 from codegen.document import METHODS, is_list, is_mapping
-from codegen.files import ROOT, load
+from codegen.files import Wanted
 
 Schema: TypeAlias = dict[str, Any]
 
 HEADER = """\
-# Made of openapi.yaml by `python -m codegen portable`; change that, not this.
+# Made of openapi.yaml by `python -m codegen generate`; change that, not this.
 # The same contract without extensions of ours, for generators of any language.
 """
 JSON = "application/json"
@@ -35,25 +33,14 @@ JSON = "application/json"
 EVERY_CALL = "IdempotencyKey"
 EVERY_ANSWER = {"x-deprecation-note": "DeprecationNote", "x-deprecation-level": "DeprecationLevel"}
 #: Instructions for our own generator; evidence stays, as it is for readers.
-OURS = frozenset({"x-any", "x-open", "x-open-enum", "x-open-union", "x-validate", "x-client", "x-reply", "x-constants"})
+OURS = frozenset(
+    {"x-any", "x-open", "x-open-enum", "x-open-union", "x-validate", "x-client", "x-methods"} | {"x-reply", "x-constants"}
+)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the portable document, or say with --check whether it is what would be written."""
-    parser = argparse.ArgumentParser(description="Write openapi.portable.yaml from openapi.yaml.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed file would change")
-    parser.add_argument("--document", type=Path, default=ROOT / "openapi.yaml")
-    parser.add_argument("--output", type=Path, default=ROOT / "openapi.portable.yaml")
-    options = parser.parse_args(arguments)
-    text = HEADER + _to_text(make_portable(load(options.document)))
-    if text == (options.output.read_text(encoding="utf-8") if options.output.exists() else None):
-        return 0
-    if options.check:
-        print(f"{options.output.name} is not what openapi.yaml says; run: python -m codegen portable", file=sys.stderr)
-        return 1
-    options.output.write_text(text, encoding="utf-8")
-    print(f"{options.output.name} changed")
-    return 0
+def make_document(root: Path, document: Any) -> Wanted:
+    """Return the text of the portable document."""
+    return {root / "openapi.portable.yaml": HEADER + _to_text(make_portable(document))}
 
 
 def make_portable(document: Any) -> Any:
@@ -157,7 +144,7 @@ def _without_extensions(schema: Schema) -> Schema:
     if schema.get("x-open-enum"):
         listed = {"type": plain.pop("type"), "enum": plain.pop("enum")}
         return {**plain, "anyOf": [listed, {"type": "string"}]}
-    if "const" in plain and is_list(plain["type"]):
+    if "const" in plain and is_list(plain.get("type")):
         const = plain.pop("const")
         return {**plain, "enum": [const, None]}
     return plain

@@ -7,22 +7,44 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
+
+
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> object:
+        """Do not make the call."""
+        ...
+
+
+def _call_later(seconds: float, function: Callable[[], object]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, function)
 
 
 class Clock(msgspec.Struct, frozen=True):
     """``monotonic`` in seconds, ``wall`` in seconds since 1970, ``random`` uniform in [0, 1).
 
-    ``timer`` sleeps as well, for what does not belong to a call (heartbeats, refreshes), and for limits that something else is
-    expected to keep.
+    Requests ``sleep``. ``call_later`` calls a function on the running loop: for what does not belong to a request (heartbeats,
+    refreshes), and for limits that something else is expected to keep.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = random.random
-    timer: Callable[[float], Awaitable[None]] = asyncio.sleep
+    call_later: Callable[[float, Callable[[], object]], Timer] = _call_later
+
+    async def timer(self, seconds: float) -> None:
+        """Wait as :attr:`call_later` does."""
+        over = asyncio.Event()
+        timer = self.call_later(seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            timer.cancel()
 
     def deadline(self, seconds: float) -> Deadline:
         """Return a block that ends with TimeoutError after so many seconds; as ``asyncio.timeout``, on this clock."""
@@ -30,7 +52,7 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Deadline:
-    """What :meth:`Clock.deadline` returns."""
+    """A block that ends with TimeoutError at a time that can be moved; see :meth:`Clock.deadline`."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -43,11 +65,11 @@ class Deadline:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelled_before = task, task.cancelling()
-        self._watching = asyncio.ensure_future(self._watch())
+        self._check()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._watching.cancel()
+        self._timer.cancel()
         was_over, self._is_over = self._is_over, True
         task = self._task
         del self._task  # who keeps the deadline, as a recorded request may, must not keep the operation and its future
@@ -69,8 +91,8 @@ class Deadline:
         """Count the block's own time on, from where it was held."""
         if self._left is not None and not self._is_over:
             self._ends, self._left, self._why = self._clock.monotonic() + self._left, None, ""
-            self._watching.cancel()
-            self._watching = asyncio.ensure_future(self._watch())
+            self._timer.cancel()
+            self._check()
 
     def expire(self) -> None:
         """End the block now."""
@@ -78,7 +100,9 @@ class Deadline:
             self._is_over = True
             self._task.cancel()
 
-    async def _watch(self) -> None:
-        while (left := self._ends - self._clock.monotonic()) > 0:
-            await self._clock.timer(left)
-        self.expire()
+    def _check(self) -> None:
+        """End the block if its time is over, else look again when it would be."""
+        if (left := self._ends - self._clock.monotonic()) > 0:
+            self._timer = self._clock.call_later(left, self._check)
+        else:
+            self.expire()

@@ -17,13 +17,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from contextvars import Context
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from tinker._clock import Clock
+from tinker.errors import ClientClosedError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -60,9 +62,9 @@ class LoopThread:
         self._ident: int | None = None
         self._tasks: dict[asyncio.Task[Any], _TaskOwner[Any] | None] = {}
         self._handed_over: dict[_TaskOwner[Any], None] = {}  # in order: started, and without a task so far
-        self._told: weakref.WeakSet[_TaskOwner[Any]] = weakref.WeakSet()  # by `log_unfinished`
-        self._watching: asyncio.Task[None] | None = None
-        self._beside: concurrent.futures.ThreadPoolExecutor | None = None
+        self._logged: weakref.WeakSet[_TaskOwner[Any]] = weakref.WeakSet()  # by `log_unfinished`
+        self._is_watched = False
+        self._user_executor: concurrent.futures.ThreadPoolExecutor | None = None
 
     def call(self, function: Callable[[], object]) -> None:
         """Run ``function`` on the loop thread, after everything handed over before."""
@@ -83,8 +85,7 @@ class LoopThread:
         self.call(partial(self._begin, owner, function, args))
 
     def _begin(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> None:
-        if not owner.cancelled():
-            owner._task = self.task(function(*args), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
+        owner._task = self.task(function(*args), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
         del self._handed_over[owner]
 
     def task(
@@ -110,16 +111,22 @@ class LoopThread:
         return task
 
     def watch_lag(self) -> None:
-        """Have the log told when something keeps this thread from running, for as long as it has other tasks."""
-        if self._watching is None or self._watching.done():
-            watch = LagWatch(Clock())
-            self._watching = self.background(watch.run(lambda: len(self._tasks) > 1), "watch of the loop")
+        """Log when something keeps this thread from running, for as long as it has other tasks."""
+        if not self._is_watched:
+            self._is_watched = True
+            self.background(self._watch_lag(), "watch of the loop")
+
+    async def _watch_lag(self) -> None:
+        try:
+            await LagWatch(Clock()).run(lambda: len(self._tasks) > 1)
+        finally:
+            self._is_watched = False
 
     async def run_in_user_thread(self, function: Callable[[], T]) -> T:
-        """Run a function of the user on a thread beside the loop, where it may block. Its result, or its exception."""
-        if self._beside is None:
-            self._beside = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
-        return await asyncio.get_running_loop().run_in_executor(self._beside, _call_safely, function)
+        """Run a function of the user on a worker thread, where it may block. Return its result, or raise its exception."""
+        if self._user_executor is None:
+            self._user_executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
+        return await asyncio.get_running_loop().run_in_executor(self._user_executor, _call_safely, function)
 
     def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
         """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread.
@@ -128,8 +135,8 @@ class LoopThread:
         """
         handed_over = tuple(self._handed_over)  # first: what begins meanwhile is among the tasks
         owners = dict.fromkeys([*filter(None, tuple(self._tasks.values())), *handed_over])
-        unfinished = [one for one in owners if not one.cancelled() and one not in self._told and ours(one)]
-        self._told.update(unfinished)
+        unfinished = [one for one in owners if not one.cancelled() and one not in self._logged and ours(one)]
+        self._logged.update(unfinished)
         if not all(one.operation.startswith(("create_", "close")) for one in unfinished):
             first, last = unfinished[0].operation, unfinished[-1].operation
             what = first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
@@ -183,6 +190,86 @@ class LoopThread:
         finally:
             if self._calls:  # one failed, which the loop reports
                 self._loop.call_soon(self._drain)
+
+
+class TaskScope:
+    """The tasks of one client, each with a name, and its waits. Closing ends them all, once; no other starts afterwards.
+
+    Used on the loop only.
+    """
+
+    def __init__(self, thread: LoopThread) -> None:
+        self._thread = thread
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._waits: set[asyncio.Timeout] = set()
+        self.is_closed = False
+
+    def check_open(self) -> None:
+        """Raise ClientClosedError once the scope is closed."""
+        if self.is_closed:
+            raise ClientClosedError("the client is closed")
+
+    def join(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Return the task of this name that is under way, else a new one that does ``work()``. See :meth:`share`."""
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            self.check_open()
+            task = self._tasks[name] = self._thread.task(work(), name)
+            task.add_done_callback(self._remove)
+        return task
+
+    async def share(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what the task of a name returns, which goes on when this wait is cancelled; each caller gets its own error."""
+        task = self.join(name, work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self.check_open()
+            raise
+        except TinkerError as error:
+            raise copy_error(error) from error.__cause__
+
+    def background(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task nobody waits for, unless one of this name is under way; its failure is logged. Nothing once closed."""
+        if not self.is_closed and not self.is_running(name):
+            self.join(name, work).add_done_callback(_log_failure)
+
+    def is_running(self, name: str) -> bool:
+        """Return whether the task of this name is under way."""
+        return name in self._tasks and not self._tasks[name].done()
+
+    def cancel(self, *names: str) -> None:
+        """Cancel the tasks of these names; other ones may start under the names at once."""
+        for name in names:
+            if (task := self._tasks.pop(name, None)) is not None:
+                task.cancel()
+
+    @asynccontextmanager
+    async def while_open(self) -> AsyncGenerator[None]:
+        """Run a block that waits; it ends with ClientClosedError as soon as the scope is closed."""
+        self.check_open()
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._waits.add(limit)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(limit)
+        except TimeoutError:
+            self.check_open()
+            raise
+
+    def close(self) -> None:
+        """Cancel every task, and end every wait."""
+        self.is_closed = True
+        self.cancel(*self._tasks)
+        for limit in self._waits:
+            limit.reschedule(0)
+
+    def _remove(self, task: asyncio.Task[Any]) -> None:
+        if self._tasks.get(name := task.get_name()) is task:
+            del self._tasks[name]
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
@@ -242,7 +329,7 @@ class LagWatch:
 
     def __init__(self, clock: Clock, processor_time: Callable[[], float] = time.process_time) -> None:
         self._clock, self._processor_time = clock, processor_time
-        self._told = -NEWS_SECONDS
+        self._reported_at = -NEWS_SECONDS
         self._longest, self._used = 0.0, 0.0
 
     async def run(self, needed: Callable[[], bool]) -> None:
@@ -254,7 +341,7 @@ class LagWatch:
             late = now - before - TICK_SECONDS
             if late > self._longest and (late < LONG_SECONDS or not is_importing()):
                 self._longest, self._used = late, self._processor_time() - used_before
-            if self._longest >= LONG_SECONDS and now - self._told >= NEWS_SECONDS:
+            if self._longest >= LONG_SECONDS and now - self._reported_at >= NEWS_SECONDS:
                 self._report(now)
 
     def _report(self, now: float) -> None:
@@ -263,7 +350,7 @@ class LagWatch:
             self._longest,
             HELD if self._used >= self._longest / 2 else STARVED,
         )
-        self._told, self._longest = now, 0.0
+        self._reported_at, self._longest = now, 0.0
 
 
 def is_importing() -> bool:

@@ -27,8 +27,8 @@ from tinker._http import (
     open_engine,
     read_trace_headers,
 )
-from tinker._loop import LoopThread, loop_thread
-from tinker._session import Description, ServerSettings, Session, Telemetry, shut_down
+from tinker._loop import LoopThread, TaskScope, loop_thread
+from tinker._session import Description, ServerSettings, Session, Telemetry
 from tinker.futures import APIFuture, failure_of, on_done
 from tinker.observing import ExchangeSink, FutureSettled, FutureStarted, Observer, open_log
 
@@ -45,6 +45,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
     config: Config
     clock: Clock
     thread: LoopThread
+    tasks: TaskScope
     transport: Transport
     server: ServerSettings
     session: Session
@@ -66,19 +67,20 @@ def open_runtime(
     """
     time = clock or Clock()
     thread = loop_thread()
-    auth = Auth(find_source(config), time, thread)
+    tasks = TaskScope(thread)
+    auth = Auth(find_source(config), time, tasks)
     watched = Observers(time, observers, description.user_metadata)
     circuits = None if registry is None else Circuits(registry, config.base_url, auth, watched)
     engine, dump = open_engine(config, watched, transport), open_dump(config.dump_http)
     report_before_others()  # a server in this process ends with the program
-    exchanges = Transport(config, time, auth, engine, watched, circuits, dump=dump)
-    telemetry = Telemetry(exchanges) if config.telemetry else None
+    exchanges = Transport(config, time, auth, engine, watched, tasks, circuits, dump=dump)
+    telemetry = Telemetry(exchanges, tasks) if config.telemetry else None
     if telemetry is not None:
         watched.add_own(telemetry)
-    server = ServerSettings(exchanges, thread)
-    session = Session(exchanges, server, thread, description, telemetry)
-    runtime = Runtime(config, time, thread, exchanges, server, session, telemetry)
-    end = partial(_abandon, thread, exchanges, server, session)
+    server = ServerSettings(exchanges, tasks)
+    session = Session(exchanges, server, tasks, description, telemetry)
+    runtime = Runtime(config, time, thread, tasks, exchanges, server, session, telemetry)
+    end = partial(_abandon, thread, exchanges)
     weakref.finalize(runtime, end).atexit = False
     session.watch_owner(weakref.ref(runtime), end)
     return runtime
@@ -163,5 +165,5 @@ def log_unfinished(runtime: Runtime) -> None:
     )
 
 
-def _abandon(thread: LoopThread, transport: Transport, server: ServerSettings, session: Session) -> None:
-    thread.call(lambda: thread.background(shut_down(transport, server, session.background_tasks), "abandoned session"))
+def _abandon(thread: LoopThread, transport: Transport) -> None:
+    thread.call(lambda: thread.background(transport.close(), "abandoned session"))

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import logging
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
@@ -21,7 +20,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 # Nobody need look at these: they follow from another failure, or from the end of the client.
-_INTERNAL = frozenset({"progress", "receipt", "shield", "wait"})
+_INTERNAL = frozenset({"progress", "receipt", "wait"})
 # The states of the base class, which are read here without its lock: each is set after everything that belongs to it.
 _CANCELLED = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED"})
 _FINISHED = "FINISHED"
@@ -254,19 +253,6 @@ class APIFuture(concurrent.futures.Future[T]):
             raise asyncio.CancelledError
         return self._get_outcome()
 
-    @contextmanager
-    def shield(self) -> Generator[None]:
-        """Run the block to its end even if the future is cancelled. CancelledError is raised before or after the block."""
-        if self.cancelled():
-            raise asyncio.CancelledError
-        task, self._task = self._task, None
-        try:
-            yield
-        finally:
-            self._task = task
-        if self.cancelled():
-            raise asyncio.CancelledError
-
     def _get_outcome(self, timeout: float | None = 0) -> T:
         __tracebackhide__ = True
         if self._state == _FINISHED and self._exception is None:
@@ -308,7 +294,7 @@ class APIFuture(concurrent.futures.Future[T]):
             pass  # cancelled by the user while the outcome was on its way
 
     def _cancel_task(self) -> None:
-        if self._task is not None:
+        if self._task is not None and not self.progress.is_sending:
             self._task.cancel()
 
     def _refuse_to_wait(self) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tinker import _tokenizers
 from tinker._checks import check_number
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, name_maker
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker
 from tinker._futures import SILENCE_SECONDS, TokenMailbox
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
@@ -276,15 +276,8 @@ class SamplingClient(Signposted, ReadyClient):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    @awaiting_twin_of(sample)
-    async def sample_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`sample` and return its result."""
-        return await self.sample(*args, **kwargs)
-
-    @awaiting_twin_of(compute_logprobs)
-    async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`compute_logprobs` and return its result."""
-        return await self.compute_logprobs(*args, **kwargs)
+    sample_async = awaiting_twin(sample)
+    compute_logprobs_async = awaiting_twin(compute_logprobs)
 
     async def get_base_model_async(self) -> str:
         """Await what :meth:`get_base_model` returns, without blocking a thread."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
 from tinker._checks import check_count
-from tinker._clients import SessionHolder, awaiting_twin_of, read_older_arguments
+from tinker._clients import SessionHolder, awaiting_twin, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, load_later, show_url
 from tinker._http import ONE_SHOT, SUBMIT
@@ -529,25 +529,10 @@ class ServiceClient(Signposted):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    @awaiting_twin_of(create_lora_training_client)
-    async def create_lora_training_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`create_lora_training_client` and return its result."""
-        return await self.create_lora_training_client(*args, **kwargs)
-
-    @awaiting_twin_of(create_training_client_from_state)
-    async def create_training_client_from_state_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`create_training_client_from_state` and return its result."""
-        return await self.create_training_client_from_state(*args, **kwargs)
-
-    @awaiting_twin_of(create_training_client_from_state_with_optimizer)
-    async def create_training_client_from_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`create_training_client_from_state_with_optimizer` and return its result."""
-        return await self.create_training_client_from_state_with_optimizer(*args, **kwargs)
-
-    @awaiting_twin_of(create_sampling_client)
-    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`create_sampling_client` and return its result."""
-        return await self.create_sampling_client(*args, **kwargs)
+    create_lora_training_client_async = awaiting_twin(create_lora_training_client)
+    create_training_client_from_state_async = awaiting_twin(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async = awaiting_twin(create_training_client_from_state_with_optimizer)
+    create_sampling_client_async = awaiting_twin(create_sampling_client)
 
     async def check_health_async(self) -> models.HealthResponse:
         """Await what :meth:`check_health` returns, without blocking a thread."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from tinker_wire import models
 
 from tinker import _tokenizers
 from tinker._checks import read_flag
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin_of, name_maker, twin_of
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
 from tinker._http import sampling_policy
 from tinker._sampling import Sampler
-from tinker._training import LossJob, Run, check_handle, prepare_loss, requests
+from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
     check_data,
@@ -75,7 +75,7 @@ class TrainingClient(Signposted, ReadyClient):
     }
 
     @name_maker("ServiceClient.create_lora_training_client(base_model)")
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._ready = run.created
 
@@ -463,60 +463,17 @@ class TrainingClient(Signposted, ReadyClient):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    @twin_of(forward)
-    async def forward_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`forward`; await the future that this returns."""
-        return self.forward(*args, **kwargs)
-
-    @twin_of(forward_backward)
-    async def forward_backward_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`forward_backward`; await the future that this returns."""
-        return self.forward_backward(*args, **kwargs)
-
-    @twin_of(forward_backward_custom)
-    async def forward_backward_custom_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`forward_backward_custom`; await the future that this returns."""
-        return self.forward_backward_custom(*args, **kwargs)
-
-    @twin_of(optim_step)
-    async def optim_step_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`optim_step`; await the future that this returns."""
-        return self.optim_step(*args, **kwargs)
-
-    @twin_of(save_state)
-    async def save_state_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`save_state`; await the future that this returns."""
-        return self.save_state(*args, **kwargs)
-
-    @twin_of(save_weights_for_sampler)
-    async def save_weights_for_sampler_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`save_weights_for_sampler`; await the future that this returns."""
-        return self.save_weights_for_sampler(*args, **kwargs)
-
-    @twin_of(save_weights_external)
-    async def save_weights_external_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`save_weights_external`; await the future that this returns."""
-        return self.save_weights_external(*args, **kwargs)
-
-    @twin_of(load_state)
-    async def load_state_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`load_state`; await the future that this returns."""
-        return self.load_state(*args, **kwargs)
-
-    @twin_of(load_state_with_optimizer)
-    async def load_state_with_optimizer_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Call :meth:`load_state_with_optimizer`; await the future that this returns."""
-        return self.load_state_with_optimizer(*args, **kwargs)
-
-    @awaiting_twin_of(save_weights_and_get_sampling_client)
-    async def save_weights_and_get_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`save_weights_and_get_sampling_client` and return its result."""
-        return await self.save_weights_and_get_sampling_client(*args, **kwargs)
-
-    @awaiting_twin_of(create_sampling_client)
-    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Await :meth:`create_sampling_client` and return its result."""
-        return await self.create_sampling_client(*args, **kwargs)
+    forward_async = twin(forward)
+    forward_backward_async = twin(forward_backward)
+    forward_backward_custom_async = twin(forward_backward_custom)
+    optim_step_async = twin(optim_step)
+    save_state_async = twin(save_state)
+    save_weights_for_sampler_async = twin(save_weights_for_sampler)
+    save_weights_external_async = twin(save_weights_external)
+    load_state_async = twin(load_state)
+    load_state_with_optimizer_async = twin(load_state_with_optimizer)
+    save_weights_and_get_sampling_client_async = awaiting_twin(save_weights_and_get_sampling_client)
+    create_sampling_client_async = awaiting_twin(create_sampling_client)
 
     async def get_info_async(self) -> models.GetInfoResponse:
         """Await what :meth:`get_info` returns, without blocking a thread."""

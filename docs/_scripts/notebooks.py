@@ -19,10 +19,14 @@ OF_A_RUN = ("execution", "scrolled")  # metadata of cells that say when and how 
 
 
 def run(path: Path) -> Any:
-    """Run all cells of a notebook in a fresh kernel, beside its data; the notebook with what they print and draw."""
-    notebook = nbformat.read(path, as_version=4)
+    """Run all cells of the notebook in a file, and return it with what they print and draw."""
+    return execute(nbformat.read(path, as_version=4))
+
+
+def execute(notebook: Any) -> Any:
+    """Run all cells of a notebook in a fresh kernel, in the folder of the notebooks, and return it with their outputs."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, variables(folder), clear=True):
-        beside = {"metadata": {"path": str(path.parent)}}
+        beside = {"metadata": {"path": str(NOTEBOOKS)}}
         NotebookClient(notebook, timeout=SECONDS, resources=beside, coalesce_streams=True).execute()
     return notebook
 

@@ -1,8 +1,9 @@
-"""The table of docs/configuration.md, from the fields of Config: `python docs/_scripts/settings_table.py` writes it again."""
+"""The table of docs/configuration.md, made of Config: `python docs/_scripts/settings_table.py` writes it again."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ def default_of(field: attrs.Attribute[Any]) -> str:
 
 def table() -> str:
     lines = ["| setting | variable | argument of ServiceClient | default | meaning |", "|---|---|---|---|---|"]
+    records = runpy.run_path(str(Path(__file__).with_name("records.py")))
+    meanings = {one.name: one.meaning for one in records["fields_of"](Config)}
     for field in attrs.fields(Config):
         variable, argument = (f"`{one}`" if one else "" for one in (field.metadata["variable"], field.metadata["argument"]))
-        lines.append(f"| `{field.name}` | {variable} | {argument} | {default_of(field)} | {field.metadata['meaning']} |")
+        lines.append(f"| `{field.name}` | {variable} | {argument} | {default_of(field)} | {meanings[field.name]} |")
     return "\n".join(lines)
 
 

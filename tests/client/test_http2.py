@@ -31,7 +31,7 @@ from tinker._loop import loop_thread
 from tinker.errors import ClientClosedError
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing.asgi import call_app
+from tinker.testing.server import call_app
 
 T = TypeVar("T")
 GUARD_SECONDS = 60
@@ -877,8 +877,8 @@ def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_ru
             counted.bodies.append(bytes(request.body))
             if len(counted.bodies) in (1, 3):
                 if has_run:
-                    asked = httpx.Request("POST", connection.server.url + request.path, headers=request.headers)
-                    await call_app(counted.app, asked, bytes(request.body))
+                    url, content = connection.server.url + request.path, bytes(request.body)
+                    await call_app(counted.app, httpx.Request("POST", url, headers=request.headers, content=content))
                 end(connection, request)
                 return
         await connection.answer(request)

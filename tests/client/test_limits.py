@@ -45,7 +45,7 @@ def make_limits(connect: Connect, wire: Any) -> MakeLimits:
         wire.fail("client/config", 200, body={"sample_dispatch_bytes_semaphore_size": nbytes})
         service = connect(**{"api_key": f"tml-{nbytes}", **options})
         sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-        return sampler._sampler.runtime.session._starting.result().limits
+        return sampler._sampler.runtime.session.context.limits
 
     return make
 

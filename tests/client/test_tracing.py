@@ -14,8 +14,7 @@ import pytest
 
 import tinker
 from tinker.local import State
-from tinker.local.storage import in_trace
-from tinker.local.storage.trace import Span, encode_trace
+from tinker.local.storage.trace import Span, encode_trace, in_trace
 
 otel = pytest.importorskip("opentelemetry.trace")
 
@@ -72,7 +71,8 @@ def test_the_server_keeps_it(connect: Connect, state: State, caplog: pytest.LogC
     with span(17) as header, caplog.at_level(logging.DEBUG, "tinker.local"):
         training.optim_step(ADAM).result(10)
     training.optim_step(ADAM).result(10)
-    (session,) = state.store.sessions()
+    with state.locked() as shared:
+        (session,) = shared.store.sessions()
     spans = [one for one in session.spans if one.operation == "optim_step"]
     assert [one.traceparent for one in spans] == [header, None]
     assert f"optim_step is of trace {header}" in caplog.messages

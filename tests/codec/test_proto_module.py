@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import numpy as np
-import proto_module
 import pytest
 from google.protobuf.message import DecodeError
 from support.recordings import protobuf_bodies
@@ -26,24 +25,6 @@ from tinker.types import (
     ModelInput,
     SampleResponse,
 )
-
-
-def test_the_module_is_as_the_messages_say() -> None:
-    """`python tools/proto_module.py` would change nothing."""
-    assert proto_module.main(["--check"]) == 0
-
-
-def test_a_stale_module_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--check` a module that lacks a message is an error and stays as it is; without, it is written."""
-    home = tmp_path / "tinker_public_pb2.py"
-    monkeypatch.setattr(proto_module, "ROOT", tmp_path)
-    monkeypatch.setattr(proto_module, "FILE", home)
-    (tmp_path / proto_module.SOURCE).write_text('syntax = "proto3"; message TopkLogprobs { int32 length = 1; }')
-    assert proto_module.main(["--check"]) == 1
-    assert not home.exists()
-    assert proto_module.main([]) == 0
-    assert proto_module.main(["--check"]) == 0
-    assert capsys.readouterr().out.count("tinker_public_pb2.py\n") == 2
 
 
 def bodies(message: str) -> list[Any]:

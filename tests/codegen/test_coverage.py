@@ -75,13 +75,3 @@ def test_the_page_has_an_entry_for_each_operation(document: Any, project: Path) 
     )
     lines = text.splitlines()
     assert any(line.startswith("4 operations and ") and "2 used by the client, 1 served" in line for line in lines)
-
-
-def test_check_tells_an_old_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was just written is fresh, and an edited file is not."""
-    output = tmp_path / "docs" / "coverage.md"
-    assert coverage.main(["--output", str(output)]) == 0
-    assert coverage.main(["--check", "--output", str(output)]) == 0
-    output.write_text(output.read_text() + "more")
-    assert coverage.main(["--check", "--output", str(output)]) == 1
-    assert "codegen coverage" in capsys.readouterr().err

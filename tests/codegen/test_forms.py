@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import for_each
 from support.pet_contract import put
 from tinker_wire.runtime import Request, form_body
 
@@ -198,7 +199,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("pointer", "value", "reason"), REFUSALS)
+@for_each("pointer, value, reason", REFUSALS)
 def test_what_a_form_cannot_hold_is_refused(contract: Any, tmp_path: Path, pointer: str, value: object, reason: str) -> None:
     """Everything that has no one spelling in a form, or is a form and something else."""
     document = copy.deepcopy(contract)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+import json
 import os
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.cases import for_each
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
 from support.pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
+import tinker
+from codegen import older_paths
 from codegen.bindings import generate
-from codegen.files import differences, files_below, load
+from codegen.document import is_mapping
+from codegen.files import files_below, find_stale, load
 from codegen.generate import main
+from codegen.served_document import make_document
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMITTED = ROOT / "generated" / "tinker_wire"
+NEW_PATH = "/api/v1/toys"
+SERVED = [{"url": "./", "description": "This server."}]
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
 
@@ -297,9 +306,9 @@ def stream(schema: object) -> dict[str, object]:
     return {"description": "x", "content": {"text/event-stream": {"schema": schema}}}
 
 
-def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> Any:
+def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> tuple[str, str, object, str, str]:
     """Put `value` at `pointer`; the refusal must name `at` (the same place if not given) and hold `reason`."""
-    return pytest.param(pointer, value, pointer if at is None else at, reason, id=name.replace(" ", "-"))
+    return name, pointer, value, pointer if at is None else at, reason
 
 
 REFUSALS = [
@@ -521,14 +530,15 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("pointer", "value", "refused_at", "reason"), REFUSALS)
+@for_each("name, pointer, value, refused_at, reason", REFUSALS)
 def test_what_would_have_to_be_guessed_is_refused(
-    document: Any, tmp_path: Path, pointer: str, value: object, refused_at: str, reason: str
+    document: Any, tmp_path: Path, name: str, pointer: str, value: object, refused_at: str, reason: str
 ) -> None:
     """The generator names the place and the reason, and writes nothing."""
-    put(document, pointer, value)
-    refusals = generate(document, tmp_path / "wire")
-    assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals]
+    broken = copy.deepcopy(document)
+    put(broken, pointer, value)
+    refusals = generate(broken, tmp_path / "wire")
+    assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals], name
     assert any(reason in str(refusal) for refusal in refusals)
     assert not (tmp_path / "wire").exists()
 
@@ -586,73 +596,131 @@ def test_every_refusal_is_named_at_once(document: Any, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- command line
 
 
-def test_the_committed_tree_is_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` passes on the repository."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project whose contract is the small one."""
+    shutil.copy(FIXTURE, tmp_path / "openapi.yaml")
+    return tmp_path
+
+
+def run_on(project: Path, *arguments: str) -> int:
+    return main(["--root", str(project), *arguments])
+
+
+def test_everything_is_what_its_sources_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` passes on the repository: bindings, documents, pages, older modules, protobuf, evidence and the drawing."""
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_check_fails_on_an_edited_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_on_an_edited_tree(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An edited, a missing and an extra file are each named, and nothing is repaired."""
-    copy = tmp_path / "tinker_wire"
-    shutil.copytree(COMMITTED, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    runtime = copy / "runtime.py"
+    assert run_on(project, "bindings") == 0
+    tree = project / "generated" / "tinker_wire"
+    runtime = tree / "runtime.py"
     runtime.write_text(runtime.read_text().replace("Nothing", "Something") + "EDITED = 1\n")
-    (copy / "py.typed").unlink()
-    (copy / "mine.py").write_text("")
-    before = files_below(copy)
-    assert main(["--check", "--output", str(copy)]) == 1
+    (tree / "py.typed").unlink()
+    (tree / "mine.py").write_text("")
+    before = files_below(tree)
+    assert run_on(project, "bindings", "--check") == 1
     errors = capsys.readouterr().err
     assert "runtime.py: differs" in errors
     assert "-EDITED = 1" in errors
     assert "py.typed: missing" in errors
     assert "mine.py: not generated" in errors
-    assert files_below(copy) == before
+    assert files_below(tree) == before
 
 
-def test_writing_makes_the_tree_exact(tmp_path: Path) -> None:
+def test_writing_makes_the_tree_exact(project: Path) -> None:
     """Files that the contract no longer has are removed, and a second run changes nothing."""
-    output = tmp_path / "wire"
-    output.mkdir()
-    (output / "stale.py").write_text("")
-    arguments = ["--document", str(FIXTURE), "--output", str(output)]
-    assert main(arguments) == 0
-    assert "stale.py" not in files_below(output)
-    assert main(["--check", *arguments]) == 0
+    stale = project / "generated" / "tinker_wire" / "stale.py"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("")
+    assert run_on(project, "bindings") == 0
+    assert not stale.exists()
+    assert run_on(project, "bindings", "--check") == 0
 
 
-def test_a_refused_document_leaves_the_tree_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit status is not zero, the message holds the JSON pointer, and the output is untouched."""
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(FIXTURE.read_text().replace("operationId: create_pet", "summary: x"))
-    broken.write_text(broken.read_text().replace("      summary: Create a pet.\n", ""))
-    output = tmp_path / "wire"
-    assert main(["--document", str(broken), "--output", str(output)]) == 1
-    assert "broken.yaml #/paths/~1api~1v1~1pets/post: operationId is missing" in capsys.readouterr().err
-    assert not output.exists()
+def test_a_refused_document_leaves_the_tree_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is not zero, the message holds the JSON pointer, and nothing is written."""
+    document = project / "openapi.yaml"
+    text = document.read_text().replace("operationId: create_pet", "summary: x")
+    document.write_text(text.replace("      summary: Create a pet.\n", ""))
+    assert run_on(project) == 1
+    assert "openapi.yaml #/paths/~1api~1v1~1pets/post: operationId is missing" in capsys.readouterr().err
+    assert list(files_below(project)) == ["openapi.yaml"]
 
 
-def test_a_broken_file_is_reported_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_is_reported_without_a_traceback(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Doubled keys and bad YAML are errors of the document."""
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("openapi: 3.1.0\nopenapi: 3.1.0\n")
-    assert main(["--document", str(broken), "--output", str(tmp_path / "wire")]) == 1
+    (project / "openapi.yaml").write_text("openapi: 3.1.0\nopenapi: 3.1.0\n")
+    assert run_on(project) == 1
     assert "not YAML" in capsys.readouterr().err
 
 
-def test_the_output_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
-    """Three processes with three hash seeds write the same bytes."""
+def test_a_step_that_does_not_exist_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps that there are stand in the help."""
+    with pytest.raises(SystemExit):
+        run_on(project, "bindigns")
+    assert "there is no step bindigns" in capsys.readouterr().err
+
+
+def test_the_output_does_not_depend_on_the_hash_seed(project: Path) -> None:
+    """Processes with other hash seeds find nothing to change in the bytes that this one wrote."""
+    steps = ("bindings", "portable", "document", "methods")
+    assert run_on(project, *steps) == 0
     runs = [
         subprocess.Popen(
-            [sys.executable, "-m", "codegen", "generate", "--document", str(FIXTURE), "--output", str(tmp_path / seed)],
+            [sys.executable, "-m", "codegen", "generate", "--check", "--root", str(project), *steps],
             env={**os.environ, "PYTHONHASHSEED": seed},
             cwd=ROOT,
-            stdout=subprocess.DEVNULL,
         )
         for seed in ("0", "1", "4242")
     ]
     assert [run.wait() for run in runs] == [0, 0, 0]
-    first, *others = [files_below(tmp_path / seed) for seed in ("0", "1", "4242")]
-    assert all(differences(first, other) == [] for other in others)
+
+
+def test_the_served_document_has_a_line_for_each_operation_and_component(document: Any, tmp_path: Path) -> None:
+    """It is the document with another address, and a change of one operation or schema is a change of one line."""
+
+    def lines() -> list[str]:
+        (text,) = make_document(tmp_path, document).values()
+        return str(text).splitlines()
+
+    before = lines()
+    assert json.loads("".join(before)) == json.loads(json.dumps({**document, "servers": SERVED}, default=str))
+    document["paths"][NEW_PATH] = {"get": {"operationId": "list_toys"}}
+    new = [line for line in lines() if line.removesuffix(",") not in {old.removesuffix(",") for old in before}]
+    assert new == [f'"{NEW_PATH}":{{', '"get":{"operationId":"list_toys"}']
+
+
+def test_older_modules_that_are_not_wanted_are_found(tmp_path: Path) -> None:
+    """Stale are one that the data does not have, one with another text and one that is missing; those by hand stay."""
+    home = tmp_path / older_paths.HOME
+    home.mkdir(parents=True)
+    (home / "__init__.py").write_text('__all__ = ["Datum", "ModelID"]\n')
+    (home / "old.py").write_text(older_paths.FIRST_LINE + "\n")
+    (home / "datum.py").write_text("class Datum: ...\n")
+    (home / "model_id.py").write_text(older_paths.FIRST_LINE + "\nfrom tinker.types import Datum\n")
+    data = tmp_path / older_paths.OFFICIAL
+    data.parent.mkdir(parents=True)
+    data.write_text(
+        '{"paths": {"tinker.types": {}, "tinker.types.datum": {"Datum": "own"}, "tinker.types.model_id": {"ModelID": "own"},'
+        ' "tinker.types.shared.one": {"Datum": "own", "BaseModel": "own"}, "tinker._models": {"BaseModel": "own"}}}'
+    )
+    stale = {
+        file.relative_to(home).as_posix(): text for file, text in find_stale(older_paths.make_modules(tmp_path, {})).items()
+    }
+    assert set(stale) == {"checkpoint_archive_url_response.py", "old.py", "model_id.py", "shared/__init__.py", "shared/one.py"}
+    assert stale["old.py"] is None
+    assert "from tinker.types import Datum\n" in str(stale["shared/one.py"])
+
+
+def test_methods_of_the_contract_are_there() -> None:
+    """Each method that the document says calls an operation is a method of that client."""
+    operations = [item for path in load(ROOT / "openapi.yaml")["paths"].values() for item in path.values() if is_mapping(item)]
+    named = [name for operation in operations for name in operation.get("x-methods", ())]
+    assert len(named) > 20
+    assert [name for name in named if not callable(attrgetter(name)(tinker))] == []
 
 
 def test_every_type_of_the_contract_can_be_decoded() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema_rs
 import msgspec
-import pytest
+from support.cases import for_each
 from support.contract import Contract, Fault, Operation, schema_name
 from support.recordings import Exchange, exchanges, restored
 from tinker_wire import models
@@ -67,7 +67,7 @@ def check(exchange: Exchange, side: str, contract: Contract) -> None:
 # ---------------------------------------------------------------------------------------------- recordings
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_every_recorded_exchange_fits(contract: Contract, file: str) -> None:
     """Path, query, headers and body of each request, and status, headers, media type and body of each answer."""
     faults: list[str] = []
@@ -87,7 +87,7 @@ def fault(exchange: Exchange, side: str, contract: Contract) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(("place", "side"), EXCEPTIONS)
+@for_each("place, side", EXCEPTIONS)
 def test_every_exception_is_one(contract: Contract, place: str, side: str) -> None:
     """What is excused does not fit, and only on the side that is named."""
     (exchange,) = [exchange for exchange in exchanges() if exchange.place == place]
@@ -106,7 +106,7 @@ def test_most_results_are_checked_against_their_promise(contract: Contract) -> N
 # ---------------------------------------------------------------------------------------------- decoders
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_every_recorded_request_survives_the_round_trip(contract: Contract, file: str) -> None:
     """A decoded body encodes to equal JSON, number for number; bodies of 2025 to the same with the defaults of today."""
     for exchange in exchanges():
@@ -142,7 +142,7 @@ def holds(value: Any, part: Any) -> bool:
     return bool(value == part)
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_every_recorded_answer_is_decoded(contract: Contract, file: str) -> None:
     """Bodies of 2xx answers are records of the generated models, results in the type that was promised."""
     for exchange in exchanges():

@@ -18,6 +18,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from support.cases import for_each
 from support.contract import Contract, Fault
 from support.pet_contract import REMOVED, put
 from support.recordings import exchanges
@@ -246,7 +247,7 @@ def sound(document: Any) -> Callable[[Callable[[Any], list[str]]], set[str]]:
     return cache(lambda witness: frozenset(witness(document)))
 
 
-@pytest.mark.parametrize("name", DOCUMENT_FAULTS)
+@for_each("name", DOCUMENT_FAULTS)
 def test_a_fault_in_the_document_is_found(document: Any, sound: Any, name: str) -> None:
     """The witness of the fault says what it does not say of the document as it is."""
     change, witness = DOCUMENT_FAULTS[name]
@@ -255,13 +256,13 @@ def test_a_fault_in_the_document_is_found(document: Any, sound: Any, name: str) 
     assert set(witness(broken)) - sound(witness)
 
 
-@pytest.mark.parametrize("witness", [official, secrets, defaults, values, headers])
+@for_each("witness", [official, secrets, defaults, values, headers])
 def test_the_document_has_none_of_them(sound: Any, witness: Callable[[Any], list[str]]) -> None:
     """The witnesses have nothing to say of the document as it is."""
     assert sound(witness) == set()
 
 
-@pytest.mark.parametrize("name", PROTO_FAULTS)
+@for_each("name", PROTO_FAULTS)
 def test_a_fault_in_the_messages_is_found(name: str) -> None:
     """Two fields whose names are swapped have each other's numbers, also where both sides of the codec follow."""
     one, other = PROTO_FAULTS[name]
@@ -275,7 +276,7 @@ def test_the_messages_have_none_of_them() -> None:
     assert messages(PROTO) == []
 
 
-@pytest.mark.parametrize("name", SOURCE_FAULTS)
+@for_each("name", SOURCE_FAULTS)
 def test_the_place_of_a_fault_and_its_test_are_there(name: str) -> None:
     """The text that a fault changes stands in one place, and the test that it fails exists."""
     file, sound, _, test = SOURCE_FAULTS[name]

@@ -18,8 +18,7 @@ from typing import Any
 
 import click
 import pytest
-from drawing import draw
-from structure import DRAWING_TITLE, client_graph
+from support.cases import for_each
 
 from codegen import __main__ as codegen
 from tinker import _tokenizers
@@ -27,7 +26,7 @@ from tinker.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-GENERATED = {"coverage.md"}  # has a test of its own
+GENERATED = {"coverage.md", "methods.md"}  # tests/codegen holds them to their sources
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SHOWS_OUTPUT = ("", "This prints:")
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -110,21 +109,21 @@ def test_fences_are_of_known_languages() -> None:
         assert found <= {"python", "sh", "text", "toml", "json", "nginx", "caddy"}, f"{page.name}: {found}"
 
 
-@pytest.mark.parametrize("name", pages_with("json"))
+@for_each("name", pages_with("json"))
 def test_json(name: str) -> None:
     """What a page shows as JSON is JSON."""
     for block in blocks(DOCS / name, "json"):
         assert json.loads(block)
 
 
-@pytest.mark.parametrize("name", pages_with("toml"))
+@for_each("name", pages_with("toml"))
 def test_settings(name: str) -> None:
     """What a page shows of a TOML file can be read."""
     for block in blocks(DOCS / name, "toml"):
         assert tomllib.loads(block)
 
 
-@pytest.mark.parametrize("name", pages_with("sh"))
+@for_each("name", pages_with("sh"))
 def test_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
     monkeypatch.chdir(ROOT)
@@ -259,11 +258,6 @@ def test_every_variable_is_on_the_page_of_settings() -> None:
     read = set(re.findall(r'"((?:TINKER|CLOUDFLARE)_[A-Z_]+)"', (ROOT / "tinker" / "_config" / "settings.py").read_text()))
     page = set(re.findall(r"(?:TINKER|CLOUDFLARE)_[A-Z_]+", (DOCS / "configuration.md").read_text()))
     assert read == page
-
-
-def test_the_drawing_of_the_imports_is_fresh() -> None:
-    """`python tools/structure.py --drawing docs/architecture.svg` draws it."""
-    assert draw(client_graph(ROOT), DRAWING_TITLE) == (DOCS / "architecture.svg").read_text(encoding="utf-8")
 
 
 def test_the_figure_of_kl_is_of_such_runs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from support.cases import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
@@ -29,7 +29,7 @@ PAGES = sorted(page for pattern in ("*.md", "docs/**/*.md", "codegen/*.md", "ben
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {path.name for path in ROOT.iterdir()}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES)
 def test_what_a_page_names_exists(page: Path) -> None:
     """A path is one from the root of the repository; a file name alone is that of some file in it."""
     text = page.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
+from support.cases import for_each
 
 import tinker
 from tinker import auth, checkpoints, local, observing, proto, recovery, regularizers, testing, types, usage, wire
@@ -19,11 +19,7 @@ BLOCKS = runpy.run_path(str(SCRIPTS / "blocks.py"))
 RECORDS = runpy.run_path(str(SCRIPTS / "records.py"))
 
 
-def name_of(page: Path) -> str:
-    return page.name
-
-
-@pytest.mark.parametrize("page", PROSE["pages"](), ids=name_of)
+@for_each("page", PROSE["pages"]())
 def test_pages_have_no_banned_phrase(page: Path) -> None:
     """A page has none of the phrases that read as translated; the message says what to write."""
     assert list(PROSE["find_phrases"](page.read_text(encoding="utf-8"))) == []
@@ -42,7 +38,7 @@ def test_a_banned_phrase_is_found_with_its_line() -> None:
     assert [(line, phrase) for line, phrase, _ in PROSE["find_phrases"](text)] == [(2, "for ever"), (8, "is to be")]
 
 
-@pytest.mark.parametrize("page", BLOCKS["pages"](), ids=name_of)
+@for_each("page", BLOCKS["pages"]())
 def test_blocks_fit(page: Path) -> None:
     """No line of a code block is wider than 80 columns."""
     assert BLOCKS["find_wide_lines"](page.read_text(encoding="utf-8")) == []
@@ -53,7 +49,7 @@ def test_a_wide_line_is_found() -> None:
     assert BLOCKS["find_wide_lines"](f"{'a' * 81}\n```text\n{'b' * 81}\n{'c' * 80}\n```\n") == ["b" * 81]
 
 
-@pytest.mark.parametrize("name", [name for name in types.__all__ if RECORDS["has_fields"](getattr(types, name))])
+@for_each("name", [name for name in types.__all__ if RECORDS["has_fields"](getattr(types, name))])
 def test_every_field_has_a_meaning(name: str) -> None:
     """Each field of each public type has a type, a default and a meaning, those of its bases too."""
     kind = getattr(types, name)

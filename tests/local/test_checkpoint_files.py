@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.server_parts import open_checkpoints
 from tinker_wire import models
 
 from tinker.local.engines import EngineError
-from tinker.local.storage import RECORD_FILE, CheckpointRecord, Checkpoints, check_name, checkpoint_path, folder_name
+from tinker.local.storage.checkpoint_records import CheckpointRecord, check_name, checkpoint_path, folder_name
+from tinker.local.storage.checkpoints import RECORD_FILE, Checkpoints
 
 
 def record(name: str, run: str = "run", created_at: float = 1.0, **fields: Any) -> CheckpointRecord:
@@ -45,7 +47,7 @@ def now() -> list[float]:
 @pytest.fixture
 def checkpoints(tmp_path: Path, now: list[float]) -> Checkpoints:
     """A folder of checkpoints."""
-    return Checkpoints(tmp_path / "checkpoints", lambda: now[0])
+    return open_checkpoints(tmp_path / "checkpoints", lambda: now[0])
 
 
 def no_links(*_: object, **__: object) -> None:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.server_parts import open_checkpoints
 from tinker_wire import models
 
-from tinker.local.storage import FOLDER, LEFTOVERS, CheckpointRecord, Checkpoints, Owner, checkpoint_path
+from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
+from tinker.local.storage.checkpoints import LEFTOVERS, Checkpoints
+from tinker.local.storage.disk import FOLDER, Owner
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
 KILLED = 9
@@ -41,7 +44,7 @@ def filler(content: str) -> Callable[[Path], None]:
 
 
 def save(root: Path, content: str, created_at: float) -> None:
-    Checkpoints(root, lambda: 0.0).write(record(created_at), filler(content), overwrite=True)
+    open_checkpoints(root).write(record(created_at), filler(content), overwrite=True)
 
 
 def content(checkpoints: Checkpoints) -> str | None:
@@ -99,7 +102,7 @@ def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     """Wherever the server dies, the next one has the old or the new checkpoint, whole, and nothing besides."""
     found: list[str | None] = []
     for root in deaths(tmp_path, lambda root: save(root, "old", 1.0), lambda root: save(root, "new", 2.0)):
-        found.append(content(Checkpoints(root, lambda: 0.0)))
+        found.append(content(open_checkpoints(root)))
         assert not leftovers(root)
     assert found == sorted(found, key=["old", "new"].index)
     assert set(found) == {"old", "new"}
@@ -110,10 +113,10 @@ def test_a_kill_while_a_first_checkpoint_is_saved(tmp_path: Path) -> None:
     """Wherever the server dies, the next one has the checkpoint or none, and can save under its name."""
     found: list[str | None] = []
     for root in deaths(tmp_path, lambda root: root.mkdir(), lambda root: save(root, "new", 2.0)):
-        found.append(content(Checkpoints(root, lambda: 0.0)))
+        found.append(content(open_checkpoints(root)))
         assert not leftovers(root)
         save(root, "old", 1.0)
-        assert content(Checkpoints(root, lambda: 0.0)) == "old"
+        assert content(open_checkpoints(root)) == "old"
     assert set(found) <= {None, "new"}
 
 
@@ -122,11 +125,11 @@ def test_a_kill_while_a_checkpoint_is_deleted(tmp_path: Path) -> None:
     """Wherever the server dies, the checkpoint is there, whole, or gone for good."""
 
     def delete(root: Path) -> None:
-        Checkpoints(root, lambda: 0.0).delete(record(1.0))
+        open_checkpoints(root).delete(record(1.0))
 
     found: list[str | None] = []
     for root in deaths(tmp_path, lambda root: save(root, "old", 1.0), delete):
-        found.append(content(Checkpoints(root, lambda: 0.0)))
+        found.append(content(open_checkpoints(root)))
         assert not leftovers(root)
     assert set(found) == {"old", None}
 
@@ -134,11 +137,11 @@ def test_a_kill_while_a_checkpoint_is_deleted(tmp_path: Path) -> None:
 @posix
 def test_a_living_server_keeps_what_it_writes(tmp_path: Path) -> None:
     """A server that starts while another one saves in the same folder does not touch that one's work."""
-    first = Checkpoints(tmp_path, lambda: 0.0)
+    first = open_checkpoints(tmp_path)
 
     def fill(folder: Path) -> None:
         filler("new")(folder)
-        Checkpoints(tmp_path, lambda: 0.0)
+        open_checkpoints(tmp_path)
         assert leftovers(tmp_path) == [folder]
 
     first.write(record(2.0), fill, overwrite=False)
@@ -163,7 +166,7 @@ def test_owners_know_who_is_dead(tmp_path: Path) -> None:
 def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the new folder cannot be moved, the save fails and the old checkpoint is back in its place."""
     save(tmp_path, "old", 1.0)
-    checkpoints = Checkpoints(tmp_path, lambda: 0.0)
+    checkpoints = open_checkpoints(tmp_path)
     real = os.replace
 
     def refuse(source: Path, target: Path) -> None:
@@ -194,7 +197,7 @@ def test_files_are_on_the_disk_before_they_have_their_name(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(os, "replace", noted_replace)
-    Checkpoints(tmp_path, lambda: 0.0).write(record(1.0), filler("old"), overwrite=False)
+    open_checkpoints(tmp_path).write(record(1.0), filler("old"), overwrite=False)
     moved = done.index("moved")
     assert set(done[: moved - 1]) == {"weights", "optimizer", "deep", "checkpoint.json"}
     assert done[moved - 1].startswith(".draft-")

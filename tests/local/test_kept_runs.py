@@ -14,8 +14,8 @@ from tinker.local.call import KNOWN_FAILURE
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.recovery import recover
 from tinker.local.settings import Settings
-from tinker.local.storage import Journal
-from tinker.local.storage.journal import JournalInUseError
+from tinker.local.storage.journal import REQUESTS, RESULTS, RUNS, Journal, JournalInUseError
+from tinker.local.storage.records import RUN_TABLES
 
 RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would look the same
 
@@ -28,7 +28,6 @@ def kept(make_api: MakeApi) -> Api:
 
 def restart(api: Api, make_api: MakeApi) -> Api:
     """The next process of a server that was killed."""
-    assert api.state.journal is not None
     api.state.journal.close()  # as the end of its process does
     again = make_api(durability="step")
     again.runner.run(recover(again.state, HANDLERS))
@@ -117,8 +116,8 @@ def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api,
     future = kept.loss(model, 1)
     kept.wait(future)
     journal = kept.state.journal
-    assert journal is not None
-    journal._database.execute("delete from requests where request_id = ?", (future["request_id"],))
+    journal.note(REQUESTS.delete("request_id = ?", future["request_id"]))
+    journal.flush()
     again = restart(kept, make_api)
     done(again, again.loss(model, 1))
     done(again, again.step(model, 2, learning_rate=RATE))
@@ -133,7 +132,6 @@ def test_a_save_that_was_written_is_repeated(kept: Api, make_api: MakeApi) -> No
     model = kept.model()
     future = kept.save(model, 1, "a")
     path = done(kept, future)["path"]
-    assert kept.state.journal is not None
     kept.state.journal.drop_result(future["request_id"])
     again = restart(kept, make_api)
     assert done(again, future)["path"] == path
@@ -154,18 +152,21 @@ def test_samplers_of_weights_without_a_name(kept: Api, make_api: MakeApi, kind: 
 
 
 def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -> None:
-    """Completions have the numbers behind those that a client has seen before the kill."""
+    """After a kill, a client learns of every sample that it has not fetched, and of later ones, from whichever cursor it has."""
     sampler = kept.sampler(kept.session())
     done(kept, kept.sample(sampler, 0))
     done(kept, kept.sample(sampler, 1))
     target = {"sampling_session_id": sampler, "cloned_sampler_id": 0}
-    seen = kept.ok("retrieve_futures", {"target": target, "prev_cursor": 1})
+    seen = kept.ok("retrieve_futures", {"target": target, "prev_cursor": 0})
+    fetched, announced = (one["request_id"] for one in seen["completions"])
+    kept.ok("retrieve_futures", {"target": target, "prev_cursor": 1, "retrieved_request_ids": [fetched]})
     again = restart(kept, make_api)
     third = again.sample(sampler, 2)
     again.wait(third)
-    assert again.ok("retrieve_futures", {"target": target, "prev_cursor": 1})["completions"][:1] == seen["completions"]
     after = again.ok("retrieve_futures", {"target": target, "prev_cursor": seen["cursor"]})
-    assert (after["cursor"], [one["request_id"] for one in after["completions"]]) == (3, [third["request_id"]])
+    assert [one["request_id"] for one in after["completions"]] == [announced, third["request_id"]]
+    body = {"target": target, "prev_cursor": after["cursor"], "timeout": 0.0}
+    assert again.ok("retrieve_futures", body) == {"completions": [], "cursor": after["cursor"]}
 
 
 def test_a_failed_creation_stays_failed(kept: Api, make_api: MakeApi) -> None:
@@ -197,24 +198,22 @@ def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
     train(kept, model, 1, 1)
     done(kept, kept.sample(kept.sampler(session)))
     journal = kept.state.journal
-    assert journal is not None
-    assert journal.requests()
-    assert journal.results()
+    assert journal.read(REQUESTS)
+    assert journal.read(RESULTS)
     late = kept.step(model, 9)  # waits for numbers that never come
     kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=session)
     kept.wait(late)
-    assert [journal.requests(), journal.results(), journal.runs(), journal.completion_counts()] == [[], [], {}, {}]
+    assert [journal.read(REQUESTS), journal.read(RESULTS), journal.read(RUNS)] == [[], [], []]
 
 
 def test_requests_before_a_step_are_forgotten(kept: Api) -> None:
     """The journal does not grow with the steps of a run: gradients are dropped when the step after them is kept."""
     model = kept.model()
     journal = kept.state.journal
-    assert journal is not None
     train(kept, model, 1, 3)
-    before = len(journal.requests())
+    before = len(journal.read(REQUESTS))
     train(kept, model, 7, 30)
-    assert len(journal.requests()) <= before + 1  # one may be written down after its step was done
+    assert len(journal.read(REQUESTS)) <= before + 1  # one may be written down after its step was done
 
 
 def test_tokens_of_clients_are_valid_after_a_kill(kept: Api, make_api: MakeApi) -> None:
@@ -246,7 +245,6 @@ def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) 
     api = make_api(durability="step", profile=profile)
     model = api.model()
     train(api, model, 1, 2)
-    assert api.state.journal is not None
     api.state.journal.close()
     again = make_api(durability="step", profile=profile)
     again.runner.run(recover(again.state, HANDLERS))
@@ -269,17 +267,17 @@ def test_usage_and_audit_go_on(kept: Api, make_api: MakeApi) -> None:
     done(kept, kept.save(model, 6, "a"))
     done(kept, kept.save(model, 7, "b"))
     kept.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/b")
-    before = kept.state.usage.totals(), kept.ok("get_audit_log")
+    before = kept.shared.usage.totals(), kept.ok("get_audit_log")
     assert before[0]["training", "tinker/toy"] == 6
     assert len(before[1]["entries"]) == 3
     again = restart(kept, make_api)
     done(again, again.loss(model, 8))
     again = restart(again, make_api)
-    totals = again.state.usage.totals()
+    totals = again.shared.usage.totals()
     assert totals.pop(("training", "tinker/toy")) == 8
     assert totals == {key: count for key, count in before[0].items() if key[0] != "training"}
     assert again.ok("get_audit_log") == before[1]
-    assert [one.nbytes > 0 for one in again.state.usage._deleted] == [True]
+    assert [one.nbytes > 0 for one in again.shared.usage._deleted] == [True]
 
 
 def overview(api: Api, run: str) -> Any:
@@ -317,17 +315,16 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
 
 def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Older ones make room, in the file too; those whose clients live do not count."""
-    monkeypatch.setattr("tinker.local.storage.ledger.MAX_FORMER_RUNS", 1)
+    monkeypatch.setattr("tinker.local.storage.records.MAX_FORMER_RUNS", 1)
     runs = [kept.model() for _ in range(3)]
     for run in runs:
         train(kept, run, 1, 1)
     for run in runs[1:]:
         kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=run.partition(":")[0])
     again = restart(kept, make_api)
-    assert [one.model_id for one in again.state.former_runs] == runs[2:]
+    assert [one.model_id for one in again.shared.former_runs] == runs[2:]
     assert [bool(overview(again, run)["curves"]) for run in runs] == [True, False, True]
-    assert again.state.journal is not None
-    assert again.state.journal._database.execute("select count(*) from points").fetchone() == (2,)
+    assert [len(again.state.journal.read(table)) for table in RUN_TABLES] == [2, 2]
 
 
 def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:
@@ -347,7 +344,6 @@ def test_a_server_of_another_model_keeps_the_runs(kept: Api, make_api: MakeApi, 
     """A run whose base model is not served now waits for a server that has it."""
     model = kept.model()
     train(kept, model, 1, 2)
-    assert kept.state.journal is not None
     kept.state.journal.close()
     wrong = make_api(ToyEngine(base_model="org/other"), durability="step")
     wrong.runner.run(recover(wrong.state, HANDLERS))
@@ -361,7 +357,6 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
     clock = Clock()
     kept = make_api(durability="step", clock=clock)
     train(kept, kept.model(), 1, 1)
-    assert kept.state.journal is not None
     kept.state.journal.close()
     again = make_api(durability="step", clock=clock)
     again.runner.run(recover(again.state, HANDLERS))
@@ -369,8 +364,8 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
     assert isinstance(engine, ToyEngine)
     assert len(engine._adapters) == 1
     clock.seconds += 601
-    with again.state.lock:
-        again.state.store.end_idle()
+    with again.state.locked():
+        again.shared.store.end_idle()
     while engine._adapters:
         again.runner.run(again.state.run_in_engine("tinker/toy", lambda _: None))
     assert not list((again.state.settings.data_dir / ".journal" / "runs").iterdir())
@@ -392,10 +387,9 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
     """A journal that fails, as on a full disk, is an error in the log, and no reason to keep back a result."""
     model = kept.model()
     late = kept.loss(model, 2)  # waits for number 1
-    assert kept.state.journal is not None
     kept.state.journal.close()
-    with kept.state.lock:
-        kept.state.store.model(model).queue.skip(1, kept.state.clock())
+    with kept.state.locked():
+        kept.shared.store.model(model).queue.skip(1, kept.state.clock())
         kept.state.notify()
     assert "error" not in done(kept, late)
     assert "cannot write the journal" in caplog.text

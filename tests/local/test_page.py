@@ -6,7 +6,8 @@ from typing import Any
 
 from support.api import Api, MakeApi
 
-from tinker.local.storage import HistoryPoint, RunHistory
+from tinker.local.storage.journal import Journal
+from tinker.local.storage.records import HistoryPoint, RunHistory
 from tinker.local.web.overview import MAX_POINTS, describe_curves
 
 KEY = "a key that nobody may read"
@@ -54,7 +55,7 @@ def test_the_data_need_the_key(make_api: MakeApi) -> None:
 
 def test_losses_before_one_step_are_one_point() -> None:
     """Sums are added, extremes kept, means averaged; a forward pass alone or a step without a loss adds nothing."""
-    history = RunHistory()
+    history = RunHistory(Journal(None), "run", "tinker/toy", 4)
     history.add_loss({"loss:sum": 6.0, "tokens:sum": 2.0, "reward:mean": 1.0, "ratio:max": 3.0})
     history.add_loss({"loss:sum": 2.0, "tokens:sum": 2.0, "reward:mean": 2.0, "ratio:max": 1.0})
     history.add_step({"grad_norm:mean": 0.5}, at=7.0)

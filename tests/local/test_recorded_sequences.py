@@ -174,11 +174,11 @@ def test_as_many_as_there_may_be(make_api: MakeApi) -> None:
     model, (first, second) = api.model(session), sample(api, session)
     api.result(train(api, model, 1, [to_datum(first)]).json())
     sample(api, session, 1, count=1)
-    assert api.state.recorded.tokens == 6
+    assert api.shared.recorded.tokens == 6
     assert "there is no record" in refuse(api, model, 2, [to_datum(second)])
     api.result(train(api, model, 3, [to_datum(first)]).json())
     api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
-    assert api.state.recorded.tokens == 0
+    assert api.shared.recorded.tokens == 0
 
 
 def test_the_same_request_again(make_api: MakeApi) -> None:
@@ -189,7 +189,7 @@ def test_the_same_request_again(make_api: MakeApi) -> None:
     model, (one, other) = api.model(session), sample(api, session)
     accepted = train(api, model, 1, [to_datum(one)]).json()
     clock.now += 60.0
-    api.state.recorded.drop_session(session)
+    api.shared.recorded.drop_session(session)
     assert train(api, model, 1, [to_datum(one)]).json()["request_id"] == accepted["request_id"]
     renamed = {**one, "sequence_id": other["sequence_id"]}
     assert train(api, model, 1, [to_datum(renamed)]).status_code == 409
@@ -202,11 +202,10 @@ def test_a_kill_keeps_what_was_recorded(make_api: MakeApi) -> None:
     model, (one, other) = api.model(session), sample(api, session)
     repeated = train(api, model, 1, [to_datum(one)]).json()
     before = api.result(repeated)["metrics"]
-    assert api.state.journal is not None
     api.state.journal.close()  # as the end of its process does
     again = make_api(durability="step")
     again.runner.run(recover(again.state, HANDLERS))
-    assert again.state.recorded.tokens == 6
+    assert again.shared.recorded.tokens == 6
     again.wait(repeated)
     assert again.result(repeated)["metrics"] == before
     assert "loss:sum" in again.result(train(again, model, 2, [to_datum(other)]).json())["metrics"]

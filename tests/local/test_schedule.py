@@ -14,22 +14,18 @@ import attrs
 import msgspec
 import pytest
 from support.api import MakeApi
+from support.server_parts import NoEvents
 
 from tinker.local.engines import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling import (
-    WORKER_CLOSED,
-    ModelQueue,
-    ModelTask,
-    PeriodicTask,
-    SampleQueue,
-    SampleTask,
-    ServedModel,
-    Worker,
-)
+from tinker.local.scheduling.models import ModelQueue
+from tinker.local.scheduling.samples import SampleQueue, SampleTask
+from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage import FutureStore, RequestFailure, ServerFuture
+from tinker.local.storage.future_store import FutureStore
+from tinker.local.storage.futures import RequestFailure, ServerFuture
+from tinker.local.storage.sessions import ModelTask
 
 
 class Done(msgspec.Struct):
@@ -51,7 +47,7 @@ class Time:
 @pytest.fixture
 def futures(tmp_path: Path) -> FutureStore:
     """Where results go."""
-    return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Time())
+    return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Time(), NoEvents())
 
 
 @pytest.fixture
@@ -68,7 +64,7 @@ def work(futures: FutureStore, name: str, log: list[str] | None = None, error: E
             raise error
         return Done(name)
 
-    return ModelTask(futures.open(name, name.encode()), run, "optim_step", 1)
+    return ModelTask(futures.open(ServerFuture(name, name.encode())), run, "optim_step", 1)
 
 
 def taken(queue: Any, now: float) -> bool:
@@ -149,7 +145,7 @@ def test_what_runs_behind_a_failure(
         return Done("2")
 
     failing = attrs.evolve(work(futures, "1", error=EngineError("broken")), operation=operation)
-    future = futures.open("2", b"2")
+    future = futures.open(ServerFuture("2", b"2"))
     queue.put(0, work(futures, "0"), 0.0)
     queue.put(1, failing, 0.0)
     queue.put(2, ModelTask(future, run, "optim_step", 2, known), 0.0)
@@ -241,7 +237,7 @@ class Engine:
 
 
 def sampling(futures: FutureStore, name: str, tokens: int = 1) -> SampleTask:
-    return SampleTask(futures.open(name, name.encode()), tokens, lambda engine: name, Done)  # type: ignore[arg-type, return-value]
+    return SampleTask(futures.open(ServerFuture(name, name.encode())), tokens, lambda engine: name, Done)  # type: ignore[arg-type, return-value]
 
 
 def run_samples(queue: SampleQueue, engine: Any) -> None:
@@ -300,14 +296,14 @@ def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> Non
         raise EngineError("no such tokens")
 
     queue, engine = SampleQueue(futures, 10), Engine()
-    bad = SampleTask(futures.open("bad", b""), 1, impossible, Done)  # type: ignore[arg-type]
+    bad = SampleTask(futures.open(ServerFuture("bad", b"")), 1, impossible, Done)  # type: ignore[arg-type]
     good = sampling(futures, "good")
     queue.put(bad)
     queue.put(good)
     run_samples(queue, engine)
     assert (bad.future.outcome, good.future.outcome) == (RequestFailure("no such tokens", "user"), Done("good"))
     assert engine.batches == [["good"]]
-    queue.put(SampleTask(futures.open("worse", b""), 1, impossible, Done))  # type: ignore[arg-type]
+    queue.put(SampleTask(futures.open(ServerFuture("worse", b"")), 1, impossible, Done))  # type: ignore[arg-type]
     run_samples(queue, engine)
     assert engine.batches == [["good"]]
 
@@ -372,7 +368,7 @@ class Stepped:
 
 def stepped(futures: FutureStore, name: str, length: int, **fields: Any) -> SampleTask:
     job: Any = (name, length)
-    return SampleTask(futures.open(name, name.encode()), 4, lambda engine: job, Done, prompt_tokens=4, **fields)  # type: ignore[arg-type]
+    return SampleTask(futures.open(ServerFuture(name, name.encode())), 4, lambda engine: job, Done, prompt_tokens=4, **fields)  # type: ignore[arg-type]
 
 
 def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:

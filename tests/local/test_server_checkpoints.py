@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from support.api import Api, Clock, MakeApi, datum
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage import FOLDER
+from tinker.local.storage.disk import FOLDER
 
 TEXT = list(b"abcabcabc")
 PHRASE = datum(TEXT[:-1], TEXT[1:])
@@ -230,20 +229,18 @@ def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) 
 
 def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -> None:
     """Nobody need list checkpoints for that; what it stored while it was there still counts."""
-    clock, gone = Clock(), threading.Event()
+    clock = Clock()
     api = make_api(clock=clock)
     model = api.model()
     future = api.save(model, 1, "a", ttl_seconds=3600)
     api.wait(future)
     (folder,) = api.state.settings.data_dir.glob("*/weights/*")
-    note = api.state.checkpoints.on_expired
-    api.state.checkpoints.on_expired = lambda record: (note(record), gone.set())[0]
     clock.seconds += 3600
-    while not gone.wait(0.001):
+    while not api.shared.usage._deleted:
         clock.seconds += 60
         api.state.notify()
     assert not folder.exists()
-    assert [(one.since, one.until) for one in api.state.usage._deleted] == [(1000.0, 4600.0)]
+    assert [(one.since, one.until) for one in api.shared.usage._deleted] == [(1000.0, 4600.0)]
 
 
 def test_the_sweep_ends_where_nothing_expires(make_api: MakeApi) -> None:

@@ -14,7 +14,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import HANDLERS, Handler
-from tinker.local.misfits import Misfit, read_misfit
+from tinker.local.errors import Misfit, read_misfit
 
 
 def test_every_operation_has_a_handler() -> None:
@@ -268,7 +268,7 @@ def test_an_ended_session_says_so(api: Api) -> None:
     assert api.refused("session_heartbeat", {"session_id": session})[0] == 410
     assert api.refused("optim_step", {"model_id": model, "seq_id": 1})[0] == 400
     assert api.refused("asample", sample_body(sampler))[0] == 400
-    end = api.state.store.session(session).end
+    end = api.shared.store.session(session).end
     assert end is not None
     assert end.reason == models.ClientSessionFinishErrored()
 
@@ -280,7 +280,7 @@ def test_telemetry_is_kept_up_to_a_bound(make_api: MakeApi) -> None:
     events = [{**event, "event_id": str(index), "event_session_index": index} for index in range(3)]
     body = {"events": events, "platform": "p", "sdk_version": "1", "session_id": "s", "process_uuid": "u"}
     assert api.ok("telemetry", body) == {"status": "accepted"}
-    assert [event.event_id for event in api.state.telemetry] == ["1", "2"]
+    assert [event.event_id for event in api.shared.telemetry] == ["1", "2"]
 
 
 def test_info_describes_a_model(api: Api) -> None:

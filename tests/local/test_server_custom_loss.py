@@ -399,7 +399,7 @@ def test_a_datum_must_fit_the_loss(api: Api, one: dict[str, Any], said: str) -> 
 
 def test_only_what_is_listed_exists() -> None:
     """Every name that a graph may use is a function of torch, math or operator, or a method of tensors; none is private."""
-    from tinker.local.losses.operations import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
+    from tinker.local.losses.evaluation import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
 
     owners = {"torch": torch, "torch.nn.functional": torch.nn.functional, "math": math, "operator": operator}
     for target in set(FUNCTIONS.values()) - {"getattr"}:

@@ -85,7 +85,7 @@ def test_old_telemetry_is_taken(old: Api) -> None:
     ]
     body = {"events": events, "platform": "Linux", "sdk_version": "0.4.1", "session_id": "s"}
     assert old.ok("telemetry", body) == {"status": "accepted"}
-    assert len(old.state.telemetry) == 2
+    assert len(old.shared.telemetry) == 2
 
 
 @pytest.mark.parametrize(

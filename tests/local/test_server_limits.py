@@ -67,7 +67,7 @@ def test_custom_losses_are_bounded(make_api: MakeApi) -> None:
 def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
     """So many clients of one sampling session may ask for something; the others are 403."""
     sampler = api.sampler(api.session())
-    logs = api.state.store.sampler(sampler)
+    logs = api.shared.store.sampler(sampler)
     for client in range(MAX_LOGS):
         logs.completion_log(client)
     assert api.refused("asample", sample_body(sampler, MAX_LOGS * 10**9))[0] == 403
@@ -122,7 +122,7 @@ def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) ->
     api.result(models[3])
     clock.seconds += 1.0
     assert api.model()
-    assert [session.session_id for session in api.state.store.sessions() if session.end is not None] == [dead]
+    assert [session.session_id for session in api.shared.store.sessions() if session.end is not None] == [dead]
 
 
 def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi) -> None:

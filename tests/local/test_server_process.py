@@ -31,7 +31,7 @@ from tinker.local import Settings, State, close_in_process, in_process_app, runn
 from tinker.local.engines import choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.profiles import PROFILES
-from tinker.local.storage import FOLDER
+from tinker.local.storage.disk import FOLDER
 
 SESSION = {"tags": [], "sdk_version": "1"}
 

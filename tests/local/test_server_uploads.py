@@ -15,7 +15,7 @@ import pytest
 from support.api import Api, Clock, MakeApi
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage import FOLDER
+from tinker.local.storage.disk import FOLDER
 
 ADAPTER = "toy_adapter.npz"
 LORA = {"rank": 4, "train_attn": True}
@@ -236,7 +236,7 @@ def test_silent_uploads_make_room(make_api: MakeApi) -> None:
     clock.seconds += 59
     body = {"base_model": "tinker/toy", "lora_config": LORA}
     assert api.refused("external_weights_upload_start", body)[0] == 429
-    with api.state.uploads.receiving(api.state.uploads._uploads[busy["upload_id"]]):
+    with api.shared.uploads._uploads[busy["upload_id"]].receiving(api.state.now):
         clock.seconds += 1
         start(api)
         assert api.refused("external_weights_upload_finish", {"upload_id": silent["upload_id"]})[0] == 404

@@ -71,7 +71,7 @@ def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Ap
     both.save(run, 1, "late")
     path = f"tinker://{run}/weights/late"
     made = both.ok("load_weights", {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True})
-    found = both.state.store.find_model(made["model_id"])
+    found = both.shared.store.find_model(made["model_id"])
     assert found is not None
     assert (found.base_model, found.engine_model) == (TWO, TWO)
 

@@ -21,7 +21,7 @@ from tinker.cli import main
 from tinker.local import Settings, close_in_process, in_process_app
 from tinker.local.engines import Adam, AdapterSpec, DType, Placement, PromptTargets, SampleJob, TrainingExample, open_engine
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.devices import find_devices, find_place
+from tinker.local.engines.torch.loading import find_devices, find_place
 
 KINDS: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2, "float16": 2e-2}  # of log-probabilities near -5.5, beside float32 on the CPU

@@ -41,8 +41,7 @@ from tinker.local.engines import (
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.decoding import DecodingRun, Stops
-from tinker.local.engines.torch.drawing import draw, truncate
+from tinker.local.engines.torch.decoding import DecodingRun, Stops, draw, truncate
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.lora import LoraWeights
 
@@ -233,7 +232,7 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
     engine.optim_step("a", ADAM)
     expected = weights(engine, "a")
     engine.create_adapter("a", SPEC)
-    monkeypatch.setattr("tinker.local.engines.torch.trainer.MAX_MICRO_BATCH_TOKENS", 1)
+    monkeypatch.setattr("tinker.local.engines.torch.passes.MAX_MICRO_BATCH_TOKENS", 1)
     alone = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
     engine.optim_step("a", ADAM)
     for one, other in zip(alone.outputs, together.outputs):

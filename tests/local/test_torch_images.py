@@ -26,10 +26,10 @@ from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, 
 import tinker
 from tinker import types
 from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
-from tinker.local.engines.torch import TorchEngine, image_files, images, sampling
+from tinker.local.engines.torch import TorchEngine, images, sampling
 from tinker.local.engines.torch.image_rows import find_positions
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.operations import read_input
+from tinker.local.operations.model_inputs import read_input
 from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 
 WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)
@@ -370,7 +370,7 @@ def test_a_jpeg_is_turned_as_the_camera_noted(seeing: Seeing) -> None:
 
 def test_without_pillow_text_goes_on(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that lacks it says what to install, to those who send images."""
-    monkeypatch.setattr(image_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match="cannot read images without Pillow: pip install"):
         read_input(seeing.engine, show(SMALL, seed=800), "the prompt")
     read_input(seeing.engine, show(last=5), "the prompt")

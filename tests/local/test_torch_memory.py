@@ -30,7 +30,7 @@ from tinker.local.engines import (
 )
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
-from tinker.local.engines.torch.recomputing import estimate_bytes, is_out_of_memory
+from tinker.local.engines.torch.memory import estimate_bytes, is_out_of_memory
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 #: what each family does to its logits, large enough to be seen
@@ -203,7 +203,7 @@ def test_what_layers_keep_grows_with_their_size(llama: Path, monkeypatch: pytest
     engine._model.model.layers[0].mlp.register_forward_pre_hook(lambda *args: seen.append(1))
     counts = []
     for free in (10**12, 10**5):
-        monkeypatch.setattr("tinker.local.engines.torch.recomputing.free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("tinker.local.engines.torch.memory.free_bytes", lambda device, free=free: free)
         seen.clear()
         compute(engine)
         counts.append(len(seen))

@@ -20,11 +20,11 @@ from support.tiny_models import write_tiny_llama
 from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch import prefixes as prefixes_module
-from tinker.local.engines.torch.batches import is_alike, split_batches
-from tinker.local.engines.torch.drawing import NUCLEUS, truncate
+from tinker.local.engines.torch.decoding import NUCLEUS, truncate
 from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim, read_resident
 from tinker.local.engines.torch.mixture import MAX_RANK
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes, PrefixNode
+from tinker.local.engines.torch.rows import is_alike, split_batches
 from tinker.local.engines.torch.sampling import PassTally, TorchBatch
 
 

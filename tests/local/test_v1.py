@@ -13,11 +13,10 @@ from support.api import GatedEngine, MakeApi
 
 import tinker
 from tinker.local import Settings, State, create_app, running_server, serve_in_thread
+from tinker.local.bodies import HEADER
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.unread import HEADER
-from tinker.local.v1 import generation
-from tinker.local.v1.sample_text import SampleText, TokenScore
-from tinker.local.v1.texts import ByteTexts, ModelTexts, load_texts
+from tinker.local.v1 import conversations
+from tinker.local.v1.texts import ByteTexts, ModelTexts, SampleText, TokenScore, load_texts
 
 openai = pytest.importorskip("openai")
 MODEL = "tinker/toy"
@@ -278,7 +277,7 @@ def test_a_client_that_goes_ends_its_work(tmp_path: Path) -> None:
 
 def test_a_client_that_goes_takes_its_waiting_request_along(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole answer that nobody waits for any more is not computed."""
-    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(conversations, "LOOK_SECONDS", 0.001)
     engine = GatedEngine()
     api = make_api(engine)
     api.loss(api.model(), 1)  # holds the engine up

@@ -137,10 +137,12 @@ def clock() -> Clock:
         now[0] += seconds
         await asyncio.sleep(0)
 
-    async def never(_: float) -> None:
-        await asyncio.Event().wait()
+    class Never:
+        """A call that never comes."""
 
-    return Clock(monotonic=lambda: now[0], wall=lambda: now[0], sleep=sleep, random=lambda: 0.5, timer=never)
+        def cancel(self) -> None: ...
+
+    return Clock(monotonic=lambda: now[0], wall=lambda: now[0], sleep=sleep, random=lambda: 0.5, call_later=lambda *_: Never())
 
 
 @pytest.fixture

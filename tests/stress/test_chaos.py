@@ -91,6 +91,7 @@ def test_interrupts(protocol: str | None) -> None:
     assert outcome.summary()["failed with a typed error"] == 0
 
 
+@pytest.mark.soak
 def test_a_killed_server() -> None:
     """Whoever trains through the end of a server process goes on from the last checkpoint and gets the same weights."""
     outcome = kills.run(5, kills=1)

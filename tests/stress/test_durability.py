@@ -11,6 +11,7 @@ from support.tiny_models import write_tiny_llama
 KILLS, TORCH_KILLS = 4, 2
 
 
+@pytest.mark.soak
 def test_a_killed_server_goes_on(tmp_path: Path) -> None:
     """Losses, norms, samples, saves and weights of a pipelined, clipped run are bit for bit those of a run without kills."""
     (tmp_path / "quiet").mkdir()
@@ -19,6 +20,7 @@ def test_a_killed_server_goes_on(tmp_path: Path) -> None:
     assert disturbed(tmp_path, KILLS, 1) == expected
 
 
+@pytest.mark.soak
 def test_a_killed_server_of_torch_goes_on(tmp_path: Path) -> None:
     """The same with a transformer that torch trains: its adapter and its optimizer come back to the last bit."""
     for needed in ("torch", "transformers", "peft"):

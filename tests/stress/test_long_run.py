@@ -24,6 +24,7 @@ def gaps(server: FaultyServer, operation: str) -> list[float]:
     return [later.at - earlier.at for earlier, later in itertools.pairwise(server.requests(operation))]
 
 
+@pytest.mark.soak
 def test_a_day(tmp_path: Path) -> None:
     """For 24 hours heartbeats come every ten seconds, settings every five minutes, and no request carries a token that ended."""
     clock = SteppedClock()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from server_process import ServerProcess
 
 import tinker
@@ -71,6 +72,7 @@ def check(taken: list[int], recoveries: list[Recovery], kills: list[int]) -> Non
     assert [one.step for one in recoveries] == [step - step % SAVE_EVERY for step in sorted(kills)]
 
 
+@pytest.mark.soak
 def test_five_kills(tmp_path: Path) -> None:
     """A loop that looks at every result loses exactly what was not saved, repeats it, and ends bit for bit the same."""
     server, recoveries, taken, kills = ServerProcess(tmp_path), list[Recovery](), list[int](), kill_steps()

@@ -292,7 +292,7 @@ def taken_slots(service: Any) -> list[str]:
     session = service._opened.session
     if session.session_id is None:
         return []
-    limits, fresh = session._starting.result().limits, fresh_limits(session)
+    limits, fresh = session._known.limits, fresh_limits(session)
     names = ["samples", "dispatch", "throttled_dispatch", "prompt_nbytes", "training_nbytes", "result_nbytes"]
     return [
         f"{name}: {getattr(limits, name)._left} of {getattr(fresh, name)._left}"
@@ -304,7 +304,7 @@ def taken_slots(service: Any) -> list[str]:
 def fresh_limits(session: Any) -> Any:
     from tinker._session.session import _build_context
 
-    return _build_context("x", session._starting.result().server_config, session._transport).limits
+    return _build_context("x", session._known.server_config, session._transport).limits
 
 
 def open_sockets() -> int:

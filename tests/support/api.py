@@ -14,7 +14,7 @@ from tinker_wire.operations import OPERATIONS
 from tinker.local.app import create_app
 from tinker.local.engines import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.state import State
+from tinker.local.state import SharedData, State
 
 PROTO = {"accept": "application/x-protobuf"}
 
@@ -27,6 +27,12 @@ class Api:
         self.runner = asyncio.Runner()
         transport = httpx.ASGITransport(create_app(state))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://server")
+
+    @property
+    def shared(self) -> SharedData:
+        """What the lock of the server guards; nothing else runs while a test looks at it."""
+        with self.state.locked() as shared:
+            return shared
 
     async def acall(
         self,

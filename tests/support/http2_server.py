@@ -29,7 +29,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from httpunk import H2Reason, HeaderMap
 from httpunk import _httpunk as wire
 
-from tinker.testing.asgi import call_app
+from tinker.testing.server import call_app
 
 Script: TypeAlias = "Callable[[Connection], Awaitable[None]]"
 Headers: TypeAlias = Iterable[tuple[str | bytes, str | bytes]]
@@ -114,8 +114,8 @@ class Connection(asyncio.Protocol):
             return None
         if self.server.app is None:
             return await self.respond(request)
-        asked = httpx.Request(request.method, self.server.url + request.path, headers=request.headers)
-        answer = await call_app(self.server.app, asked, bytes(request.body))
+        url, content = self.server.url + request.path, bytes(request.body)
+        answer = await call_app(self.server.app, httpx.Request(request.method, url, headers=request.headers, content=content))
         return await self.respond(request, answer.content, answer.status, answer.headers.raw)
 
     async def answer_all(self) -> None:

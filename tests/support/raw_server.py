@@ -16,8 +16,8 @@ from anyio.from_thread import start_blocking_portal
 
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing.asgi import call_app
 from tinker.testing.faults import operation_of
+from tinker.testing.server import call_app
 
 
 @attrs.define
@@ -61,7 +61,8 @@ class RawServer:
                 writer.write(answer)
                 await writer.drain()
                 return
-        answered = await call_app(self.app, httpx.Request(method, f"{self.url}{target}", headers=headers), body)
+        asked = httpx.Request(method, f"{self.url}{target}", headers=headers, content=body)
+        answered = await call_app(self.app, asked)
         writer.write(raw(answered.status, answered.content, dict(answered.headers)))
         await writer.drain()
 

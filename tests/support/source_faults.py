@@ -85,7 +85,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         f"{KIT}[wires.protobuf]",
     ),
     "S7 401 without invalid_token": (
-        "tinker/local/storage/accounts.py",
+        "tinker/local/storage/access.py",
         """, {"www-authenticate": 'Bearer error="invalid_token"'})""",
         ")",
         "local/test_server_accounts.py::test_an_expired_token_is_called_invalid",
@@ -103,7 +103,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         "local/test_server_contract.py::test_info_describes_a_model",
     ),
     "S10 425 without Retry-After": (
-        "tinker/local/operations/lookup.py",
+        "tinker/local/operations/descriptions.py",
         """is still being written", {"retry-after": "1"})""",
         """is still being written")""",
         "local/test_server_catalog.py::test_what_is_being_written_comes_too_early",

@@ -11,7 +11,7 @@ import pytest
 
 import tinker
 from tinker.testing import FaultyServer, ScriptedSample, toy_server
-from tinker.testing.rules import locate
+from tinker.testing.script import locate
 
 PROMPT = tinker.ModelInput.from_ints(list(b"2 + 2 ="))
 PARAMS = tinker.SamplingParams(max_tokens=8)

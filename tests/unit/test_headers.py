@@ -14,7 +14,7 @@ from tinker._config import Config, load_config
 from tinker._http import Auth, Credential, Observers, PreparedRequest, Purpose, Transport
 from tinker._http.engines import open_engine
 from tinker._http.headers import Headers, SharedHeaders
-from tinker._loop import loop_thread
+from tinker._loop import TaskScope, loop_thread
 
 Prepare = Callable[[Config], Transport]
 
@@ -24,10 +24,10 @@ def open_transport() -> Prepare:
     """Makes a transport that has not sent anything."""
 
     def make(config: Config) -> Transport:
-        clock = Clock()
+        clock, tasks = Clock(), TaskScope(loop_thread())
         observers = Observers(clock)
-        auth = Auth(Credential("tml-one"), clock, loop_thread())
-        return Transport(config, clock, auth, open_engine(config, observers), observers)
+        auth = Auth(Credential("tml-one"), clock, tasks)
+        return Transport(config, clock, auth, open_engine(config, observers), observers, tasks)
 
     return make
 

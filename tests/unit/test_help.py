@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from support.cases import for_each
 from tinker_wire import models
 
 import tinker
@@ -25,13 +26,13 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@for_each("name", PUBLIC)
 def test_public_names(name: str) -> None:
     """`help()` shows a page about every public name."""
     assert pydoc.plain(pydoc.render_doc(PUBLIC[name])).strip()
 
 
-@pytest.mark.parametrize("name", MODULES)
+@for_each("name", MODULES)
 def test_modules(name: str) -> None:
     """`help()` shows a page about the package and about every public module."""
     page = pydoc.plain(pydoc.render_doc(importlib.import_module(name)))
@@ -102,7 +103,7 @@ def test_instances(value: object) -> None:
     assert type(value).__name__ in pydoc.plain(pydoc.render_doc(value))
 
 
-@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if inspect.isclass(value)])
+@for_each("name", [name for name, value in PUBLIC.items() if inspect.isclass(value)])
 def test_bases(name: str) -> None:
     """Every class above a public class can be inspected member by member."""
     for base in inspect.getmro(PUBLIC[name]):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tomllib
 
 import mutants
-import pytest
 from mutations import mutations
+from support.cases import for_each
 
 
-@pytest.mark.parametrize("module", mutants.TESTS)
+@for_each("module", mutants.TESTS)
 def test_the_modules_and_their_tests_exist(module: str) -> None:
     """A table that names a file of yesterday would fail half an hour later."""
     named = [f"tests/{test.partition('::')[0]}" for test in mutants.TESTS[module]]

@@ -11,7 +11,7 @@ from call_trace import Entry, follow, is_control
 from drawing import draw
 from import_graph import Graph, draw_graph, find_imports, find_modules
 from naming import is_named_by_participle, repeated_types
-from structure import body_lines
+from structure import ROOT, body_lines, code_lines, measure_size, read_budget
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -124,3 +124,23 @@ def test_docstring_and_decorators_are_no_part_of_a_length() -> None:
     (function,) = ast.parse('@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    a = 1\n    return a\n').body
     assert isinstance(function, ast.FunctionDef)
     assert body_lines(function) == 3
+
+
+def test_code_lines_are_those_of_code(tmp_path: Path) -> None:
+    """Docstrings, comments and blank lines are left out, and a string over several lines counts each of them."""
+    path = tmp_path / "one.py"
+    path.write_text(
+        '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""  # code\n\ndef f():\n    "Doc."\n    return (\n        1\n    )\n'
+    )
+    assert code_lines(path) == 6
+
+
+def test_no_building_is_larger_than_its_budget() -> None:
+    """The code lines of each building and the files are at most those of budget.toml, which follows when they fall."""
+    there = {figure.name: figure.value for figure in measure_size(ROOT)}
+    budget = read_budget()
+    assert {name: there[name] for name, most in budget.items() if there[name] > most} == {}, (
+        "more than tools/budget.toml allows"
+    )
+    loose = {name: there[name] for name, most in budget.items() if there[name] < 0.98 * most}
+    assert loose == {}, "lower the figures in tools/budget.toml to these"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
+import itertools
 import math
 import pickle
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pydantic
 import pytest
+from support.cases import for_each
 
 import tinker
 from tinker import types
@@ -36,10 +38,9 @@ VALUES: list[Any] = [
     types.GetInfoResponse(model_id="m", model_data=types.ModelData(model_name="n")),
     types.Cursor(offset=0, limit=1, total_count=2),
 ]
-NAMES = [type(value).__name__ for value in VALUES]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@for_each("value", VALUES)
 def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
     """Their fields can be listed and read as a dictionary, and a copy can be made with another value of each."""
     assert dataclasses.is_dataclass(value)
@@ -59,7 +60,7 @@ def test_one_field_is_replaced() -> None:
     assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 3, 4]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@for_each("value", VALUES)
 def test_values_in_pydantic_models(value: Any) -> None:
     """A pydantic model may have a field of any of these types; it is kept as it is, written, and read back."""
     model = pydantic.create_model("Record", value=(type(value), ...))
@@ -69,8 +70,7 @@ def test_values_in_pydantic_models(value: Any) -> None:
     assert read.value.model_dump(mode="json") == value.model_dump(mode="json")
 
 
-@pytest.mark.parametrize("value", VALUES, ids=NAMES)
-@pytest.mark.parametrize("mode", ["validation", "serialization"])
+@for_each("value, mode", itertools.product(VALUES, ["validation", "serialization"]))
 def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> None:
     """The schema of a pydantic model with such a field names the fields of the value, which FastAPI wants of every body."""
     schema = pydantic.create_model("Record", value=(type(value), ...)).model_json_schema(mode=mode)
@@ -79,7 +79,7 @@ def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> N
     assert list(described["properties"]) == [field.name for field in dataclasses.fields(value)]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@for_each("value", VALUES)
 def test_pickles_name_the_public_package(value: Any) -> None:
     """A pickle names `tinker`, not the package behind it, and comes back; a deep copy is the same, too."""
     data = pickle.dumps(value)
@@ -88,7 +88,7 @@ def test_pickles_name_the_public_package(value: Any) -> None:
     assert copy.deepcopy(value).model_dump() == value.model_dump()
 
 
-@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@for_each("value", VALUES)
 def test_values_do_not_change(value: Any) -> None:
     """A field cannot be set, to whatever."""
     for field in dataclasses.fields(value):
@@ -189,7 +189,7 @@ def test_errors_name_the_package_and_their_status() -> None:
     assert issubclass(tinker.ClientClosedError, RuntimeError)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=NAMES)
+@for_each("value", VALUES)
 def test_the_older_names_of_methods(value: Any) -> None:
     """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do what the methods with the newer names do."""
     assert value.dict() == value.model_dump()

@@ -5,6 +5,6 @@ from __future__ import annotations
 from tinker._clients.holder import SessionHolder
 from tinker._clients.older_arguments import read_older_arguments
 from tinker._clients.ready import ReadyClient, name_maker
-from tinker._clients.twins import awaiting_twin_of, twin_of
+from tinker._clients.twins import awaiting_twin, twin
 
-__all__ = ["ReadyClient", "SessionHolder", "awaiting_twin_of", "name_maker", "read_older_arguments", "twin_of"]
+__all__ = ["ReadyClient", "SessionHolder", "awaiting_twin", "name_maker", "read_older_arguments", "twin"]

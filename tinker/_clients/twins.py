@@ -1,12 +1,13 @@
-"""Coroutine twins of methods, `*_async`: they take the arguments of their method and say so to type checkers and `help()`."""
+"""Coroutine twins of methods, ``*_async``, for older code. Type checkers and ``help()`` see the arguments of the method."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., object])
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -15,22 +16,37 @@ Twin: TypeAlias = Callable[Concatenate[C, P], Coroutine[Any, Any, R]]
 _FUTURE = "APIFuture["
 
 
-def twin_of(method: Callable[Concatenate[C, P], R]) -> Callable[[Callable[..., Any]], Twin[C, P, R]]:
-    """Give a coroutine method the signature of ``method``, of which it returns what that returns."""
-    return lambda twin: _describe(twin, inspect.signature(method))
+def twin(method: Callable[Concatenate[C, P], R]) -> Twin[C, P, R]:
+    """Make the coroutine that calls ``method`` and returns what that returns."""
+
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        returned: R = getattr(self, method.__name__)(*args, **kwargs)  # which a subclass may have replaced
+        return returned
+
+    signature = inspect.signature(method)
+    call.__doc__ = f"Call :meth:`{method.__name__}`; await the future that this returns."
+    return _describe(call, method, signature)
 
 
-def awaiting_twin_of(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Callable[[Callable[..., Any]], Twin[C, P, T]]:
-    """Give a coroutine method the signature of ``method``, of which it returns the result."""
+def awaiting_twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Twin[C, P, T]:
+    """Make the coroutine that calls ``method``, awaits what that returns, and returns the result."""
+
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = await getattr(self, method.__name__)(*args, **kwargs)
+        return result
+
     signature = inspect.signature(method)
     returned = str(signature.return_annotation)  # text, as annotations are not evaluated
     result = returned.removeprefix(_FUTURE).removesuffix("]") if returned.startswith(_FUTURE) else returned
-    return lambda twin: _describe(twin, signature.replace(return_annotation=result))
+    call.__doc__ = f"Await :meth:`{method.__name__}` and return its result."
+    return _describe(call, method, signature.replace(return_annotation=result))
 
 
-def _describe(twin: Callable[..., Any], signature: inspect.Signature) -> Any:
+def _describe(twin: F, method: Callable[..., object], signature: inspect.Signature) -> F:
     annotations = {name: one.annotation for name, one in signature.parameters.items() if name != "self"}
-    described = cast("Any", twin)
+    described: Any = twin
+    described.__module__ = method.__module__
+    described.__name__, described.__qualname__ = f"{method.__name__}_async", f"{method.__qualname__}_async"
     described.__signature__ = signature
     described.__annotations__ = {**annotations, "return": signature.return_annotation}
-    return described
+    return twin

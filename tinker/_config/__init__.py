@@ -5,7 +5,6 @@ from __future__ import annotations
 from tinker._config.config import CONNECTIONS, Config, WireChoice
 from tinker._config.proxies import PORTS, Proxies
 from tinker._config.settings import (
-    is_sendable,
     load_config,
     load_later,
     local_dir,
@@ -13,9 +12,9 @@ from tinker._config.settings import (
     override,
     prices_file,
     serve_api_key,
-    show_url,
 )
 from tinker._config.trust import Trust
+from tinker._config.values import is_sendable, show_url
 
 __all__ = [
     "CONNECTIONS",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
@@ -16,10 +17,24 @@ import attrs
 from tinker._checks import check_count, check_number
 from tinker._config.proxies import Proxies
 from tinker._config.trust import Trust
+from tinker._config.values import (
+    LOCAL_SCHEME,
+    read_base_url,
+    read_count,
+    read_counts,
+    read_dump_target,
+    read_home,
+    read_key,
+    read_path,
+    read_seconds,
+    read_strings,
+    read_switch,
+    read_text,
+    read_words,
+)
 from tinker._version import __version__
 
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-LOCAL_SCHEME = "local://"
 #: What connections are for, and how many of them there may be at once.
 CONNECTIONS: Mapping[str, int] = MappingProxyType(
     {"upload": 8, "sample": 512, "poll": 1000, "session": 8, "heartbeat": 2, "stream": 256}
@@ -62,9 +77,16 @@ class ConfigSettings(TypedDict, total=False):
     dump_http: str | None
 
 
-def _setting(variable: str, meaning: str, *, argument: str | None = None, default_text: str | None = None, **field: Any) -> Any:
-    """Describe a setting where it is defined; the page of settings is made of that."""
-    about = {"variable": variable, "meaning": meaning, "argument": argument, "default": default_text}
+def _setting(
+    variable: str,
+    read: Callable[[str, str], object] | None = None,
+    *,
+    argument: str | None = None,
+    default_text: str | None = None,
+    **field: Any,
+) -> Any:
+    """Describe a setting: its variable, which ``read(variable, text)`` reads, its argument, and its default in words."""
+    about = {"variable": variable, "read": read, "argument": argument, "default": default_text}
     return attrs.field(metadata=about, **field)
 
 
@@ -91,7 +113,7 @@ def check_connections(connections: Mapping[str, int]) -> None:
         check_count(f"connections[{name!r}]", count)
 
 
-def _validate(check: Callable[..., None], **options: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _check_named(check: Callable[..., None], **options: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is not None:
             check(attribute.name, value, **options)
@@ -99,8 +121,12 @@ def _validate(check: Callable[..., None], **options: Any) -> Callable[[Any, attr
     return validate
 
 
-def _validate_alone(check: Callable[[Any], None]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _check(check: Callable[[Any], None]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     return lambda _, __, value: check(value)
+
+
+_SECONDS = _check_named(check_number, positive=True, finite=False)
+_optional = attrs.converters.optional
 
 
 def identify() -> dict[str, str]:
@@ -119,34 +145,36 @@ class Config:
     :meth:`load` creates one from arguments and the environment, and raises ValueError or TypeError for invalid values.
 
     Attributes:
-        base_url: The address of the server, without a trailing slash or a password.
+        base_url: The address of the server, without a slash at the end; ``local://`` is a server in your process.
         api_key: The credential.
         credential_cmd: A command that prints the credential.
         credentials_file: Where ``tinker auth login`` keeps the credential.
         project_id: The project of new sessions.
-        tags: Tags of new sessions.
-        wire: The encoding of training requests.
-        proxies: The proxy for each address.
-        proxy_headers: Headers that are sent only to the proxy.
+        tags: Tags of new sessions; in the variable separated by commas.
+        wire: The encoding of training requests: ``auto``, ``proto`` or ``json``.
+        proxies: The proxy for every address; if unset, ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` apply.
+        proxy_headers: Headers that are sent only to the proxy, a JSON object.
         ca_file: Certificates of authorities that are trusted besides the system's, a PEM file.
         client_cert: The certificate that the client shows to the server, a PEM file.
-        client_key: The private key of ``client_cert``, unless it is in the same file.
-        headers: Headers of every request.
-        query: Query parameters of every request.
+        client_key: The private key of the client certificate, a PEM file.
+        headers: Headers of every request, a JSON object.
+        query: Query parameters of every request, a JSON object.
         sdk_version: The version that is sent to servers.
         local_dir: Where local servers keep checkpoints.
-        patience_seconds: How long a failed request is retried, in seconds; None uses the policy of its kind.
+        patience_seconds: How long a failed request is retried, in seconds; 0 for a single attempt, None for the policy of its
+            kind.
         fail_fast: Whether to raise an error on a rate limit instead of waiting.
-        max_retries: The maximum number of retries of a request; None uses the policy of its kind.
-        silence_seconds: Seconds that a server may stay silent before an attempt ends; None uses the default of its kind.
-        connections: The maximum number of connections per purpose; the others keep their default.
+        max_retries: The maximum number of retries of a request; None for the policy of its kind.
+        silence_seconds: How long a server may stay silent before an attempt ends, in seconds.
+        connections: The maximum number of connections per purpose, a JSON object; the others keep their default.
         sample_submissions: The maximum number of samples that are submitted at the same time.
         heartbeat_seconds: The time between heartbeats of the session, in seconds.
         heartbeat_warning_seconds: Seconds without a successful heartbeat before a warning is logged.
-        heartbeat_lost_seconds: Seconds without a successful heartbeat before the session counts as lost; None never.
+        heartbeat_lost_seconds: Seconds without a successful heartbeat before the session counts as lost; None for never.
         telemetry: Whether to report failures to the server.
         trace_context: Whether to send the trace of your OpenTelemetry span.
-        dump_http: Where to write HTTP exchanges, without secrets: a file, or ``-`` for standard error; None writes nothing.
+        dump_http: Where to write HTTP exchanges, without secrets: a file, or ``-`` (in the variable ``1``) for standard
+            error.
 
     >>> import tinker
     >>> config = tinker.Config.load(base_url="local://toy", connections={"sample": 64}, heartbeat_lost_seconds=300)
@@ -155,160 +183,90 @@ class Config:
 
     base_url: str = _setting(
         "TINKER_BASE_URL",
-        "The address of the server; `local://` is a server in your process.",
         argument="base_url",
         default_text="the hosted service",
         default=HOSTED_URL,
+        converter=read_base_url,
     )
-    api_key: str | None = _setting("TINKER_API_KEY", "The credential.", argument="api_key", default=None, repr=False)
-    credential_cmd: str | None = _setting(
-        "TINKER_CREDENTIAL_CMD", "A command that prints the credential.", default=None, repr=False
-    )
-    credentials_file: Path = _setting(
-        "HOME", "Where `tinker auth login` keeps the credential.", default=Path("~/.tinker/credentials.json")
-    )
-    project_id: str | None = _setting("TINKER_PROJECT_ID", "The project of new sessions.", argument="project_id", default=None)
-    tags: tuple[str, ...] = _setting("TINKER_TAGS", "Tags of new sessions, separated by commas.", default=())
-    wire: WireChoice = _setting(
-        "TINKER_WIRE",
-        "The encoding of training requests: `auto`, `proto` or `json`.",
-        argument="wire",
-        default="auto",
-        validator=_validate_alone(check_wire),
-    )
-    proxies: Proxies = _setting(
-        "TINKER_PROXY",
-        "The proxy for every address; if unset, `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` apply.",
-        default_text="none",
-        factory=Proxies,
-    )
-    proxy_headers: Mapping[str, str] = _setting(
-        "TINKER_PROXY_HEADERS",
-        "Headers that are sent only to the proxy, a JSON object.",
-        factory=dict,
-        default_text="none",
+    api_key: str | None = _setting(
+        "TINKER_API_KEY",
+        read_key,
+        argument="api_key",
+        default=None,
         repr=False,
-        validator=_validate_alone(check_headers),
+        converter=_optional(partial(read_key, "api_key")),
     )
-    ca_file: Path | None = _setting(
-        "TINKER_CA_FILE",
-        "Certificates of authorities that are trusted besides the system's, a PEM file.",
-        default_text="none",
-        default=None,
-        converter=attrs.converters.optional(Path),
+    credential_cmd: str | None = _setting("TINKER_CREDENTIAL_CMD", read_text, default=None, repr=False)
+    credentials_file: Path = _setting("HOME", read_home, default=Path("~/.tinker/credentials.json"), converter=Path.expanduser)
+    project_id: str | None = _setting("TINKER_PROJECT_ID", read_text, argument="project_id", default=None)
+    tags: tuple[str, ...] = _setting("TINKER_TAGS", read_words, default=())
+    wire: WireChoice = _setting("TINKER_WIRE", read_text, argument="wire", default="auto", validator=_check(check_wire))
+    proxies: Proxies = _setting("TINKER_PROXY", default_text="none", factory=Proxies)
+    proxy_headers: Mapping[str, str] = _setting(
+        "TINKER_PROXY_HEADERS", read_strings, default_text="none", factory=dict, repr=False, validator=_check(check_headers)
     )
-    client_cert: Path | None = _setting(
-        "TINKER_CLIENT_CERT",
-        "The certificate that the client shows to the server, a PEM file.",
-        default_text="none",
-        default=None,
-        converter=attrs.converters.optional(Path),
-    )
+    ca_file: Path | None = _setting("TINKER_CA_FILE", read_path, default=None, converter=_optional(Path))
+    client_cert: Path | None = _setting("TINKER_CLIENT_CERT", read_path, default=None, converter=_optional(Path))
     client_key: Path | None = _setting(
         "TINKER_CLIENT_KEY",
-        "The private key of the client certificate, a PEM file.",
+        read_path,
         default_text="in the file of the certificate",
         default=None,
-        converter=attrs.converters.optional(Path),
+        converter=_optional(Path),
     )
     headers: Mapping[str, str] = _setting(
         "TINKER_DEFAULT_HEADERS",
-        "Headers of every request, a JSON object.",
+        read_strings,
         argument="default_headers_overrides",
         default_text="none",
         factory=dict,
         repr=False,
         converter=_identify_too,
-        validator=_validate_alone(check_headers),
+        validator=_check(check_headers),
     )
     query: Mapping[str, str] = _setting(
-        "TINKER_DEFAULT_QUERY",
-        "Query parameters of every request, a JSON object.",
-        argument="default_query",
-        default_text="none",
-        factory=dict,
-        repr=False,
+        "TINKER_DEFAULT_QUERY", read_strings, argument="default_query", default_text="none", factory=dict, repr=False
     )
-    sdk_version: str = _setting(
-        "TINKER_SDK_VERSION", "The version that is sent to servers.", default_text="of this package", default=__version__
-    )
-    local_dir: Path | None = _setting(
-        "TINKER_LOCAL_DIR",
-        "Where local servers keep checkpoints.",
-        default_text="`~/.tinker/local`",
-        default=None,
-    )
+    sdk_version: str = _setting("TINKER_SDK_VERSION", read_text, default_text="of this package", default=__version__)
+    local_dir: Path | None = _setting("TINKER_LOCAL_DIR", read_path, default_text="`~/.tinker/local`", default=None)
     patience_seconds: float | None = _setting(
         "",
-        "How long a failed request is retried, in seconds; 0 for a single attempt.",
         argument="patience_seconds",
         default_text="minutes, by kind of request",
         default=None,
-        validator=_validate(check_number, finite=False),
+        validator=_check_named(check_number, finite=False),
     )
-    fail_fast: bool = _setting(
-        "TINKER_FAIL_FAST", "Whether to raise an error on a rate limit instead of waiting.", argument="fail_fast", default=False
-    )
+    fail_fast: bool = _setting("TINKER_FAIL_FAST", read_switch, argument="fail_fast", default=False)
     max_retries: int | None = _setting(
         "",
-        "The maximum number of retries of a request.",
         argument="max_retries",
         default_text="no limit but time",
         default=None,
-        validator=_validate(check_count, least=0),
+        validator=_check_named(check_count, least=0),
     )
     silence_seconds: float | None = _setting(
-        "",
-        "How long a server may stay silent before an attempt ends, in seconds.",
-        argument="timeout",
-        default_text="seconds to minutes, by kind of request",
-        default=None,
-        validator=_validate(check_number, positive=True, finite=False),
+        "", argument="timeout", default_text="seconds to minutes, by kind of request", default=None, validator=_SECONDS
     )
     connections: Mapping[str, int] = _setting(
         "TINKER_CONNECTIONS",
-        "The maximum number of connections per purpose, a JSON object.",
+        read_counts,
         default_text=", ".join(f"{name} {count}" for name, count in CONNECTIONS.items()),
         factory=dict,
-        validator=_validate_alone(check_connections),
+        validator=_check(check_connections),
     )
     sample_submissions: int = _setting(
-        "TINKER_SAMPLE_SUBMISSIONS",
-        "The maximum number of samples that are submitted at the same time.",
-        default=400,
-        validator=_validate(check_count),
+        "TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=_check_named(check_count)
     )
-    heartbeat_seconds: float = _setting(
-        "TINKER_HEARTBEAT_SECONDS",
-        "The time between heartbeats of the session, in seconds.",
-        default=10.0,
-        validator=_validate(check_number, positive=True, finite=False),
-    )
+    heartbeat_seconds: float = _setting("TINKER_HEARTBEAT_SECONDS", read_seconds, default=10.0, validator=_SECONDS)
     heartbeat_warning_seconds: float = _setting(
-        "TINKER_HEARTBEAT_WARNING_SECONDS",
-        "Seconds without a successful heartbeat before a warning is logged.",
-        default=120.0,
-        validator=_validate(check_number, positive=True, finite=False),
+        "TINKER_HEARTBEAT_WARNING_SECONDS", read_seconds, default=120.0, validator=_SECONDS
     )
     heartbeat_lost_seconds: float | None = _setting(
-        "TINKER_HEARTBEAT_LOST_SECONDS",
-        "Seconds without a successful heartbeat before the session counts as lost.",
-        default_text="never",
-        default=None,
-        validator=_validate(check_number, positive=True, finite=False),
+        "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", default=None, validator=_SECONDS
     )
-    telemetry: bool = _setting(
-        "TINKER_TELEMETRY", "Whether to report failures to the server.", argument="telemetry", default=False
-    )
-    trace_context: bool = _setting(
-        "TINKER_TRACE_CONTEXT", "Whether to send the trace of your OpenTelemetry span.", default=True
-    )
-    dump_http: str | None = _setting(
-        "TINKER_DUMP_HTTP",
-        "Where to write HTTP exchanges, without secrets: a file, or `1` for standard error.",
-        default_text="nowhere",
-        default=None,
-    )
+    telemetry: bool = _setting("TINKER_TELEMETRY", read_switch, argument="telemetry", default=False)
+    trace_context: bool = _setting("TINKER_TRACE_CONTEXT", read_switch, default=True)
+    dump_http: str | None = _setting("TINKER_DUMP_HTTP", read_dump_target, default_text="nowhere", default=None)
 
     def __attrs_post_init__(self) -> None:
         """Check the files with certificates, so that one that cannot be used is noticed before a request."""

@@ -41,6 +41,7 @@ class OperationProgress(msgspec.Struct, eq=False):
     subject: Subject | None = None
     trace_headers: Mapping[str, str] | None = None
     reachability: Reachability | None = None
+    is_sending: bool = False  # what is being sent is sent to the end, also when the future is cancelled
     _submitted: float | None = None
     _running: float | None = None
     _fetched: float | None = None

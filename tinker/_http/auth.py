@@ -19,7 +19,7 @@ import msgspec
 from tinker._clock import Clock
 from tinker._config import Config, is_sendable
 from tinker._http.credentials import default_key
-from tinker._loop import LoopThread
+from tinker._loop import TaskScope
 from tinker.errors import AuthenticationError, TinkerError
 
 COMMAND_SECONDS = 60.0
@@ -29,6 +29,7 @@ FRESH_SECONDS = 60.0
 RENEW_AT = 0.5
 # After a failed renewal the next one waits this long, while the present token still holds.
 RENEW_PAUSE_SECONDS = 60.0
+_EXCHANGE = "credential exchange"  # the name of its task
 
 
 @attrs.frozen
@@ -142,13 +143,12 @@ class _Token:
 class Auth:
     """The credential of one client."""
 
-    def __init__(self, source: CredentialSource | None, clock: Clock, thread: LoopThread) -> None:
+    def __init__(self, source: CredentialSource | None, clock: Clock, tasks: TaskScope) -> None:
         self._source = source
         self._clock = clock
-        self._thread = thread
+        self._tasks = tasks
         self._exchange: TokenExchange | None = None
         self._token: _Token | None = None
-        self._exchanging: asyncio.Task[_Token] | None = None
 
     def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
         """Use the result of ``exchange`` for all later requests. It exchanges the credential, or that of ``source``."""
@@ -173,7 +173,7 @@ class Auth:
         if token is None or token.ends_at - now <= FRESH_SECONDS:
             return await self._renew_or_keep(token)
         if now >= token.renew_at:
-            self._renew()
+            self._tasks.join(_EXCHANGE, self._fetch_token)
         return token.jwt
 
     async def replace(self, refused: Credential | None) -> bool:
@@ -181,12 +181,12 @@ class Auth:
         if self._exchange is None or self._source is None:
             return False
         if self._token is None or self._token.jwt == refused:
-            self._token = await asyncio.shield(self._renew())
+            self._token = await self._renew()
         return True
 
     async def _renew_or_keep(self, present: _Token | None) -> Credential:
         try:
-            return (await asyncio.shield(self._renew())).jwt
+            return (await self._renew()).jwt
         except AuthenticationError:
             raise
         except Exception:
@@ -194,11 +194,9 @@ class Auth:
                 raise
             return present.jwt
 
-    def _renew(self) -> asyncio.Task[_Token]:
-        """Return the exchange that is under way, or a new one; concurrent requests share it."""
-        if self._exchanging is None or self._exchanging.done():
-            self._exchanging = self._thread.task(self._fetch_token(), name="credential exchange")
-        return self._exchanging
+    async def _renew(self) -> _Token:
+        """Return the result of the exchange that is under way, or of a new one; concurrent requests share it."""
+        return await self._tasks.share(_EXCHANGE, self._fetch_token)
 
     async def _fetch_token(self) -> _Token:
         assert self._source is not None

@@ -6,6 +6,7 @@ A :class:`Circuit` counts failures and may be used from any thread. Each request
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -262,17 +263,22 @@ class CircuitGuard(msgspec.Struct, eq=False):
 
     async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
         """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""
-        loop, sleeping = asyncio.get_running_loop(), asyncio.ensure_future(sleep(seconds))
-        stop_listening = self._circuit.listen(lambda: loop.call_soon_threadsafe(sleeping.cancel))
+        loop = asyncio.get_running_loop()
         try:
-            if self._circuit.state == "open":
-                raise self._circuit.error() from self._last
-            await sleeping
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if sleeping.cancelled() and (task is None or not task.cancelling()):
+            async with asyncio.timeout(None) as limit:
+                stop_listening = self._circuit.listen(lambda: loop.call_soon_threadsafe(_end_now, limit))
+                try:
+                    if self._circuit.state == "open":
+                        raise self._circuit.error() from self._last
+                    await sleep(seconds)
+                finally:
+                    stop_listening()
+        except TimeoutError:
+            if limit.expired():
                 raise self._circuit.error() from self._last
             raise
-        finally:
-            stop_listening()
-            sleeping.cancel()
+
+
+def _end_now(limit: asyncio.Timeout) -> None:
+    with contextlib.suppress(RuntimeError):  # it is over already
+        limit.reschedule(0)

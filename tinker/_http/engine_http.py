@@ -11,7 +11,6 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from tinker._config import Proxies, Trust
-from tinker._http.closing import check_open
 from tinker._http.dialing import BOTH, Dialer, HttpConnection
 from tinker._http.exchange import Exchange
 from tinker._http.limits import open_slots
@@ -20,6 +19,7 @@ from tinker._http.pool import Pool
 from tinker._http.trust import describe_connection
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
+from tinker.errors import ClientClosedError
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -71,12 +71,11 @@ class HttpEngine:
             failure = error.with_traceback(None)  # whose frames have the query, which may be secret
         finally:
             slots.release()
-        check_open(self._closed)
+        self._check_open()
         raise failure
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
-        if self._closed:
-            check_open(self._closed)
+        self._check_open()
         pool = self._pool(request)
         loop = asyncio.get_running_loop()
         while True:
@@ -98,6 +97,10 @@ class HttpEngine:
         encoding = headers.get("content-encoding")
         content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
         return RawResponse(request, exchange.status, headers, content)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the client is closed")
 
     def _pool(self, request: PreparedRequest) -> Pool:
         origin, body_class = _split(request.url)[0], _class_of(request)

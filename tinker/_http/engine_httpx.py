@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tinker._clock import Clock, Deadline
-from tinker._http.closing import check_open
 from tinker._http.limits import Budget
 from tinker._http.loading import FOLLOW_LOADING, LoadingNews
 from tinker._http.messages import CONNECT_SECONDS, ConnectionFacts, PreparedRequest, Purpose, RawResponse, Receive
@@ -17,6 +16,7 @@ from tinker._http.phase import ANSWER_SECONDS, Phase, extend
 from tinker._http.trust import describe_connection
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
+from tinker.errors import ClientClosedError
 
 if TYPE_CHECKING:
     import httpx
@@ -50,14 +50,18 @@ class HttpxEngine:
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         import httpx
 
-        check_open(self._closed)
+        self._check_open()
         phase = Phase(request)
         try:
             return await self._answer(request, phase)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
             failure = phase.failure(error)
-        check_open(self._closed)
+        self._check_open()
         raise failure
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the client is closed")
 
     async def _answer(self, request: PreparedRequest, phase: Phase) -> RawResponse:
         """The transport may know no timeouts, nor tell when a large body has been sent."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
-from tinker._clock import Deadline
+from tinker._clock import Deadline, Timer
 from tinker._http.observers import Observers
 from tinker.observing import ModelLoading
 
@@ -46,7 +46,7 @@ class LoadingNews:
         self._what: str | None = None
         self._began = 0.0
         self._followers = 0
-        self._writing: asyncio.Task[None] | None = None
+        self._next_line: Timer | None = None
 
     @contextmanager
     def follow(self, deadline: Deadline, models: LoadingModels) -> Generator[None]:
@@ -82,20 +82,19 @@ class LoadingNews:
         if what is not None:
             self._what, self._began = what, clock.monotonic()
             self._notify(ModelLoading(what=what))
-            self._writing = asyncio.ensure_future(self._write(what))
+            self._next_line = clock.call_later(LOADING_NEWS_SECONDS, self._log)
 
     def _forget(self) -> None:
         """Stop logging: the model has loaded, or no request is waiting for it."""
         self._what = None
-        if self._writing is not None:
-            self._writing.cancel()
+        if self._next_line is not None:
+            self._next_line.cancel()
 
     def _notify(self, event: ModelLoading) -> None:
         if self._observers:
             self._observers.notify(event)
 
-    async def _write(self, what: str) -> None:
+    def _log(self) -> None:
         clock = self._observers.clock
-        while True:
-            await clock.timer(LOADING_NEWS_SECONDS)
-            logger.warning("still loading %s, %.0f s so far", what, clock.monotonic() - self._began)
+        logger.warning("still loading %s, %.0f s so far", self._what, clock.monotonic() - self._began)
+        self._next_line = clock.call_later(LOADING_NEWS_SECONDS, self._log)

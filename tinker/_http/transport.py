@@ -23,7 +23,6 @@ from tinker._config import Config
 from tinker._futures import PRESENT, Reachability
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import Circuits
-from tinker._http.closing import Closing
 from tinker._http.exchange_log import send_logged
 from tinker._http.findings import Findings
 from tinker._http.headers import Headers, SharedHeaders
@@ -34,6 +33,7 @@ from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
 from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, is_success, judge
+from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
 
@@ -132,12 +132,12 @@ class Transport:
     auth: Auth
     engine: HTTPEngine
     observers: Observers
+    tasks: TaskScope
     circuits: Circuits | None = None
     refused: RefusedFields = attrs.field(factory=RefusedFields)
     findings: Findings = attrs.field(factory=Findings)
     reachability: Reachability = attrs.field(factory=Reachability)
     dump: ExchangeSink | None = None
-    _closing: Closing = attrs.field(factory=Closing, init=False)
     _secret_headers: frozenset[str] = attrs.field(
         default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
         init=False,
@@ -162,14 +162,12 @@ class Transport:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
-        await self._closing.wait(self._sleep(seconds))
-
-    async def _sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds)
+        async with self.tasks.while_open():
+            await self.clock.sleep(seconds)
 
     async def close(self) -> None:
-        """End what sleeps, and close the connections."""
-        self._closing.close()
+        """End the client's tasks and sleeps, and close the connections."""
+        self.tasks.close()
         await self.engine.aclose()
 
     # ------------------------------------------------------------------------------------------------------------- sending

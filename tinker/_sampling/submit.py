@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,7 +85,6 @@ class Sampler:
         self._client_session_id = ""
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
-        self._naming: asyncio.Task[str | None] | None = None
         self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
         self._subject = Subject(training_run_id=source.training_run_id, user_metadata=source.user_metadata)
         self.created: APIFuture[None] = run(runtime, operation, self._create, subject=self._subject)
@@ -182,7 +182,7 @@ class Sampler:
         )
         if server_config.config.sample_use_retrieve_futures:
             target = models.SamplingSessionFuturesTarget(sampling_session_id=session_id, cloned_sampler_id=self._clone_id)
-            self.completions = SessionPoller(self.runtime.transport, self.runtime.thread, target)
+            self.completions = SessionPoller(self.runtime.transport, self.runtime.tasks, target)
 
     async def _join(self, context: SessionContext, session_id: str) -> int:
         """Return a number for this clone: given by the server where it does that, else drawn."""
@@ -234,7 +234,7 @@ class Sampler:
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
                 except APIStatusError as error:
-                    if (lost := await session.explain_loss(self._client_session_id, error)) is not None:
+                    if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
                     if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
                         raise
@@ -319,7 +319,7 @@ class Sampler:
                 return await result
             except asyncio.CancelledError:
                 if context.server_config.dynamic.sample_cancel_enabled:
-                    self.runtime.thread.background(self._cancel(request_id), "cancel of a sample")
+                    self.runtime.tasks.background(f"cancel of {request_id}", partial(self._cancel, request_id))
                 raise
 
     async def _wait_for_completion(
@@ -341,11 +341,10 @@ class Sampler:
     async def _note_base_model(self) -> None:
         """Note the base model, by which tokens are counted; None where the server does not say."""
         if self._subject.base_model is None:
-            if self._naming is None:
-                self._naming = self.runtime.thread.task(self._ask_base_model(), name="base model of a sampler")
-            self._subject.base_model = await asyncio.shield(self._naming)
+            name = f"base model of {self.session_id}"
+            self._subject.base_model = await self.runtime.tasks.share(name, self._find_base_model_or_none)
 
-    async def _ask_base_model(self) -> str | None:
+    async def _find_base_model_or_none(self) -> str | None:
         assert self.session_id is not None
         try:
             return await self._source.find_base_model(self.runtime, self.session_id)

@@ -8,7 +8,7 @@ from tinker._session.misspelled import suggest_loss, suggest_models
 from tinker._session.negotiation import Negotiation, Trial, WireFormat
 from tinker._session.results import NotRunError, ResultSpec, json_only, loss_output, report_pause, sample_response
 from tinker._session.server_config import ServerConfig, ServerSettings
-from tinker._session.session import Description, Session, SessionContext, shut_down
+from tinker._session.session import Description, Session, SessionContext
 from tinker._session.session_poller import SessionPoller
 from tinker._session.telemetry import Telemetry, is_user_error
 
@@ -34,7 +34,6 @@ __all__ = [
     "prompt_use",
     "report_pause",
     "sample_response",
-    "shut_down",
     "suggest_loss",
     "suggest_models",
     "training_use",

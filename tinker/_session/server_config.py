@@ -5,9 +5,9 @@ Used on the loop only.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 from tinker_wire import models
@@ -16,13 +16,14 @@ from tinker_wire.api import service as api
 
 from tinker._config import is_sendable
 from tinker._http import ONE_SHOT, START, Credential, CredentialSource, Purpose, Transport, find_command, is_absent
-from tinker._loop import LoopThread
+from tinker._loop import TaskScope
 from tinker.errors import APIError, APIStatusError, ClientClosedError
 
 logger = logging.getLogger("tinker")
 
 SHORTEST_REFRESH_SECONDS = 10.0
 _FROM_COMMAND = "credential_cmd"
+_CONFIG, _DYNAMIC = "client config", "dynamic config"  # the names of the tasks that ask for them
 
 
 class ServerConfig(msgspec.Struct):
@@ -36,11 +37,10 @@ class ServerConfig(msgspec.Struct):
 class ServerSettings:
     """The server of one client."""
 
-    def __init__(self, transport: Transport, thread: LoopThread) -> None:
+    def __init__(self, transport: Transport, tasks: TaskScope) -> None:
         self._transport = transport
-        self._thread = thread
-        self._asking: asyncio.Task[ServerConfig] | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._tasks = tasks
+        self._known: ServerConfig | None = None
         #: How many tokens a model takes, of those whose length the server has said; by the name of the model.
         self.context_lengths: dict[str | None, int] = {}
         self.known_models: tuple[str, ...] = ()
@@ -55,35 +55,17 @@ class ServerSettings:
 
     async def config(self) -> ServerConfig:
         """Return the settings, requested by the first caller; after a failure the next caller tries again."""
-        task = self._asking
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._asking = self._thread.task(self._ask(), name="client config")
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise ClientClosedError from None
-            raise
+        return self._known if self._known is not None else await self._tasks.share(_CONFIG, self._ask)
 
     def adopt(self, server_config: ServerConfig) -> None:
         """Use settings that another process got, without asking."""
-
-        async def get_known() -> ServerConfig:
-            return server_config
-
-        self._asking = self._thread.task(get_known(), name="client config")
-
-    def stop(self) -> None:
-        """Ask nothing more."""
-        for task in (self._asking, self._refreshing):
-            if task is not None:
-                task.cancel()
+        self._known = server_config
 
     def forget(self) -> None:
         """Forget the settings and what the server lacked, so that it is asked again: it was restarted."""
-        self.stop()
+        self._tasks.cancel(_CONFIG, _DYNAMIC)
         self._transport.findings.forget_absences()
-        self._asking = self.losses = None
+        self._known = self.losses = None
 
     async def _ask(self) -> ServerConfig:
         server_config = await self._client_config()
@@ -91,7 +73,8 @@ class ServerSettings:
         if server_config.config.pjwt_auth_enabled:
             self._exchange_credentials(server_config.config)
         if server_config.answered:
-            self._refreshing = self._thread.background(self._refresh(server_config), "dynamic config")
+            self._tasks.background(_DYNAMIC, partial(self._refresh, server_config))
+        self._known = server_config
         return server_config
 
     async def _client_config(self) -> ServerConfig:

@@ -5,11 +5,11 @@ Used on the loop only.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,7 +29,7 @@ from tinker._http import (
     cool_down_for,
     is_lost,
 )
-from tinker._loop import LoopThread
+from tinker._loop import TaskScope, loop_thread
 from tinker._session.heartbeat import Heart, beat
 from tinker._session.negotiation import Negotiation
 from tinker._session.results import ResultPoller, ResultSpec
@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 # All that the end of a session may take.
 SHUTDOWN_SECONDS = 5.0
+_START, _HEARTBEAT, _TELEMETRY = "session start", "session heartbeat", "telemetry"  # the names of its tasks
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says about the session."""
+    """Session metadata from the caller."""
 
     user_metadata: Mapping[str, object]
     display_name: str | None = None
@@ -78,20 +79,19 @@ class Session:
         self,
         transport: Transport,
         server: ServerSettings,
-        thread: LoopThread,
+        tasks: TaskScope,
         description: Description,
         telemetry: Telemetry | None,
     ) -> None:
         self._transport = transport
         self._server = server
-        self._thread = thread
+        self._tasks = tasks
         self._description = description
         self._telemetry = telemetry
-        self._starting: asyncio.Task[SessionContext] | None = None
-        self.background_tasks: list[asyncio.Task[None]] = []
+        self._known: SessionContext | None = None
         self._closed = False
         self._heart = Heart(transport)
-        self._lost: set[str] = set()  # those that the server has forgotten
+        self._expired: set[str] = set()  # those that the server has forgotten
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
         self.loss_numbers: itertools.count[int] = itertools.count()
@@ -117,19 +117,7 @@ class Session:
         self.check_open()
         if self._heart.silence is not None:
             raise copy_error(self._heart.silence) from self._heart.silence.__cause__
-        if (present := self._present()) is not None:
-            return present
-        task = self._starting
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._starting = self._thread.task(self._start(), name="session start")
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                self.check_open()
-            raise
-        except TinkerError as error:
-            raise copy_error(error) from error.__cause__
+        return self._known if self._known is not None else await self._tasks.share(_START, self._start)
 
     async def in_session(self, make: Callable[[SessionContext], Awaitable[T]]) -> tuple[str, T]:
         """Make a new client in the session; in a new session, when the server does not know this one any more.
@@ -149,11 +137,11 @@ class Session:
         try:
             return renewed.session_id, await make(renewed)
         except APIStatusError as error:
-            if (lost := await self.explain_loss(renewed.session_id, error)) is not None:
+            if (lost := await self.session_lost_error(renewed.session_id, error)) is not None:
                 raise lost from error
             raise
 
-    async def explain_loss(self, session_id: str, error: Exception) -> SessionLostError | None:
+    async def session_lost_error(self, session_id: str, error: Exception) -> SessionLostError | None:
         """Return the error for a request that failed because the server forgot its session; None for other failures."""
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
@@ -171,9 +159,9 @@ class Session:
         """Return whether a request failed because the server forgot its session: it knows heartbeats, but not this one's."""
         if not is_lost(error) or not self._heart.beating:
             return False
-        if session_id not in self._lost and await self._is_forgotten(session_id):
-            self._lost.add(session_id)
-        return session_id in self._lost
+        if session_id not in self._expired and await self._is_forgotten(session_id):
+            self._expired.add(session_id)
+        return session_id in self._expired
 
     async def _is_forgotten(self, session_id: str) -> bool:
         try:
@@ -186,11 +174,9 @@ class Session:
 
     async def _renew(self, lost: SessionContext) -> SessionContext:
         """Open a new session in place of a lost one, and request the server's settings again."""
-        if self._present() is lost:
-            self._starting = None
-            for one in self.background_tasks:
-                one.cancel()
-            self.background_tasks.clear()
+        if self._known is lost:
+            self._known = None
+            self._tasks.cancel(_HEARTBEAT, _TELEMETRY)
             self.loss_keys.clear()
             self._server.forget()
         return await self.ensure_started()
@@ -198,23 +184,17 @@ class Session:
     @property
     def session_id(self) -> str | None:
         """Return the id, None before the session exists."""
-        present = self._present()
-        return None if present is None else present.session_id
+        return None if self._known is None else self._known.session_id
 
-    def _present(self) -> SessionContext | None:
-        task = self._starting
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        return task.result()
+    @property
+    def context(self) -> SessionContext | None:
+        """Return what runs and samplers hold of the session; None while there is none to use: see :meth:`ensure_started`."""
+        return None if self._closed or self._heart.silence is not None else self._known
 
     def adopt(self, session_id: str, server_config: ServerConfig) -> None:
         """Join a session that another client created: nothing is sent but heartbeats."""
         self._server.adopt(server_config)
-
-        async def get_known() -> SessionContext:
-            return self._alive(session_id, server_config)
-
-        self._starting = self._thread.task(get_known(), name="session joined")
+        self._known = self._keep_alive(session_id, server_config)
 
     async def _start(self) -> SessionContext:
         transport, settings = self._transport, self._transport.config
@@ -233,16 +213,17 @@ class Session:
             purpose=Purpose.START,
         )
         _log_messages(reply.value)
-        return self._alive(reply.value.session_id, server_config)
+        self._known = self._keep_alive(reply.value.session_id, server_config)
+        return self._known
 
-    def _alive(self, session_id: str, server_config: ServerConfig) -> SessionContext:
+    def _keep_alive(self, session_id: str, server_config: ServerConfig) -> SessionContext:
         self._transport.observers.session_id = session_id
-        self.background_tasks.append(self._thread.background(self._heart.run(session_id), "session heartbeat"))
+        self._tasks.background(_HEARTBEAT, partial(self._heart.run, session_id))
         if not self._transport.config.is_local:
-            self._thread.watch_lag()
+            loop_thread().watch_lag()
         if self._telemetry is not None:
             self._telemetry.begin_session(session_id)
-            self.background_tasks.append(self._thread.background(self._telemetry.run(), "telemetry"))
+            self._tasks.background(_TELEMETRY, self._telemetry.run)
         return _build_context(session_id, server_config, self._transport)
 
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
@@ -253,18 +234,15 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        if self._starting is not None:
+        if self._known is not None or self._tasks.is_running(_START):
             with contextlib.suppress(TimeoutError):
                 async with self._transport.clock.deadline(SHUTDOWN_SECONDS):
-                    await self._finish(self._starting, reason, detail)
-            self._starting.cancel()
-        await shut_down(self._transport, self._server, self.background_tasks)
+                    await self._finish(reason, detail)
+        await self._transport.close()
 
-    async def _finish(
-        self, starting: asyncio.Task[SessionContext], reason: models.ClientSessionFinishReasonType, detail: str | None
-    ) -> None:
+    async def _finish(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         try:
-            started = await asyncio.shield(starting)
+            started = self._known if self._known is not None else await self._tasks.share(_START, self._start)
             body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(
                 api.finish_session(body, session_id=started.session_id), ONE_SHOT, purpose=Purpose.HEARTBEAT
@@ -273,14 +251,6 @@ class Session:
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))
         if self._telemetry is not None:
             await self._telemetry.end_session()
-
-
-async def shut_down(transport: Transport, server: ServerSettings, background_tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Stop what goes on by itself, and close the connections."""
-    server.stop()
-    for task in background_tasks:
-        task.cancel()
-    await transport.close()
 
 
 def _build_context(session_id: str, server_config: ServerConfig, transport: Transport) -> SessionContext:

@@ -15,7 +15,7 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 
 from tinker._http import POLL, Purpose, Transport, decode_json, is_absent
-from tinker._loop import LoopThread
+from tinker._loop import TaskScope
 from tinker._session.results import Pace
 from tinker.errors import APIError, TinkerError, copy_error
 
@@ -25,10 +25,11 @@ logger = logging.getLogger("tinker")
 class SessionPoller:
     """The completions of one sampling client. Asks only while somebody waits, or while fetched results must be reported."""
 
-    def __init__(self, transport: Transport, thread: LoopThread, target: models.SamplingSessionFuturesTarget) -> None:
+    def __init__(self, transport: Transport, tasks: TaskScope, target: models.SamplingSessionFuturesTarget) -> None:
         self._transport = transport
-        self._thread = thread
+        self._tasks = tasks
         self._target = target
+        self._task = f"completions of {target.sampling_session_id}, {id(self)}"
         self._cursor = 0
         self._waiting: dict[str, asyncio.Future[int | None]] = {}
         # What is done and not asked for yet, and how many submissions had begun then; one of those may ask for it.
@@ -37,12 +38,11 @@ class SessionPoller:
         self._submitting: dict[int, None] = {}  # in the order of their beginnings
         self._newest = 0
         self._fetched: set[str] = set()
-        self._polling: asyncio.Task[None] | None = None
         self._absent = False
 
     @contextmanager
     def submission(self) -> Generator[int]:
-        """Hold the block that submits a request; a request may be done before its submission is answered. For :meth:`wait`."""
+        """Track one submission, so that a completion that comes before its response is not missed. For :meth:`wait`."""
         self._newest = number = next(self._begun)
         self._submitting[number] = None
         try:
@@ -70,9 +70,10 @@ class SessionPoller:
             return None
         waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = waiter
-        self._ensure_polling()
         try:
-            return await waiter
+            self._tasks.join(self._task, self._poll)
+            async with self._tasks.while_open():
+                return await waiter
         finally:
             self._waiting.pop(request_id, None)
 
@@ -80,16 +81,12 @@ class SessionPoller:
         """Note that the result is here, so that the server may forget it; told with the next poll."""
         if not self._absent:
             self._fetched.add(request_id)
-            self._ensure_polling()
-
-    def _ensure_polling(self) -> None:
-        if self._polling is None or self._polling.done():
-            self._polling = self._thread.task(self._poll(), name="completions")
+            self._tasks.background(self._task, self._poll)
 
     async def _poll(self) -> None:
-        """Ask until nobody waits; whatever ends it is the error of those who wait."""
+        """Poll until nobody waits; whatever ends it is the error of those who wait."""
         try:
-            await self._ask_again_and_again()
+            await self._poll_until_idle()
         except TinkerError as error:
             self._fail(error)
         except Exception as error:
@@ -98,13 +95,13 @@ class SessionPoller:
             failure.__cause__ = error
             self._fail(failure)
 
-    async def _ask_again_and_again(self) -> None:
+    async def _poll_until_idle(self) -> None:
         attempts = self._transport.attempts(POLL, api.retrieve_futures.__name__)
         pace = Pace(self._transport)
         while self._waiting or self._fetched:
             started = self._transport.clock.monotonic()
             try:
-                should_log = await self._once()
+                has_news = await self._poll_once()
             except APIError as error:
                 if is_absent(error):
                     self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
@@ -113,13 +110,13 @@ class SessionPoller:
                 await self._transport.sleep(attempts.next_delay(error))
                 continue
             attempts.reset()
-            if should_log:
+            if has_news:
                 pace.reset()
             elif self._waiting:
                 await pace.keep(started)
 
-    async def _once(self) -> bool:
-        """Ask once; whether somebody's request is done."""
+    async def _poll_once(self) -> bool:
+        """Poll once; return whether a waiter was resolved."""
         reported = frozenset(self._fetched)
         request = api.retrieve_futures(
             models.FuturesRetrieveRequest(
@@ -136,7 +133,7 @@ class SessionPoller:
         return sum(map(self._done, answer.completions)) > 0
 
     def _done(self, completion: models.FutureCompletion) -> bool:
-        """Let go who waits for it; whether somebody does."""
+        """Resolve the waiter; return whether there was one."""
         if isinstance(completion, dict):  # a state of tomorrow: fetching it tells what it is
             request_id, size = str(completion.get("request_id")), None
         else:

@@ -18,12 +18,13 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
 from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
-from tinker._loop import loop_thread
+from tinker._loop import TaskScope, loop_thread
 from tinker._session.capture import Capture
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate
@@ -59,8 +60,9 @@ class Telemetry:
     True
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, tasks: TaskScope) -> None:
         self._transport = transport
+        self._tasks = tasks
         self._thread = loop_thread()
         self._events: deque[models.TelemetryEvent] = deque(maxlen=EVENTS_KEPT)
         self._numbers = itertools.count()
@@ -278,14 +280,15 @@ class Telemetry:
             self._add(event)
 
     def _add(self, event: models.TelemetryEvent) -> bool:
-        if not self.wanted or self._stopped:
+        if not self.wanted or self._stopped or self._tasks.is_closed:
             return False
         if len(self._events) == EVENTS_KEPT and not self._dropped:
             self._dropped = True
             logger.warning("telemetry: more than %d events are waiting; dropping the oldest", EVENTS_KEPT)
         self._events.append(event)
         if event.event_session_index % EVENTS_IN_A_REQUEST == EVENTS_IN_A_REQUEST - 1:
-            self._thread.call(lambda: self._thread.background(self.flush(), "telemetry"))
+            name = f"telemetry up to {event.event_session_index}"
+            self._thread.call(lambda: self._tasks.background(name, self.flush))
         return True
 
     def _drain_soon(self, seconds: float) -> APIFuture[bool]:
@@ -294,15 +297,20 @@ class Telemetry:
         if self._is_drained or self._thread is not loop_thread():  # in a child made by fork the connections are its parent's
             future.set_result(self._is_drained)
         else:
-            self._thread.call(lambda: self._thread.background(self._settle(future, seconds), "telemetry"))
+            self._thread.call(partial(self._begin_drain, future, seconds))
         return future
 
-    async def _settle(self, future: APIFuture[bool], seconds: float) -> None:
+    def _begin_drain(self, future: APIFuture[bool], seconds: float) -> None:
         try:
-            await self._drain(seconds)
-        finally:
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._is_drained)
+            task = self._tasks.join(f"telemetry drain {id(future)}", partial(self._drain, seconds))
+        except ClientClosedError:
+            self._settle(future)
+        else:
+            task.add_done_callback(lambda _: self._settle(future))
+
+    def _settle(self, future: APIFuture[bool]) -> None:
+        if future.set_running_or_notify_cancel():
+            future.set_result(self._is_drained)
 
     @property
     def _is_drained(self) -> bool:

@@ -22,8 +22,7 @@ from tinker._training.evaluation import (
     require_torch,
 )
 from tinker._training.loss_requests import LossJob
-from tinker._training.renewable import RenewableRun
-from tinker._training.run import Run, TrainingRun
+from tinker._training.run import TrainingRun
 from tinker._training.tracing import trace
 
 __all__ = [
@@ -33,8 +32,6 @@ __all__ = [
     "Creation",
     "LossJob",
     "NewAdapter",
-    "RenewableRun",
-    "Run",
     "REDUCTIONS",
     "SavedAdapter",
     "TrainingRun",

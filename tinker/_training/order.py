@@ -1,7 +1,7 @@
 """The order of requests on one training client, and what a failure stops. Used on the loop only, but for `now` and `receive`.
 
-A place is taken in the order of the user's calls. Its turn comes when every earlier place is done submitting; results are
-not waited for.
+Turns are taken in the order of the user's calls. A turn comes when every earlier one is done submitting; results are not
+waited for.
 
 A failure stops the later requests of the run until the user has received its error: no optimizer step runs after a failed
 gradient, also in a loop that looks at nothing, and no run ends because of one refusal. A request that was called before the
@@ -18,23 +18,32 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeAlias
 
 from tinker._futures import Receipt
-from tinker._http import Findings
+from tinker._http import Fate, Findings, fate_of
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers
 from tinker.errors import PrecedingRequestFailed, copy_error
 from tinker.futures import APIFuture
 
+Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
+"""Returns the error that a failure means, such as the loss of the session; None if it means what it says."""
+
+
+async def _explain_nothing(_: Exception) -> None:
+    return None
+
 
 class Sequencer:
     """The queue of one training client."""
 
-    def __init__(self, findings: Findings | None = None) -> None:
+    def __init__(self, findings: Findings | None = None, explain: Explain = _explain_nothing) -> None:
         self.numbers = Numbers(findings)
-        self._last: _Turn | None = None
+        self._explain = explain
+        self._last: _QueueLink | None = None
         self._positions = itertools.count()
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
         self.now: Callable[[], int] = itertools.count().__next__
@@ -44,25 +53,39 @@ class Sequencer:
         self.known_failure = 0
         self._ended: tuple[APIFuture[Any], BaseException] | None = None
 
-    def take_turn(self, future: APIFuture[Any], called: int) -> Turn:
-        """Return the next place in the queue, of an operation that was called at the moment ``called``."""
-        turn = self._last = _Turn(self._last)
-        place = Turn(self, turn, future, next(self._positions), called)
-        self._turns.add(place)
-        return place
+    def take_turn(self, future: APIFuture[Any], called: int, *, changes_run: bool = True) -> Turn:
+        """Return the next turn in the queue, of an operation that was called at the moment ``called``."""
+        link = self._last = _QueueLink(self._last)
+        turn = Turn(self, link, future, next(self._positions), called, changes_run)
+        self._turns.add(turn)
+        return turn
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
         """Fail every later turn with ``error``: there is no run."""
         self._ended = creation, error
 
     def block(self, turn: Turn, error: BaseException) -> None:
-        """Stop the places behind ``place`` until the user has received ``error`` from its future."""
+        """Block later requests until the user has received the error from the future of this one."""
         block = Block(self, turn, error)
         self._blocks.append(block)
         turn.future.receipt.add_action(block.receive)
         for later in self._turns:
             if later.position > turn.position and (later.behind is None or later.behind.position > turn.position):
                 later.behind, later.receipt_behind = block, turn.future.receipt
+
+    async def fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
+        """Note the failure of a request; if it ``stops`` later ones, it does so until the user has its error.
+
+        Raises another error in the place of ``error`` where that is what it means.
+        """
+        if isinstance(error, NotRunError):
+            raise await self.explain_stop(turn, error)
+        self.numbers.expect(turn.last_number, error)
+        meaning = await self._explain(error)
+        if stops:
+            self.block(turn, meaning or error)
+        if meaning is not None:
+            raise meaning from error
 
     def check(self, turn: Turn) -> None:
         """Raise what keeps the request whose turn it is from being sent."""
@@ -117,13 +140,13 @@ def _add_note(error: BaseException) -> BaseException:
     return error
 
 
-class _Turn:
-    """A link of the queue. Its turn comes when every earlier one is over, from which time on it may be over itself."""
+class _QueueLink:
+    """A link of the queue. It comes when every earlier one is over, from which time on it may be over itself."""
 
     __slots__ = ("_after", "_has_come", "_is_over", "_waiter")
 
-    def __init__(self, before: _Turn | None) -> None:
-        self._after: _Turn | None = None
+    def __init__(self, before: _QueueLink | None) -> None:
+        self._after: _QueueLink | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
         self._has_come = before is None or before._is_past()
@@ -139,10 +162,10 @@ class _Turn:
     def end(self) -> None:
         """Let the next one come, as soon as every earlier one is over."""
         self._is_over = True
-        turn = self
-        while turn._is_past() and (after := turn._after) is not None:
+        link = self
+        while link._is_past() and (after := link._after) is not None:
             after._come()
-            turn = after
+            link = after
 
     def _is_past(self) -> bool:
         return self._has_come and self._is_over
@@ -154,11 +177,17 @@ class _Turn:
 
 
 class Turn:
-    """``async with place`` waits for the turn and holds it."""
+    """One operation's turn: ``async with turn`` waits for it, and holds it while the block sends.
 
-    def __init__(self, sequencer: Sequencer, turn: _Turn, future: APIFuture[Any], position: int, called: int) -> None:
+    What has begun to be sent is sent to the end, also when the future is cancelled.
+    """
+
+    def __init__(
+        self, sequencer: Sequencer, link: _QueueLink, future: APIFuture[Any], position: int, called: int, changes_run: bool
+    ) -> None:
         self._sequencer = sequencer
-        self._turn = turn
+        self._link = link
+        self._changes_run = changes_run
         self.future = future
         self.position = position
         self.called = called
@@ -174,25 +203,68 @@ class Turn:
         following = self._sequencer.numbers.next
         return following - 1 if self._first_number is not None and self._first_number < following else self._last_number
 
+    @contextmanager
+    def preparation(self) -> Generator[None]:
+        """Prepare the request in the block, before the turn. On failure, release the turn."""
+        try:
+            yield
+        except BaseException as error:
+            if self._changes_run and isinstance(error, Exception):
+                self._sequencer.block(self, error)
+            self.leave()
+            raise
+
     async def __aenter__(self) -> Numbers:
         try:
-            await self._turn.wait()
+            await self._link.wait()
             if self._sequencer.numbers.is_out_of_step:
                 await self._sequencer.restart(self)
             self._sequencer.check(self)
         except BaseException:
             self.leave()
             raise
+        self.future.progress.is_sending = True
         self._first_number = self._sequencer.numbers.next
         return self._sequencer.numbers
 
-    async def __aexit__(self, *_: object) -> None:
-        self.leave()
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            if isinstance(error, Exception):
+                stops = self._changes_run or fate_of(error) is Fate.UNKNOWN
+                await self._sequencer.fail(self, error, stops=stops)
+        finally:
+            self.future.progress.is_sending = False
+            self.leave()
+        if error is None:
+            self._check_cancelled()
 
     def leave(self) -> None:
-        """Let the next place have its turn, as soon as every earlier one is done."""
+        """Let the next turn come, as soon as every earlier one is done."""
         self._last_number, self._first_number = self.last_number, None
-        self._turn.end()
+        self._link.end()
+
+    @asynccontextmanager
+    async def result(self) -> AsyncGenerator[None]:
+        """Wait for a submitted request in the block; record a failure."""
+        try:
+            yield
+        except Exception as error:
+            await self._sequencer.fail(self, error, stops=self._changes_run)
+            raise
+
+    @contextmanager
+    def resending(self) -> Generator[None]:
+        """Send once more in the block, after the turn."""
+        self.future.progress.is_sending = True
+        try:
+            yield
+        finally:
+            self.future.progress.is_sending = False
+        self._check_cancelled()
+
+    def _check_cancelled(self) -> None:
+        if self.future.cancelled():
+            raise asyncio.CancelledError
 
 
 class Block:

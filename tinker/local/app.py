@@ -21,16 +21,17 @@ from tinker_wire.runtime import Operation
 
 from tinker._wire import json
 from tinker.local import handlers
+from tinker.local.bodies import UnreadFields
 from tinker.local.call import APICall, read_credential, receive
-from tinker.local.downloads import download_route
 from tinker.local.errors import APIProblem
+from tinker.local.files import download_route, upload_route
 from tinker.local.recovery import recover
 from tinker.local.state import State
-from tinker.local.storage import in_trace
-from tinker.local.unread import UnreadFields
-from tinker.local.uploads import upload_route
-from tinker.local.v1 import describe_error, v1_routes
-from tinker.local.web import Traffic, TrafficWatch, web_routes
+from tinker.local.storage.trace import in_trace
+from tinker.local.v1.answers import describe_error
+from tinker.local.v1.routes import v1_routes
+from tinker.local.web.pages import web_routes
+from tinker.local.web.traffic import Traffic, TrafficWatch
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
 log: logging.Logger = logging.getLogger("tinker.local")
@@ -119,7 +120,7 @@ def _endpoint(
         notes = unread.check(call.name, call.content, None if call.is_proto else operation.body)
         with in_trace(call.name, call.headers.get("traceparent")):
             answer = await handler(state, call)
-        state.flush_journal()
+        state.journal.flush()
         response = _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
         response.headers.update(notes)
         return response

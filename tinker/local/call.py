@@ -11,9 +11,8 @@ from starlette.requests import Request
 from tinker_wire.runtime import Operation
 
 from tinker._wire import compression, proto
-from tinker.local.errors import APIProblem
-from tinker.local.hosts import is_this_machine
-from tinker.local.misfits import read_misfit
+from tinker.local.errors import APIProblem, read_misfit
+from tinker.local.guard import is_this_machine
 from tinker.local.profiles import Profile, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -1,9 +1,12 @@
-"""The one exception that becomes an error status, and the statuses that several handlers share."""
+"""The exception that becomes an error status, and validation errors of bodies and headers as clients read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import msgspec
 from tinker_wire.models import JSONValue
 
 
@@ -35,3 +38,120 @@ def unavailable(detail: str) -> APIProblem:
 def unprocessable(field: str, fault: str, kind: str = "value_error") -> APIProblem:
     """Make a 422 that names one field of the body."""
     return APIProblem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])
+
+
+#: Names of fields and indices of lists, from the outside in.
+FieldPath: TypeAlias = Sequence[str | int]
+
+# The forms of msgspec's messages.
+_PLACED = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$(?P<path>.*)`", re.DOTALL)
+_PATH_PART = re.compile(r"[^.\[\]]+")
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
+_MISFIT = re.compile(r"Expected `(?P<wanted>[^`]*)`(?:, got `(?P<found>[^`]*)`)?(?: (?P<limit>.*))?", re.DOTALL)
+_LIMIT = re.compile(r"(?:of (?P<what>length ))?(?P<sign>[<>]=?) (?P<bound>\S+)")
+_UNKNOWN = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
+
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+    "datetime": "a time",
+}
+_MISSING_SENTENCE = "the field is missing"
+_LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+
+
+class Misfit(NamedTuple):
+    """What does not fit: where, a sentence without its subject, and a word for its kind."""
+
+    place: tuple[str | int, ...]
+    sentence: str
+    kind: str = "value_error"
+
+    def describe(self, source: str) -> dict[str, JSONValue]:
+        """Return the entry of a 422 body; ``source`` is where it was found, ``body`` or ``header``."""
+        return {"loc": [source, *self.place], "msg": self.sentence, "type": self.kind}
+
+
+def read_misfit(error: Exception) -> Misfit:
+    """Read what msgspec says of a value that does not fit."""
+    message, path = str(error), ""
+    if placed := _PLACED.fullmatch(message):
+        message, path = placed["message"], placed["path"]
+    place = tuple(int(part) if part.isdigit() else part for part in _PATH_PART.findall(path))
+    if found := _MISSING.fullmatch(message):
+        return Misfit((*place, found["field"]), _MISSING_SENTENCE, "missing")
+    if found := _UNKNOWN.fullmatch(message):
+        return Misfit(place, f"the value {found['value']} is unknown", "enum")
+    if found := _MISFIT.fullmatch(message):
+        wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(found["limit"])
+        return Misfit(
+            place,
+            f"must be {wanted}" + (f", not {_to_words(found['found'])}" if found["found"] else ""),
+            "type_error" if found["found"] else "value_error",
+        )
+    return Misfit(place, message)
+
+
+def find_misfits(value: object, kind: type[msgspec.Struct]) -> list[Misfit]:
+    """Find what does not fit the record ``kind``: each missing field, and the first misfit in each of the others."""
+    if not isinstance(value, dict):
+        return [read_misfit(error) for error in _try(value, kind)]
+    found: list[Misfit] = []
+    fields = cast("dict[str, object]", value)
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if name in fields:
+            misfits = map(read_misfit, _try(fields[name], field.type))
+            found += [misfit._replace(place=(name, *misfit.place)) for misfit in misfits]
+        elif field.required:
+            found.append(Misfit((name,), _MISSING_SENTENCE, "missing"))
+    return found
+
+
+def _try(value: object, kind: type[Any]) -> list[msgspec.ValidationError]:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return [error]
+    return []
+
+
+def _to_words(kind: str) -> str:
+    return _WORDS.get(kind, kind)
+
+
+def _describe_limit(limit: str | None) -> str:
+    """Return a limit in words, such as `` of at least 1``; empty without one."""
+    found = _LIMIT.fullmatch(limit or "")
+    if found is None:
+        return f" {limit}" if limit else ""
+    return f" of {found['what'] or ''}{_LIMITS[found['sign']]} {found['bound']}"
+
+
+def format_place(place: FieldPath) -> str:
+    """Return a place as people write it.
+
+    >>> format_place(["messages", 0, "role"])
+    'messages[0].role'
+    """
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
+class _MisfitEntry(msgspec.Struct):
+    loc: list[str | int]
+    msg: str
+
+
+def describe_misfits(detail: object) -> tuple[str, str | None] | None:
+    """Return the entries of a 422 body as one line, and the first place within the body; None for anything else."""
+    try:
+        entries = msgspec.convert(detail, list[_MisfitEntry])
+    except msgspec.ValidationError:
+        return None
+    places = [format_place(entry.loc[1:]) for entry in entries]
+    lines = [f"{place or 'the body'}: {entry.msg}" for place, entry in zip(places, entries)]
+    return "; ".join(lines), next(filter(None, places), None)

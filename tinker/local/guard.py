@@ -1,4 +1,4 @@
-"""A guard that keeps web pages away from a server without a key.
+"""Hosts by name and address, and a guard that keeps web pages away from a server without a key.
 
 A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
 name they used (``Host``) nor the page they act for (``Origin``), so both must be names that this server goes by. A server with
@@ -7,6 +7,7 @@ a key needs none of this: no page knows the key.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -17,8 +18,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.hosts import is_address, is_this_machine
 from tinker.local.settings import Settings
+
+
+def is_this_machine(name: str) -> bool:
+    """Return whether a name or an address reaches nothing but this machine."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def is_address(name: str) -> bool:
+    """Return whether it is an address: no page can come from one and have its name led elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
 

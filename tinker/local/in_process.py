@@ -15,10 +15,10 @@ from starlette.types import ASGIApp
 from tinker.local.app import create_app
 from tinker.local.engines import PACKAGED_MODEL, TOY_MODEL, EngineName, choose_engine, open_engine
 from tinker.local.loading import Loading, check_source
-from tinker.local.scheduling import OpenEngine
+from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
-from tinker.local.storage import make_data_folder
+from tinker.local.storage.disk import make_data_folder
 
 SCHEME = "local://"
 TOY = "toy"

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from tinker._tokenizers import describe_offline, find_absence
 from tinker.local.engines import PACKAGED_MODEL, Engine, EngineName, check_directory, choose_engine, missing_parts
-from tinker.local.scheduling import OpenEngine
+from tinker.local.scheduling.steps import OpenEngine
 from tinker_records import find_closest
 
 #: Told in the engine's thread what loads now, None once nothing does.

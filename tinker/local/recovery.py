@@ -1,4 +1,4 @@
-"""How a server with a journal loses nothing when it is killed: it writes requests down, and repeats them when it starts.
+"""How a server with a journal loses nothing when it is killed: when it starts again, it repeats the requests in its journal.
 
 A run begins again with the weights after its last step. Requests behind that step are repeated: those that add to a gradient,
 because gradients are nowhere else, and those that have no result. Everything else has its result, and is not done again.
@@ -7,10 +7,8 @@ because gradients are nowhere else, and those that have no result. Everything el
 from __future__ import annotations
 
 import logging
-import sqlite3
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from tinker_wire import models
@@ -20,98 +18,53 @@ from tinker_wire.operations import OPERATIONS
 from tinker.local.call import KNOWN_FAILURE, APICall
 from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.storage import (
-    MAX_CLIENTS,
-    Completion,
-    Journal,
-    JournalRequest,
-    JournalResult,
-    JournalRun,
-    LoadWeights,
-    ModelRecord,
-    RequestFailure,
-    split_request_key,
-)
+from tinker.local.state import State
+from tinker.local.storage.futures import RequestFailure, split_request_key
+from tinker.local.storage.journal import REQUESTS, RESULTS, RUNS, JournalRequest, JournalResult
+from tinker.local.storage.records import find_former_runs
+from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, ModelRecord
 
-if TYPE_CHECKING:
-    from tinker.local.state import State
-
-Handlers: TypeAlias = Mapping[str, Callable[["State", APICall], Awaitable[object]]]
+Handlers: TypeAlias = Mapping[str, Callable[[State, APICall], Awaitable[object]]]
 log: logging.Logger = logging.getLogger("tinker.local")
-_GRADIENT = training.forward_backward.__name__
 _CREATIONS = {training.create_model.__name__, weights.load_weights.__name__}
-_SAMPLER_SAVE = weights.save_weights_for_sampler.__name__
-_SESSION = service.create_session.__name__
 _ALWAYS = {training.create_custom_loss.__name__, training.unload_model.__name__}
-
-
-def do_nothing() -> None:
-    """Do nothing."""
-
-
-def write_down(
-    state: State,
-    call: APICall,
-    subject: str,
-    undo: Callable[[], object] = do_nothing,
-    *,
-    request_id: str | None = None,
-    number: int | None = None,
-) -> None:
-    """Write down a request about ``subject``, where there is a journal, before anything is done that ``undo`` cannot take back.
-
-    Raises APIProblem 500 when it cannot be written down, after ``undo``. Call with the state's lock held.
-    """
-    if state.journal is None or state.is_recovering:
-        return
-    request = JournalRequest(
-        subject=subject,
-        operation=call.name,
-        path=msgspec.json.encode(call.path),
-        content_type=call.headers.get("content-type", ""),
-        content=call.content,
-        created_at=state.now(),
-        request_id=request_id,
-        number=number,
-        known_failure=call.known_failure,
-    )
-    try:
-        state.journal.add_request(request)
-    except sqlite3.Error as error:
-        undo()
-        log.error("cannot write the journal: %s; %s is refused", error, call.name)
-        detail = f"the server cannot write this request down ({error}), so it was not carried out; send it again"
-        raise APIProblem(500, detail) from error
 
 
 async def recover(state: State, handlers: Handlers) -> None:
     """Bring back what the journal holds. Nothing else may use the state meanwhile."""
-    if state.journal is None:
+    if not state.journal.is_kept:
         return
-    recovery = _Restart(state, handlers, state.journal)
-    state.is_recovering = True
+    restart = _Restart(state, handlers)
+    state.repeating = restart.again
     try:
-        await recovery.run()
+        await restart.run()
     finally:
-        state.is_recovering, state.repeated = False, set()
+        state.repeating = None
 
 
 class _Restart:
-    def __init__(self, state: State, handlers: Handlers, journal: Journal) -> None:
+    """One recovery: the requests of the journal in their order, and ``again``, those repeated though they have a result."""
+
+    def __init__(self, state: State, handlers: Handlers) -> None:
         self._state, self._handlers = state, handlers
-        self._requests = journal.requests()
-        self._runs = journal.runs()
-        self._counts = journal.completion_counts()
+        journal = state.journal
+        self._requests = journal.read(REQUESTS)
+        self._runs = {run.model_id: run for run in journal.read(RUNS)}
         accepted = {one.request_id for one in self._requests}
-        results = {one.request_id: one for one in journal.results()}
-        for name in [name for name in results if name not in accepted and not self._is_kept(name)]:
-            journal.drop_result(name)
-            del results[name]
-        again = {one.request_id for one in self._requests if self._must_run(one, results)}
-        self._results = {name: one for name, one in results.items() if name not in again}
-        state.repeated = {name for name in results if name in again}
+        self._results: dict[str, JournalResult] = {}
+        for result in journal.read(RESULTS):
+            if result.request_id in accepted or self._is_final(result.request_id):
+                self._results[result.request_id] = result
+            else:
+                journal.drop_result(result.request_id)
+        self.again: frozenset[str] = frozenset(
+            one.request_id for one in self._requests if one.request_id in self._results and self._must_repeat(one)
+        )
 
     async def run(self) -> None:
+        """Restore results, then repeat or pass over each request."""
+        for name in self.again:
+            del self._results[name]
         for result in self._results.values():
             self._state.futures.restore(result.request_id, result.fingerprint, result.outcome)
         for request in self._requests:
@@ -119,7 +72,7 @@ class _Restart:
                 await self._repeat(request)
             except APIProblem as problem:
                 log.warning("%s of %s could not be repeated: %s", request.operation, request.subject, problem.detail)
-        self._restore_completions()
+        self._announce_samples()
         self._forget_others()
         if self._requests:
             log.info("restored %d runs from before the restart", len(self._runs))
@@ -129,81 +82,78 @@ class _Restart:
 
         A run whose base model is not served now is not gone: the next server may have it.
         """
-        live = {model.model_id for model in self._state.store.models()}
-        if self._state.runs is not None:
-            self._state.runs.forget_others(live | self._runs.keys())
-        if self._state.ledger is not None:
-            self._state.former_runs = self._state.ledger.former_runs(live)
+        with self._state.locked() as shared:
+            live = {model.model_id for model in shared.store.models()}
+            shared.former_runs[:] = find_former_runs(self._state.journal, live)
+        self._state.runs.forget_others(live | self._runs.keys())
 
-    def _is_kept(self, request_id: str) -> bool:
+    def _is_final(self, request_id: str) -> bool:
         """Return whether a result without its request counts; of a run only up to its last step: later ones were refused."""
         subject, number = split_request_key(request_id)
-        run = self._runs.get(subject)
-        return ":train:" not in subject or (run is not None and number is not None and number <= run.number)
+        return ":train:" not in subject or (number is not None and not self._is_behind(subject, number))
 
-    def _must_run(self, request: JournalRequest, results: Mapping[str, JournalResult]) -> bool:
-        """Return whether a request is run again though it has a result: its gradient is lost, or the server's own knowledge."""
+    def _is_behind(self, model_id: str, number: int) -> bool:
+        """Return whether a request comes after the last step of a run that is kept."""
+        return model_id not in self._runs or number > self._runs[model_id].number
+
+    def _must_repeat(self, request: JournalRequest) -> bool:
+        """Return whether a request with a result is repeated: its gradient is lost, or the server's own knowledge."""
         if request.operation in _ALWAYS:
             return True
-        run = self._runs.get(request.subject)
-        result = results.get(request.request_id or "")
-        is_behind = request.number is not None and (run is None or request.number > run.number)
-        return request.operation == _GRADIENT and is_behind and result is not None and not _is_failure(result)
+        is_gradient = request.operation == training.forward_backward.__name__ and request.number is not None
+        if not is_gradient or request.request_id is None or request.number is None:
+            return False
+        return self._is_behind(request.subject, request.number) and not self._results[request.request_id].is_failure
 
     async def _repeat(self, request: JournalRequest) -> None:
-        if request.operation == _SESSION:
-            self._restore_session(request)
+        if request.operation == service.create_session.__name__:
+            body = msgspec.json.decode(request.content, type=models.CreateSessionRequest)
+            with self._state.locked() as shared:
+                shared.store.restore_session(request.subject, body, request.created_at)
             return
         result = self._results.get(request.request_id or "")
         is_creation = request.operation in _CREATIONS and request.number == 0
         if result is None or is_creation or request.number is None:
             await self._handlers[request.operation](self._state, _to_call(request))
-        model = self._state.store.find_model(request.subject)
-        if result is None or model is None:
+        with self._state.locked() as shared:
+            model = shared.store.find_model(request.subject)
+        if result is None or model is None or request.number is None:
             return
         if is_creation:
             await self._restore_run(model, result)
         else:
-            await self._pass_over(request, result, model)
-
-    def _restore_session(self, request: JournalRequest) -> None:
-        body = msgspec.json.decode(request.content, type=models.CreateSessionRequest)
-        with self._state.lock:
-            self._state.store.restore_session(request.subject, body, request.created_at)
+            await self._pass_over(request, request.number, result, model)
 
     async def _restore_run(self, model: ModelRecord, created: JournalResult) -> None:
         """Give a run the weights that are kept, or the error of its creation, with which its requests fail."""
-        run = self._runs.get(model.model_id)
-        if isinstance(created.outcome, RequestFailure):
-            model.creation_error = created.outcome.error
-        else:
-            model.creation_error = await self._load(model, run)
-        with self._state.lock:
+        outcome, run = created.outcome, self._runs.get(model.model_id)
+        model.creation_error = outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
+        with self._state.locked():
             model.queue.start_at(1 if run is None else run.number + 1)
 
-    async def _load(self, model: ModelRecord, run: JournalRun | None) -> str | None:
+    async def _load(self, model: ModelRecord) -> str | None:
         """Load the weights of a run; return why that is impossible."""
-        runs = self._state.runs
-        if run is None or runs is None:
+        run = self._runs.get(model.model_id)
+        if run is None:
             return "its weights are lost"
         try:
-            await self._state.run_in_engine(model.engine_model, lambda engine: runs.load(engine, model, run))
+            await self._state.run_in_engine(model.engine_model, lambda engine: self._state.runs.load(engine, model, run))
         except APIProblem as problem:
             log.warning("the weights of %s could not be restored: %s", model.model_id, problem.detail)
             return f"its weights are lost: {problem.detail}"
         return None
 
-    async def _pass_over(self, request: JournalRequest, result: JournalResult, model: ModelRecord) -> None:
+    async def _pass_over(self, request: JournalRequest, number: int, result: JournalResult, model: ModelRecord) -> None:
         """Leave out a request that is done; the sampling session that it made is opened again."""
-        assert request.number is not None
-        with self._state.lock:
-            model.queue.skip(request.number, self._state.clock())
-            if isinstance(result.outcome, RequestFailure):
-                model.queue.note_failure(request.number, request.operation, result.outcome)
-        if request.operation == _SAMPLER_SAVE and not _is_failure(result):
+        outcome = result.outcome
+        with self._state.locked():
+            model.queue.skip(number, self._state.clock())
+            if isinstance(outcome, RequestFailure):
+                model.queue.note_failure(number, request.operation, outcome)
+        if isinstance(outcome, models.SaveWeightsForSamplerResponseInternal) and outcome.sampling_session_id is not None:
             body = msgspec.json.decode(request.content, type=models.SaveWeightsForSamplerRequest)
-            if body.path is None and body.sampling_session_seq_id is not None:
-                kept = self._state.snapshots.restore(model.model_id, str(request.number))
+            kept = self._state.snapshots.restore(model.model_id, str(number))
+            if body.sampling_session_seq_id is not None:
                 await self._restore_sampler(model, body.sampling_session_seq_id, kept, is_inflight=body.kind == "inflight")
 
     async def _restore_sampler(self, model: ModelRecord, number: int, kept: LoadWeights, *, is_inflight: bool) -> None:
@@ -214,31 +164,20 @@ class _Restart:
                 model.inflight = kept(engine)
 
             await state.run_in_engine(model.engine_model, load)
-        with state.lock:
+        with state.locked() as shared:
             weights = model.inflight_weights if is_inflight else kept
-            sampler = state.store.new_sampler(model.session, number, model.base_model, model.engine_model, None, weights)
+            sampler = shared.store.new_sampler(model.session, number, model.base_model, model.engine_model, None, weights)
             sampler.requested_name = model.requested_name
-            state.store.add_sampler(number, sampler)
+            shared.store.add_sampler(number, sampler)
 
-    def _restore_completions(self) -> None:
-        """Give the clients of samplers their logs, in which they go on where they were."""
-        found: dict[str, list[JournalResult]] = defaultdict(list)
-        for result in self._results.values():
-            sampler_id, number = split_request_key(result.request_id)
-            if ":sample:" in sampler_id and number is not None:
-                found[f"{sampler_id}:{number // MAX_CLIENTS}"].append(result)
-        with self._state.lock:
-            for name in found.keys() | self._counts.keys():
-                self._restore_log(name, found[name])
-
-    def _restore_log(self, name: str, results: list[JournalResult]) -> None:
-        sampler_id, _, client = name.rpartition(":")
-        completion_log = self._state.store.sampler(sampler_id).completion_log(int(client))
-        known = sorted((one for one in results if one.completion is not None), key=lambda one: one.completion or 0)
-        completion_log.restore(self._counts.get(name, 0), [_to_completion(one) for one in known])
-        for one in results:
-            if one.completion is None:
-                completion_log.add(one.request_id, failed=_is_failure(one))
+    def _announce_samples(self) -> None:
+        """Announce the samples that their clients have not fetched yet; cursors of earlier processes are behind all of them."""
+        with self._state.locked() as shared:
+            for result in self._results.values():
+                sampler_id, number = split_request_key(result.request_id)
+                if ":sample:" in sampler_id and number is not None:
+                    log_of_client = shared.store.sampler(sampler_id).completion_log(number // MAX_CLIENTS)
+                    log_of_client.add(result.request_id, failed=result.is_failure)
 
 
 def _to_call(request: JournalRequest) -> APICall:
@@ -249,11 +188,3 @@ def _to_call(request: JournalRequest) -> APICall:
         headers={"content-type": request.content_type, **known},
         content=request.content,
     )
-
-
-def _to_completion(result: JournalResult) -> Completion:
-    return Completion(result.completion or 0, result.request_id, _is_failure(result))
-
-
-def _is_failure(result: JournalResult) -> bool:
-    return isinstance(result.outcome, RequestFailure)

@@ -29,13 +29,12 @@ from tinker.local.engines import (
     choose_engine,
     open_engine,
 )
-from tinker.local.guard import guard_app, hostname
-from tinker.local.hosts import is_this_machine
+from tinker.local.guard import guard_app, hostname, is_this_machine
 from tinker.local.loading import check_source, explain_absence_offline
-from tinker.local.scheduling import OpenEngine
+from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
-from tinker.local.storage import make_data_folder
+from tinker.local.storage.disk import make_data_folder
 
 log: logging.Logger = logging.getLogger("tinker.local")
 #: What users may mean by a name that is no model's.

@@ -13,47 +13,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import attrs
 from tinker_wire import models
 from tinker_wire.api import training, weights
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
-from tinker.local.scheduling import (
-    ModelQueue,
-    OpenEngine,
-    PeriodicTask,
-    SampleQueue,
-    ServedModel,
-    ServedModels,
-    Worker,
-    to_failure,
-)
+from tinker.local.scheduling.models import ModelQueue
+from tinker.local.scheduling.samples import SampleQueue
+from tinker.local.scheduling.steps import OpenEngine, to_failure
+from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage import (
-    Accounts,
-    AuditLog,
-    CheckpointRecord,
-    Checkpoints,
-    FormerRun,
-    FutureStore,
-    Journal,
-    KeptRuns,
-    Ledger,
-    Links,
-    ModelRecord,
-    Owner,
-    RecordedSequences,
-    RequestFailure,
-    RequestOutcome,
-    ServerFuture,
-    SessionRecord,
-    Signer,
-    Snapshots,
-    Store,
-    TraceExports,
-    Uploads,
-    UsageMeter,
-)
+from tinker.local.storage.access import Accounts, Links, Signer
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.disk import Owner
+from tinker.local.storage.events import ServerEvents
+from tinker.local.storage.future_store import FutureStore
+from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.journal import Journal
+from tinker.local.storage.recorded import RecordedSequences
+from tinker.local.storage.records import RUN_TABLES, AuditLog, RunHistory, UsageMeter
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.snapshots import KeptRuns, Snapshots
+from tinker.local.storage.store import Store
+from tinker.local.storage.trace import TraceExports
+from tinker.local.storage.uploads import Uploads
 
 T = TypeVar("T")
 SWEEP_SECONDS = 60.0  # between two looks for checkpoints that have expired
@@ -66,11 +51,44 @@ SUPERSEDED = frozenset(
 SHUTTING_DOWN = RequestFailure("the server is shutting down", "server")
 
 
-class State:
+@attrs.frozen(kw_only=True)
+class SharedData:
+    """The data that a server's lock guards; :meth:`State.locked` hands it out. Functions that take it need the lock held.
+
+    ``former_runs`` are those of earlier processes.
+    """
+
+    store: Store
+    usage: UsageMeter
+    audit: AuditLog
+    recorded: RecordedSequences
+    uploads: Uploads
+    telemetry: deque[models.TelemetryEvent]
+    former_runs: list[RunHistory] = attrs.field(factory=lambda: list[RunHistory]())
+
+
+class LockedData:
+    """A block in which this thread holds the lock, and has the data."""
+
+    def __init__(self, lock: threading.RLock, shared: SharedData) -> None:
+        self._lock, self._shared = lock, shared
+
+    def __enter__(self) -> SharedData:
+        self._lock.acquire()
+        return self._shared
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class State(ServerEvents):
     """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends it.
 
     ``open_engine`` is called once, in the engine's thread, when the engine is needed first; several make a server of several
     base models, of which the first one is the default. ``clock`` counts seconds, ``now`` is the time of day.
+
+    ``repeating`` is None, except while a restarted server repeats what its journal holds: then it has the ids of the requests
+    that are carried out again though they have a result.
     """
 
     def __init__(
@@ -82,51 +100,48 @@ class State:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.settings: Settings = settings or Settings()
-        self.lock: threading.RLock = threading.RLock()
-        self.clock = clock
-        self.now = now
-        self.journal: Journal | None = Journal(self.settings.data_dir) if self.settings.durability == "step" else None
-        self.is_recovering = False
-        self.signer: Signer = Signer(now, None if self.journal is None else self.journal.secret())
+        self.clock, self.now = clock, now
+        root, lock = self.settings.data_dir, threading.RLock()
+        self.journal: Journal = Journal(root if self.settings.durability == "step" else None)
+        self.journal.add_tables(*RUN_TABLES)
+        self.repeating: frozenset[str] | None = None
+        self.signer: Signer = Signer(now, self.journal.secret())
         self.accounts: Accounts = Accounts(self.settings, self.signer)
         self.links: Links = Links(self.settings, self.signer, now)
-        self.exports: TraceExports = TraceExports(self.settings.link_seconds, self.lock, clock, self.submit_task)
-        self.audit: AuditLog = AuditLog(self.settings.max_audit_entries, now)
-        self.usage: UsageMeter = UsageMeter(self.settings.max_audit_entries, now)
-        self.futures: FutureStore = FutureStore(self.settings, self.lock, clock)
-        self.store: Store = Store(self.settings, clock, now, self._drop_model)
-        self._owner = Owner(self.settings.data_dir)
-        self.recorded: RecordedSequences = RecordedSequences(self.settings, now, self.journal)
-        self.checkpoints: Checkpoints = Checkpoints(self.settings.data_dir, now, self._owner)
-        self.runs: KeptRuns | None = None
-        self.ledger: Ledger | None = None
-        self.former_runs: Sequence[FormerRun] = ()
-        self.repeated: set[str] = set()  # requests that are carried out again though they have a result
-        if self.journal is not None:
-            self.runs = KeptRuns(self.settings.data_dir, self.journal, SUPERSEDED)
-            self.ledger = Ledger(self.journal, self.settings.max_audit_entries)
-            self.ledger.keep(self.usage, self.audit)
-            self.futures.on_result, self.futures.on_drop = self._keep_result, self.journal.drop_result
-        self.store.on_end = self._drop_session
-        kept = None if self.runs is None else self.runs.snapshots
-        self.store.hint = self.futures.hint = self.checkpoints.hint_last_save
-        self.snapshots: Snapshots = Snapshots(self.settings.data_dir, self._owner, kept)
-        self.uploads: Uploads = Uploads(self.settings.data_dir, self._owner, now)
-        self.telemetry: deque[models.TelemetryEvent] = deque(maxlen=self.settings.max_telemetry_events)
-        self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
+        self.exports: TraceExports = TraceExports(self.settings.link_seconds, lock, clock, self.submit_task)
+        self.futures: FutureStore = FutureStore(self.settings, lock, clock, self)
+        self._owner = Owner(root)
+        self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self)
+        self.runs: KeptRuns = KeptRuns(root, self.journal, SUPERSEDED)
+        self.snapshots: Snapshots = Snapshots(root, self._owner, self.runs.snapshots if self.journal.is_kept else None)
+        self._shared = SharedData(
+            store=Store(self.settings, clock, now, self, self.journal.starts),
+            usage=UsageMeter(self.settings.max_audit_entries, now, self.journal),
+            audit=AuditLog(self.settings.max_audit_entries, now, self.journal),
+            recorded=RecordedSequences(self.settings, now, self.journal),
+            uploads=Uploads(root, self._owner, now),
+            telemetry=deque(maxlen=self.settings.max_telemetry_events),
+        )
+        self._locked = LockedData(lock, self._shared)
         openers = [open_engine] if callable(open_engine) else open_engine
         self.served: ServedModels = ServedModels([ServedModel(one, self._new_samples()) for one in openers])
-        self._worker = Worker(self.served.models[0].open, self.lock, clock)
-        for place, served in enumerate(self.served.models):
-            self._worker.add(served.samples, f"sampling {place}", served.open)
-        self._worker.add(
-            PeriodicTask(self.settings.idle_session_seconds / 10, lambda: self.store.has_sessions, self.store.end_idle)
-        )
-        self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
-        self.checkpoints.on_expired = self._note_expired
+        self._worker = Worker(self.served.models[0].open, lock, clock)
+        self._add_queues()
         self._codecs: ThreadPoolExecutor | None = None
+        self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
         self._closed = False
         self.close_error: OSError | None = None  # of an application that served it
+
+    def _add_queues(self) -> None:
+        for place, served in enumerate(self.served.models):
+            self._worker.add(served.samples, f"sampling {place}", served.open)
+        store = self._shared.store
+        self._worker.add(PeriodicTask(self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle))
+        self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
+
+    def locked(self) -> LockedData:
+        """Return the block that holds the lock: ``with state.locked() as shared``. A thread may enter it again."""
+        return self._locked
 
     # Work
 
@@ -151,7 +166,7 @@ class State:
         """
         if not self.served.engines:
             opened = ServerFuture("engine")
-            with self.lock:
+            with self._locked:
                 self.require_open()
                 self._worker.submit_task(lambda open_first: self._open_engines(open_first, opened))
             outcome = await opened.wait()
@@ -171,26 +186,19 @@ class State:
     async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
         """Do something with an engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
         done = ServerFuture("engine")
-        with self.lock:
+
+        def work_and_flush(engine: Engine) -> None:
+            work(engine)
+            self.journal.flush()
+
+        with self._locked:
             self.require_open()
             served = self.served.find(engine_model)
-            self._worker.submit_task(lambda open_engine: _work(open_engine, self._flush_after(work), done), served.open)
+            self._worker.submit_task(lambda open_engine: _work(open_engine, work_and_flush, done), served.open)
         outcome = await done.wait()
         if isinstance(outcome, RequestFailure):
             status = 503 if self._closed else 400 if outcome.category == "user" else 500
             raise APIProblem(status, outcome.error)
-
-    def _flush_after(self, work: Callable[[Engine], None]) -> Callable[[Engine], None]:
-        def run(engine: Engine) -> None:
-            work(engine)
-            self.flush_journal()
-
-        return run
-
-    def flush_journal(self) -> None:
-        """Write down what this thread has noted, where there is a journal."""
-        if self.journal is not None:
-            self.journal.flush()
 
     def new_queue(self, engine_model: str) -> ModelQueue:
         """Add a queue for the requests of one more model of this engine."""
@@ -207,41 +215,44 @@ class State:
 
     def _sweep(self, _: OpenEngine) -> None:
         self.checkpoints.remove_expired()
-        self.flush_journal()
-
-    def _note_expired(self, record: CheckpointRecord) -> None:
-        with self.lock:
-            self.usage.record_deletion(record)
-
-    def _keep_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        if self.journal is None:
-            return
-        if self.store.is_live(future.key.partition(":")[0]):
-            self.journal.add_result(future, outcome)
-        else:
-            self.journal.flush()
-
-    def _drop_session(self, session: SessionRecord) -> None:
-        self.recorded.drop_session(session.session_id)
-        if self.journal is not None:
-            self.journal.drop_session(session.session_id)
-
-    def _drop_model(self, model: ModelRecord) -> None:
-        """Forget a model's weights once what was submitted for it has run."""
-        failure = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
-        model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
-        self.notify()
+        self.journal.flush()
 
     def discard_model(self, model: ModelRecord) -> None:
         """Forget a model whose creation was refused."""
         self._worker.remove(model.queue)
-        self.store.discard_model(model)
+        self._shared.store.discard_model(model)
+
+    # Events
+
+    def result_ready(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        if self._shared.store.is_live(future.key.partition(":")[0]):
+            self.journal.add_result(future, outcome)
+        else:
+            self.journal.flush()
+
+    def result_dropped(self, request_id: str) -> None:
+        self.journal.drop_result(request_id)
+
+    def session_ended(self, session: SessionRecord) -> None:
+        self._shared.recorded.drop_session(session.session_id)
+        self.journal.drop_session(session.session_id)
+
+    def model_closed(self, model: ModelRecord) -> None:
+        failure = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
+        model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
+        self.notify()
+
+    def checkpoint_expired(self, record: CheckpointRecord) -> None:
+        with self._locked as shared:
+            shared.usage.record_deletion(record)
+
+    def find_last_save(self, run: str) -> str:
+        return self.checkpoints.describe_last_save(run)
 
     def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
         self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
-        if self.runs is not None:
-            self.runs.forget(model.model_id)
+        self.runs.forget(model.model_id)
         open_engine().drop_adapter(model.model_id)
 
     # Bytes
@@ -252,7 +263,7 @@ class State:
 
     async def offload_always(self, function: Callable[[], T]) -> T:
         """Call ``function``, which blocks, in a thread."""
-        with self.lock:
+        with self._locked:
             self.require_open()
             if self._codecs is None:
                 self._codecs = ThreadPoolExecutor(2, thread_name_prefix="tinker-codec")
@@ -266,11 +277,10 @@ class State:
         self.begin_close()
         self._worker.join()
         self.snapshots.clear()
-        self.uploads.clear()
+        self._shared.uploads.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
-        if self.journal is not None:
-            self.journal.close()
+        self.journal.close()
         self._owner.release()
 
     async def wait_for_step(self, seconds: float) -> bool:
@@ -285,7 +295,7 @@ class State:
 
     def begin_close(self) -> None:
         """Refuse new work, fail what is pending but not what runs, and release the waiters. Does not block."""
-        with self.lock:
+        with self._locked:
             self._closed = True
             self._worker.stop(_refuse)
         self.futures.fail_all(SHUTTING_DOWN)

@@ -9,93 +9,47 @@ no overhead.
 All times come from the client's monotonic clock, in seconds.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from tinker.observing.events import (
-    AttemptStarted,
-    CircuitChange,
-    CircuitState,
-    ClientEvent,
-    CustomLossEvaluated,
-    CustomLossStarted,
-    Event,
-    FutureSettled,
-    FutureStarted,
-    LossTerm,
-    ModelLoading,
-    Observer,
-    QueueCallback,
-    QueueChange,
-    QueueObserver,
-    QueueStateObserver,
-    RecoveryChange,
-    RecoveryStage,
-    RequestAttempt,
-    RequestRetry,
-    SessionLost,
-    Timings,
-    TokensUsed,
-)
-from tinker.observing.exchanges import ExchangeLog, ExchangeRecord, ExchangeSink, exchange_sinks, log_exchanges, open_log
-from tinker.observing.server_info import ServerFact, ServerInfo
+from tinker._lazy import LazyNames
 
 if TYPE_CHECKING:
-    from tinker.observing.logs import LogObserver
-    from tinker.observing.metrics import HistogramSummary, Metrics, Snapshot, Summary
-
-#: Imported on use: no client needs them.
-_HOMES = {"LogObserver": "logs", **dict.fromkeys(("HistogramSummary", "Metrics", "Snapshot", "Summary"), "metrics")}
-
-__all__ = [
-    "ExchangeLog",
-    "ExchangeRecord",
-    "ExchangeSink",
-    "exchange_sinks",
-    "log_exchanges",
-    "open_log",
-    "HistogramSummary",
-    "LogObserver",
-    "LossTerm",
-    "ModelLoading",
-    "ServerFact",
-    "ServerInfo",
-    "TokensUsed",
-    "SessionLost",
-    "FutureStarted",
-    "CircuitChange",
-    "CircuitState",
-    "RecoveryChange",
-    "RecoveryStage",
-    "CustomLossStarted",
-    "CustomLossEvaluated",
-    "ClientEvent",
-    "AttemptStarted",
-    "Event",
-    "FutureSettled",
-    "Metrics",
-    "Observer",
-    "QueueCallback",
-    "QueueChange",
-    "QueueObserver",
-    "QueueStateObserver",
-    "RequestAttempt",
-    "RequestRetry",
-    "Snapshot",
-    "Summary",
-    "Timings",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
-if not TYPE_CHECKING:  # type checkers know the names above; with this function they would believe in every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from tinker.observing.events import AttemptStarted as AttemptStarted
+    from tinker.observing.events import CircuitChange as CircuitChange
+    from tinker.observing.events import CircuitState as CircuitState
+    from tinker.observing.events import ClientEvent as ClientEvent
+    from tinker.observing.events import CustomLossEvaluated as CustomLossEvaluated
+    from tinker.observing.events import CustomLossStarted as CustomLossStarted
+    from tinker.observing.events import Event as Event
+    from tinker.observing.events import FutureSettled as FutureSettled
+    from tinker.observing.events import FutureStarted as FutureStarted
+    from tinker.observing.events import LossTerm as LossTerm
+    from tinker.observing.events import ModelLoading as ModelLoading
+    from tinker.observing.events import Observer as Observer
+    from tinker.observing.events import QueueCallback as QueueCallback
+    from tinker.observing.events import QueueChange as QueueChange
+    from tinker.observing.events import QueueObserver as QueueObserver
+    from tinker.observing.events import QueueStateObserver as QueueStateObserver
+    from tinker.observing.events import RecoveryChange as RecoveryChange
+    from tinker.observing.events import RecoveryStage as RecoveryStage
+    from tinker.observing.events import RequestAttempt as RequestAttempt
+    from tinker.observing.events import RequestRetry as RequestRetry
+    from tinker.observing.events import SessionLost as SessionLost
+    from tinker.observing.events import Timings as Timings
+    from tinker.observing.events import TokensUsed as TokensUsed
+    from tinker.observing.exchanges import ExchangeLog as ExchangeLog
+    from tinker.observing.exchanges import ExchangeRecord as ExchangeRecord
+    from tinker.observing.exchanges import ExchangeSink as ExchangeSink
+    from tinker.observing.exchanges import exchange_sinks as exchange_sinks
+    from tinker.observing.exchanges import log_exchanges as log_exchanges
+    from tinker.observing.exchanges import open_log as open_log
+    from tinker.observing.logs import LogObserver as LogObserver
+    from tinker.observing.metrics import HistogramSummary as HistogramSummary
+    from tinker.observing.metrics import Metrics as Metrics
+    from tinker.observing.metrics import Snapshot as Snapshot
+    from tinker.observing.metrics import Summary as Summary
+    from tinker.observing.server_info import ServerFact as ServerFact
+    from tinker.observing.server_info import ServerInfo as ServerInfo
+else:
+    _names = LazyNames(__name__)
+    __getattr__, __dir__ = _names.load, _names.list

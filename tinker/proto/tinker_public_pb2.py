@@ -1,4 +1,4 @@
-"""The messages of tinker_public.proto, for Google's protobuf runtime; made by tools/proto_module.py."""
+"""The messages of tinker_public.proto, for Google's protobuf runtime; made by `python -m codegen generate`."""
 
 from google.protobuf import descriptor_pool
 from google.protobuf.internal import builder

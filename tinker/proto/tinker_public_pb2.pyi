@@ -1,4 +1,4 @@
-"""The messages of tinker_public.proto, for Google's protobuf runtime; made by tools/proto_module.py."""
+"""The messages of tinker_public.proto, for Google's protobuf runtime; made by `python -m codegen generate`."""
 # pyright: basic
 
 from google.protobuf.internal import containers as _containers

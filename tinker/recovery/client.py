@@ -53,19 +53,17 @@ class RecoveringTrainingClient(TrainingClient):
         on_failure: Callable[[RecoveryFailedError], object] | None = None,
     ) -> None:
         check_kind("training", training, TrainingClient)
-        first = training._run
-        if not isinstance(first, TrainingRun):
+        if isinstance(training, RecoveringTrainingClient):
             raise TypeError(f"training must be a client that a service client made, got a {type(training).__name__}")
         chosen = RecoveryPolicy() if policy is None else policy
         check_kind("policy", chosen, RecoveryPolicy)
         check_function("on_recovery", on_recovery)
         check_function("on_failure", on_failure)
-        self._keeper = RunKeeper(first, chosen, on_recovery, on_failure)
-        self._keeper.run.on_replaced = self._note_ready
-        super().__init__(self._keeper.run)
+        self._keeper = RunKeeper(training._run, self._use, chosen, on_recovery, on_failure)
+        super().__init__(training._run)
 
-    def _note_ready(self, ready: APIFuture[None]) -> None:
-        self._ready = ready
+    def _use(self, run: TrainingRun) -> None:
+        self._run, self._ready = run, run.created
 
     @property
     def saves(self) -> list[SavePoint]:

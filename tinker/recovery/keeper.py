@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import attrs
+import msgspec
 
 from tinker._runtime import run
-from tinker._training import Creation, NewAdapter, RenewableRun, SavedAdapter, TrainingRun
+from tinker._training import Creation, NewAdapter, SavedAdapter, TrainingRun
 from tinker.errors import SessionLostError, TinkerError
-from tinker.futures import APIFuture, failure_of
+from tinker.futures import APIFuture, failure_of, on_done
 from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_loss, root_of
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.types.results import SaveWeightsResponse
@@ -44,17 +47,79 @@ class SaveCall:
         return SavePoint(path=future.result(0).path, step=self.step, user_metadata=self.user_metadata)
 
 
+class TrackedCall(msgspec.Struct, eq=False):
+    """One request of a run, and whether the user has its error."""
+
+    future: APIFuture[Any]
+    received: bool = False
+
+    def note_received(self) -> None:
+        """Note that the user has the error."""
+        self.received = True
+
+    @property
+    def error(self) -> BaseException | None:
+        """Return the error of the request; None for success, and for one that is under way or cancelled."""
+        return failure_of(self.future)
+
+
+class CallTracker:
+    """The requests of one client that are under way or have failed, and how many there were. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._tracked: dict[int, TrackedCall] = {}
+
+    @property
+    def tracked(self) -> list[TrackedCall]:
+        """Return what is under way and what has failed, in the order of the calls."""
+        with self._lock:
+            return list(self._tracked.values())
+
+    def track(self, future: APIFuture[Any]) -> None:
+        """Track a request until it succeeds."""
+        call = TrackedCall(future)
+        future.receipt.add_action(call.note_received)
+        with self._lock:
+            self.count += 1
+            self._tracked[id(future)] = call
+        on_done(future, partial(self._settle, call))
+
+    def forget(self, call: TrackedCall) -> None:
+        """Track one request no longer."""
+        with self._lock:
+            self._tracked.pop(id(call.future), None)
+
+    def dismiss(self) -> None:
+        """Track none of the requests so far any longer: their failure is reported in another way."""
+        with self._lock:
+            calls, self._tracked = list(self._tracked.values()), {}
+        for call in calls:
+            call.future.receipt.mark_passed_on()
+
+    def _settle(self, call: TrackedCall, _: object) -> None:
+        if call.error is None:
+            self.forget(call)
+        elif call not in self.tracked:
+            call.future.receipt.mark_passed_on()
+
+
 class RunKeeper:
     """Keeps one client's run going."""
 
     def __init__(
         self,
         first: TrainingRun,
+        use: Callable[[TrainingRun], object],
         policy: RecoveryPolicy,
         on_recovery: Callable[[Recovery], object] | None,
         on_failure: Callable[[RecoveryFailedError], object] | None,
     ) -> None:
-        self.run: RenewableRun = RenewableRun(first)
+        self.run: TrainingRun = first
+        self.calls = CallTracker()
+        first.on_call = self.calls.track
+        self._use = use
         self._first: Creation = first.creation
         self._policy = policy
         self._attempts = RecoveryAttempts(first.runtime, policy)
@@ -70,7 +135,7 @@ class RunKeeper:
     def note_save(self, call: SaveCall) -> None:
         """Remember what was just called."""
         self._save_calls.append(call)
-        self._calls_at_save = self.run.calls
+        self._calls_at_save = self.calls.count
 
     def saves(self, loop: object | None = None) -> list[SavePoint]:
         """Return what was saved, by one loop or at all; of two saves of the same path the later one."""
@@ -79,7 +144,7 @@ class RunKeeper:
 
     def adopt_last_save(self, loop: object) -> bool:
         """Let the last save be one of a loop that begins, if nothing was called since; return whether none is needed."""
-        if self.run.calls != self._calls_at_save:
+        if self.calls.count != self._calls_at_save:
             return False
         if not self._save_calls:
             return True
@@ -98,7 +163,7 @@ class RunKeeper:
         """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""
         failure = failure_of(future)
         if isinstance(failure, RecoveryFailedError):
-            self.run.dismiss()
+            self.calls.dismiss()
             call_user(self._on_failure, failure)
         recovery, is_new = future.result()
         if recovery is not None and is_new:
@@ -115,7 +180,7 @@ class RunKeeper:
             return self._last if loop is None else None, False
 
     async def _replace(self, error: TinkerError, loop: object | None) -> Recovery | None:
-        lost = self.run.present
+        lost = self.run
         if lost.model is None or not await is_loss(lost.runtime, lost.model.model_id, error):
             return None
         run_id = lost.model.model_id
@@ -123,12 +188,19 @@ class RunKeeper:
         if saved != self._saves_at_recovery:
             self._attempts.count, self._saves_at_recovery = 0, saved
         new = await self._attempts.make(run_id, error, lambda: self._choose(loop))
-        self.run.replace(new.run)
-        self._calls_at_save = self.run.calls
+        self._replace_run(new.run)
+        self._calls_at_save = self.calls.count
         error.training_run_id = error.training_run_id or run_id
         self._lost.update({run_id, _session_of(error)} - {None})
         self._last = self._describe(new, run_id, error)
         return self._last
+
+    def _replace_run(self, run: TrainingRun) -> None:
+        """Let another run do what comes; nothing is remembered of the one before, whose failures need not be looked at."""
+        self.calls.dismiss()
+        run.on_call = self.calls.track
+        self.run = run
+        self._use(run)
 
     async def _choose(self, loop: object | None) -> tuple[SavePoint | None, Creation]:
         save = self._policy.choose(self.saves(loop))

@@ -134,19 +134,19 @@ class Steps:
             save = self._call_save(f"{self._offset:06}-start")
             yield save
             save.result(0)
-        for call in self._keeper.run.tracked:
+        for call in self._keeper.calls.tracked:
             if call.error is not None:
-                self._keeper.run.forget(call)
+                self._keeper.calls.forget(call)
         return False
 
     def _look(self) -> Waits:
         """Recover if a request has failed by now so that the run is lost; raise another failure that nobody has looked at."""
-        for call in self._keeper.run.tracked:
+        for call in self._keeper.calls.tracked:
             if (error := call.error) is None:
                 continue
             if (yield from self.recover(error)):
                 return True
-            self._keeper.run.forget(call)
+            self._keeper.calls.forget(call)
             if not call.received:
                 call.future.receipt.mark_received()
                 raise copy_error(error)
@@ -155,7 +155,7 @@ class Steps:
     def _save(self, name: str) -> Waits:
         """Save and wait for everything, then look at what has failed."""
         self._call_save(name)
-        for call in self._keeper.run.tracked:
+        for call in self._keeper.calls.tracked:
             yield call.future
         lost = yield from self._look()
         if not lost:

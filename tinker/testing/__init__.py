@@ -27,59 +27,24 @@ each check is one test::
 The kit talks to the server over HTTP, like any client, and makes no assumptions about its implementation.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from tinker._lazy import LazyNames
 
 if TYPE_CHECKING:
-    from tinker.testing.clock import SteppedClock
-    from tinker.testing.conformance import Nonconformance, Outcome, Report, Row, check_ids, run, verify
-    from tinker.testing.faults import Fault
-    from tinker.testing.script import ScriptedSample
-    from tinker.testing.server import FaultyServer, ReceivedRequest, toy_server
-
-# Imported when first used: pytest loads the plugin of this package in every run.
-_HOMES = {
-    "ReceivedRequest": "server",
-    "Fault": "faults",
-    "FaultyServer": "server",
-    "Nonconformance": "conformance",
-    "Outcome": "conformance",
-    "Report": "conformance",
-    "Row": "conformance",
-    "ScriptedSample": "script",
-    "SteppedClock": "clock",
-    "check_ids": "conformance",
-    "run": "conformance",
-    "toy_server": "server",
-    "verify": "conformance",
-}
-
-__all__ = [
-    "ReceivedRequest",
-    "Fault",
-    "FaultyServer",
-    "Nonconformance",
-    "Outcome",
-    "Report",
-    "Row",
-    "ScriptedSample",
-    "SteppedClock",
-    "check_ids",
-    "run",
-    "toy_server",
-    "verify",
-]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
-if not TYPE_CHECKING:  # type checkers know the names above; with this function they would believe in every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from tinker.testing.clock import SteppedClock as SteppedClock
+    from tinker.testing.conformance import Nonconformance as Nonconformance
+    from tinker.testing.conformance import Outcome as Outcome
+    from tinker.testing.conformance import Report as Report
+    from tinker.testing.conformance import Row as Row
+    from tinker.testing.conformance import check_ids as check_ids
+    from tinker.testing.conformance import run as run
+    from tinker.testing.conformance import verify as verify
+    from tinker.testing.faults import Fault as Fault
+    from tinker.testing.script import ScriptedSample as ScriptedSample
+    from tinker.testing.server import FaultyServer as FaultyServer
+    from tinker.testing.server import ReceivedRequest as ReceivedRequest
+    from tinker.testing.server import toy_server as toy_server
+else:
+    _names = LazyNames(__name__)
+    __getattr__, __dir__ = _names.load, _names.list

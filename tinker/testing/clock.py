@@ -7,7 +7,7 @@ import concurrent.futures
 import heapq
 import itertools
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 import attrs
@@ -25,8 +25,21 @@ class _Sleeper:
     due: float
     number: int
     urgent: bool = attrs.field(order=False)
-    woken: asyncio.Event = attrs.field(order=False)
+    wake: Callable[[], object] = attrs.field(order=False)
     loop: asyncio.AbstractEventLoop = attrs.field(order=False)
+    forget: Callable[[_Sleeper], None] = attrs.field(order=False)
+
+    is_cancelled: bool = attrs.field(default=False, init=False, order=False)
+
+    def cancel(self) -> None:
+        """Do not wake it."""
+        self.is_cancelled = True
+        self.forget(self)
+
+    def end(self) -> None:
+        """Wake it, unless it was cancelled meanwhile."""
+        if not self.is_cancelled:
+            self.wake()
 
 
 class SteppedClock:
@@ -54,7 +67,7 @@ class SteppedClock:
         self._sleepers: list[_Sleeper] = []
         self._jumping: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._busy = 0
-        self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, timer=self._timer)
+        self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, call_later=self._call_later)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {self.now:.6g} s, {len(self.slept)} sleeps>"
@@ -70,15 +83,15 @@ class SteppedClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep in simulated time."""
         self.slept.append(seconds)
-        await self._sleep(seconds, urgent=True)
+        await self._sleep(seconds)
 
-    async def _timer(self, seconds: float) -> None:
-        """Sleep for what happens beside the work, or ends it: a heartbeat, a time limit. Does not advance the clock."""
-        await self._sleep(seconds, urgent=False)
+    def _call_later(self, seconds: float, function: Callable[[], object]) -> _Sleeper:
+        """Call a function later: a heartbeat, a time limit. Does not advance the clock."""
+        return self._add(seconds, function, urgent=False)
 
     async def elapse(self, seconds: float) -> None:
         """Let this much time pass, to simulate delays on the network."""
-        await self._sleep(seconds, urgent=True)
+        await self._sleep(seconds)
 
     def advance(self, seconds: float, *, idle: bool = False) -> None:
         """Advance the time and wake the sleepers that are due, in order. Returns after they have run.
@@ -115,18 +128,23 @@ class SteppedClock:
             with self._changed:
                 self._busy -= 1
 
-    async def _sleep(self, seconds: float, urgent: bool) -> None:
-        loop = asyncio.get_running_loop()
-        sleeper = _Sleeper(self.now + max(seconds, 0.0), next(self._numbers), urgent, asyncio.Event(), loop)
+    async def _sleep(self, seconds: float) -> None:
+        woken, loop = asyncio.Event(), asyncio.get_running_loop()
+        sleeper = self._add(seconds, woken.set, urgent=True)
+        if loop not in self._jumping:
+            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
+        try:
+            await woken.wait()
+        finally:
+            self._forget(sleeper)
+
+    def _add(self, seconds: float, wake: Callable[[], object], *, urgent: bool) -> _Sleeper:
+        due = self.now + max(seconds, 0.0)
+        sleeper = _Sleeper(due, next(self._numbers), urgent, wake, asyncio.get_running_loop(), self._forget)
         with self._changed:
             heapq.heappush(self._sleepers, sleeper)
             self._changed.notify_all()
-        if urgent and loop not in self._jumping:
-            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
-        try:
-            await sleeper.woken.wait()
-        finally:
-            self._forget(sleeper)
+        return sleeper
 
     def _forget(self, sleeper: _Sleeper) -> None:
         with self._changed:
@@ -150,7 +168,7 @@ class SteppedClock:
             sleeper = heapq.heappop(self._sleepers)
             self.now = max(self.now, sleeper.due)
         if not sleeper.loop.is_closed():
-            sleeper.loop.call_soon_threadsafe(sleeper.woken.set)
+            sleeper.loop.call_soon_threadsafe(sleeper.end)
 
     async def _calm(self) -> None:
         """Wait until nothing has happened for some iterations of the loop."""

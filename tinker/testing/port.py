@@ -9,14 +9,15 @@ import logging
 import ssl
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 from httpunk import H2Reason, HeaderMap, HTTPunkError, h1, h2
 from httpunk.asyncio import AutoServerProtocol
 
-from tinker.testing import faults, wire
+from tinker.testing import faults
 from tinker.testing.faults import Fault, ServerResponse
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable["Delivery"]]
 _Request: TypeAlias = h1.ServerRequest | h2.ServerRequest
 
+#: Headers of one connection.
+_CONNECTION_HEADERS = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"date", b"server"))
 _logger = logging.getLogger(__name__)
 
 
@@ -124,17 +127,17 @@ class _Peer(AutoServerProtocol):
             self.transport.abort()
         elif fault is not None and fault.kind in ("truncate", "slow"):
             await self._write_in_pieces(request, answer, fault)
-        elif isinstance(request, h1.ServerRequest) and not wire.is_plain(answer, fault):
+        elif isinstance(request, h1.ServerRequest) and not _is_plain(answer, fault):
             await self._write_raw(request, answer, fault)
         else:
             for seconds in faults.pauses(answer, fault):  # HTTP/2 has no other form for them
                 await asyncio.sleep(seconds)
-            await request.respond(answer.status, headers=HeaderMap(wire.keep_headers(answer)), body=answer.content)
+            await request.respond(answer.status, headers=HeaderMap(_keep_headers(answer)), body=answer.content)
 
     async def _write_raw(self, request: h1.ServerRequest, answer: ServerResponse, fault: Fault | None) -> None:
         """Write the bytes of a response that no HTTP library sends, then end the connection."""
         request.detach()
-        for seconds, piece in wire.render(answer, fault):
+        for seconds, piece in _render(answer, fault):
             await asyncio.sleep(seconds)
             if self.transport.is_closing():
                 return
@@ -142,7 +145,7 @@ class _Peer(AutoServerProtocol):
         self.transport.close()
 
     async def _write_in_pieces(self, request: _Request, answer: ServerResponse, fault: Fault) -> None:
-        headers = HeaderMap([*wire.keep_headers(answer), (b"content-length", b"%d" % len(answer.content))])
+        headers = HeaderMap([*_keep_headers(answer), (b"content-length", b"%d" % len(answer.content))])
         stream = await request.send_response(answer.status, headers=headers)
         if fault.kind == "truncate":
             await stream.send_data(answer.content[: len(answer.content) // 2])
@@ -160,3 +163,46 @@ async def _hang(request: _Request, seconds: float | None) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(gone, seconds)
         raise ConnectionAbortedError
+
+
+# Raw responses that HTTP libraries cannot send: odd header bytes, slow heads, informational responses.
+
+
+def _is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
+    """Return whether an HTTP library can send the response."""
+    is_special = fault is not None and fault.kind in ("trickle", "inform")
+    return not is_special and all(value.isascii() for _, value in answer.headers.raw)
+
+
+def _render(answer: ServerResponse, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
+    """Yield the pieces to write, each with the delay before it in seconds. The connection ends after the last piece."""
+    seconds = 0.0 if fault is None else fault.seconds or 0.0
+    first, rest = _status_line(answer.status), _write_headers(answer) + answer.content
+    if fault is not None and fault.kind == "trickle":
+        yield 0.0, first + b"x-trickle: "
+        yield from faults.repeat((seconds, b"."), fault.count)
+        yield 0.0, b"\r\n" + rest
+    elif fault is not None and fault.kind == "inform":
+        pause = 0.0
+        for line in faults.repeat(_status_line(fault.informs), fault.count):
+            yield pause, line + b"\r\n"
+            pause = seconds
+        yield seconds, first + rest
+    else:
+        yield 0.0, first + rest
+
+
+def _status_line(status: int) -> bytes:
+    known = status in HTTPStatus._value2member_map_
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}\r\n".encode()
+
+
+def _keep_headers(answer: ServerResponse) -> list[tuple[bytes, bytes]]:
+    """Return the headers without those of a connection."""
+    return [(name, value) for name, value in answer.headers.raw if name.lower() not in _CONNECTION_HEADERS]
+
+
+def _write_headers(answer: ServerResponse) -> bytes:
+    """Return the headers and the empty line."""
+    lines = [*_keep_headers(answer), (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
+    return b"".join(name + b": " + value + b"\r\n" for name, value in lines) + b"\r\n"

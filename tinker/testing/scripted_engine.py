@@ -20,8 +20,7 @@ from tinker.local.engines import (
     check_tokens,
 )
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing.rules import ScriptError
-from tinker.testing.script import ModelScript, ScriptedSample
+from tinker.testing.script import ModelScript, ScriptedSample, ScriptError
 
 T = TypeVar("T")
 

@@ -20,7 +20,6 @@ import httpx
 from tinker._http import REJECTED_STATUSES
 from tinker.service_client import ServiceClient
 from tinker.testing import faults
-from tinker.testing.asgi import call_app
 from tinker.testing.clock import SteppedClock
 from tinker.testing.faults import Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
 from tinker.testing.port import Port
@@ -414,7 +413,7 @@ class FaultyServer:
             await sleep(fault.seconds or 0.0)
         answer: ServerResponse | None = None
         if fault is None or fault.applied:
-            answer = await self._call_app(request, exchange.body)
+            answer = await self._call_app(request)
         if self._life != life:
             return Delivery(None, Fault(kind="drop"))
         answer = faults.apply_fault(answer, fault)
@@ -426,13 +425,20 @@ class FaultyServer:
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """Skip the sequence number of a refused request, so that its run does not wait for it."""
         if self.state is not None and answer is not None and answer.status in REJECTED_STATUSES:
-            from tinker.local.scheduling import skip_rejected
+            from tinker.local.operations.submission import skip_rejected
 
             skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
 
-    async def _call_app(self, request: httpx.Request, body: bytes) -> ServerResponse:
+    async def _call_app(self, request: httpx.Request) -> ServerResponse:
         with nullcontext() if self._clock is None else self._clock.busy():
-            return await call_app(self._app, request, body)
+            return await call_app(self._app, request)
+
+
+async def call_app(app: ASGIApp, request: httpx.Request) -> ServerResponse:
+    """Return an application's response, as it would go over the wire. Exceptions of the application are raised here."""
+    response = await httpx.ASGITransport(app).handle_async_request(request)
+    content = [part async for part in cast("httpx.AsyncByteStream", response.stream)]
+    return ServerResponse(status=response.status_code, headers=response.headers, content=b"".join(content))
 
 
 def _check_status(status: object, body: object) -> None:

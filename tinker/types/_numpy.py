@@ -16,7 +16,7 @@ else:
         """The module, imported on a thread that Ctrl-C does not reach.
 
         A thread that waits for the import of another one, and is interrupted while it takes Python's lock of the module,
-        keeps that lock for ever: every later use of the module waits for it.
+        never lets it go, and every later use of the module waits for it.
         """
 
         def __getattr__(self, name: str) -> object:

@@ -1,4 +1,4 @@
-"""A path that older code imports from; made by tools/older_paths.py."""
+"""A path that older code imports from; made by `python -m codegen generate`."""
 
 from tinker.types import SaveWeightsExternalResponse, SaveWeightsExternalResponseInternal
 

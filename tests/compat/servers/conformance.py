@@ -19,7 +19,7 @@ def write_report(server: Server, url: str) -> None:
     named = REPORTS / server.name
     label = f"{server.title} {server.version}"
     options = ["--base-url", url, "--api-key", KEY, "--base-model", MODEL, "--label", label, "--deadline", str(CHECK_SECONDS)]
-    files = ["--markdown", str(named.with_suffix(".md")), "--badge", str(named.with_suffix(".svg"))]
+    files = ["--markdown", str(named.with_suffix(".md")), "--badge", str(named.with_suffix(".json"))]
     command = [sys.executable, "-m", "tinker.cli", "conformance", *options, *files]
     ended = subprocess.run(command, timeout=WHOLE_SECONDS, check=False).returncode
     if ended not in DONE:

@@ -53,7 +53,7 @@ class NotRun(click.ClickException):
 @click.option("--json", "json_file", type=_FILE, help="Write a JSON report; - is standard output, here and below.")
 @click.option("--junit", "junit_file", type=_FILE, help="Write a JUnit XML report, for CI.")
 @click.option("--markdown", "markdown_file", type=_FILE, help="Write a Markdown report with recorded exchanges.")
-@click.option("--badge", "badge_file", type=_FILE, help="Write an SVG badge; a .json file is an endpoint badge of shields.io.")
+@click.option("--badge", "badge_file", type=_FILE, help="Write a badge: the JSON of an endpoint for shields.io.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks without running them.")
 @pass_options
 def conformance(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tinker.local.engines.dimuon import newton_schulz, orthogonal_direction
-from tinker.local.engines.image_inputs import EngineImage, ImageReader, PlacedImage
 from tinker.local.engines.loss_inputs import (
     LOSS_FORMS,
     SEQUENCE_LOG_RATIO,
@@ -24,7 +23,11 @@ from tinker.local.engines.opening import (
     PACKAGED_FOLDER,
     PACKAGED_MODEL,
     TOY_MODEL,
+    DeviceMap,
+    DType,
     EngineName,
+    Placement,
+    Recompute,
     check_directory,
     check_distinct,
     choose_engine,
@@ -32,7 +35,6 @@ from tinker.local.engines.opening import (
     missing_parts,
     open_engine,
 )
-from tinker.local.engines.placement import DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -41,9 +43,12 @@ from tinker.local.engines.protocol import (
     Dimuon,
     Engine,
     EngineError,
+    EngineImage,
     Float32,
+    ImageReader,
     Int32,
     LossResult,
+    PlacedImage,
     PromptTargets,
     SampleBatch,
     SampleJob,

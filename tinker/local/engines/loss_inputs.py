@@ -13,8 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.image_inputs import PlacedImage
-from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, TrainingExample
+from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, PlacedImage, TrainingExample
 from tinker_records import suggest
 
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}

@@ -10,9 +10,11 @@ from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
-from tinker.local.operations import to_string_map
+from tinker.local.operations.descriptions import to_string_map
 from tinker.local.state import State
-from tinker.local.storage import GIGABYTE, HOUR, OWNER, USER_EMAIL, USER_NAME, CheckpointRecord
+from tinker.local.storage.access import OWNER, USER_EMAIL, USER_NAME
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.records import GIGABYTE, HOUR
 
 AUDIT_KINDS = ("all", "checkpoints", "projects", "teams", "organizations")
 MAX_RANGE = datetime.timedelta(days=14)
@@ -25,8 +27,8 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
         raise APIProblem(
             422, [{"loc": ["query", "day"], "msg": f"{day!r} is not a day like 2026-01-31", "type": "value_error"}]
         )
-    with state.lock:
-        return models.AuditLogResponse(entries=state.audit.entries(kind, day))
+    with state.locked() as shared:
+        return models.AuditLogResponse(entries=shared.audit.entries(kind, day))
 
 
 async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageResponse:
@@ -35,12 +37,12 @@ async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageR
     if not since < until <= since + MAX_RANGE:
         raise APIProblem(400, f"ending_before must come after starting_on, and by at most {MAX_RANGE.days} days")
     records = await state.offload_always(state.checkpoints.list)
-    with state.lock:
-        events = list(state.usage.events(since.timestamp(), until.timestamp(), records))
+    with state.locked() as shared:
+        events = list(shared.usage.events(since.timestamp(), until.timestamp(), records))
         named = {event.session_id for event in events}
         sessions = {
             session.session_id: models.BillingUsageSession(user_metadata=to_string_map(session.request.user_metadata))
-            for session in state.store.sessions()
+            for session in shared.store.sessions()
             if session.session_id in named
         }
     return models.BillingUsageResponse(data=events, sessions=sessions)

@@ -7,7 +7,7 @@ from tinker_wire import models
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import USER_EMAIL, USER_NAME
+from tinker.local.storage.access import USER_EMAIL, USER_NAME
 
 
 async def auth_token(state: State, call: APICall) -> models.AuthTokenResponse:
@@ -29,9 +29,9 @@ async def get_api_key(state: State, call: APICall) -> models.SelfApiKeyResponse:
 
 async def delete_api_key(state: State, call: APICall) -> None:
     """Revoke the key of this request, for as long as the server runs."""
-    with state.lock:
+    with state.locked() as shared:
         state.accounts.revoke(_require_key(call))
-        state.audit.record("api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential))
+        shared.audit.record("api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential))
 
 
 def _require_key(call: APICall) -> bytes:

@@ -11,7 +11,7 @@ from tinker.local.call import APICall
 from tinker.local.errors import APIProblem
 from tinker.local.profiles import Profile
 from tinker.local.state import SHUTTING_DOWN, State
-from tinker.local.storage import Completion, RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import Completion, RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 from tinker.wire import encode_result
 
@@ -23,11 +23,12 @@ async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Respo
     request = call.read(models.FutureRetrieveRequest)
     profile = state.settings.profile
     future = state.futures.find(request.request_id)
-    future.on_poll()
+    if future.session is not None:
+        future.session.last_seen = state.clock()
     outcome = await future.wait(state.settings.hold_seconds)
     if outcome is None:
         return _try_again(future, _is_old_client(call), profile)
-    if outcome is SHUTTING_DOWN and state.journal is not None:
+    if outcome is SHUTTING_DOWN and state.journal.is_kept:
         raise APIProblem(503, SHUTTING_DOWN.error)  # the server that is started next goes on with it
     if isinstance(outcome, RequestFailure) and profile.failed_status != 200:
         raise APIProblem(profile.failed_status, outcome.error)
@@ -44,12 +45,12 @@ async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetriev
     """Return the requests of one client that have completed since the cursor; wait while there are none."""
     request = call.read(models.FuturesRetrieveRequest)
     hold = state.settings.hold_seconds
-    with state.lock:
-        log = state.store.sampler(request.target.sampling_session_id).completion_log(request.target.cloned_sampler_id)
+    with state.locked() as shared:
+        log = shared.store.sampler(request.target.sampling_session_id).completion_log(request.target.cloned_sampler_id)
         for request_id in request.retrieved_request_ids:
             state.futures.release(request_id)
     await log.wait(request.prev_cursor, hold if request.timeout is None else min(request.timeout, hold))
-    with state.lock:
+    with state.locked() as shared:
         completed, cursor = log.after(request.prev_cursor), log.cursor
     completions = [await _to_completion(state, completion) for completion in completed]
     return models.FuturesRetrieveResponse(completions=completions, cursor=cursor)
@@ -80,7 +81,7 @@ async def _find_result_size(state: State, request_id: str) -> int | None:
 async def cancel_future(state: State, call: APICall) -> None:
     """Drop a sample that waits, or the result of one that runs. Other and unknown requests go on."""
     request_id = call.read(models.CancelFutureRequest).request_id
-    with state.lock:
+    with state.locked():
         try:
             future = state.futures.find(request_id)
         except APIProblem:

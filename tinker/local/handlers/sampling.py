@@ -13,34 +13,15 @@ from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
-from tinker.local.operations import (
-    EVENT_STREAM,
-    STREAM_HEADERS,
-    TokenStream,
-    check_sample,
-    check_stream,
-    count_prompt_tokens,
-    count_tokens,
-    to_job,
-    to_response,
-)
-from tinker.local.recovery import write_down
-from tinker.local.scheduling import SampleTask, fingerprint
-from tinker.local.state import State
-from tinker.local.storage import (
-    MAX_CLIENTS,
-    CompletionLog,
-    LoadWeights,
-    RequestFailure,
-    SamplerRecord,
-    ServerFuture,
-    SessionRecord,
-    UsageKey,
-    request_key,
-)
+from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream
+from tinker.local.operations.submission import do_nothing, fingerprint, write_down
+from tinker.local.scheduling.samples import SampleTask
+from tinker.local.state import SharedData, State
+from tinker.local.storage.futures import STREAM_KEY, CompletionLog, RequestFailure, ServerFuture, request_key
+from tinker.local.storage.records import UsageKey
+from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord, SessionRecord
 from tinker.types.results import SampleResponse
-
-CLIENT_NUMBERS = MAX_CLIENTS  # each client of a session has so many numbers for its requests
 
 
 @attrs.frozen(kw_only=True)
@@ -56,17 +37,17 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
     """Create the sampling session ``<session>:sample:<n>``; the same number and source again return the same one."""
     request = call.read(models.CreateSamplingSessionRequest)
     engines = await state.engines()
-    with state.lock:
+    with state.locked() as shared:
         state.require_open()
-        session = state.store.live_session(request.session_id)
-        source = _find_source(state, engines, request.base_model, request.model_path)
+        session = shared.store.live_session(request.session_id)
+        source = _find_source(state, shared, engines, request.base_model, request.model_path)
         sampler = _find_existing(state, session, request, source.base_model)
         if sampler is None:
             number, name = request.sampling_session_seq_id, source.engine.base_model
-            sampler = state.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
+            sampler = shared.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
             sampler.requested_name = request.base_model
-            state.store.add_sampler(number, sampler)
-            write_down(state, call, sampler.sampler_id, lambda: state.store.drop_sampler(sampler))
+            shared.store.add_sampler(number, sampler)
+            write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
 
 
@@ -82,14 +63,16 @@ def _find_existing(
 async def join_sampling_session(state: State, call: APICall) -> models.JoinSamplingSessionResponse:
     """Return the number of one more client: 1, 2, 3, ..."""
     request = call.read(models.JoinSamplingSessionRequest)
-    with state.lock:
-        sampler = state.store.sampler(request.sampling_session_id)
+    with state.locked() as shared:
+        sampler = shared.store.sampler(request.sampling_session_id)
         number = sampler.add_client()
         write_down(state, call, sampler.sampler_id, sampler.drop_client)
         return models.JoinSamplingSessionResponse(client_counter=number)
 
 
-def _find_source(state: State, engines: Sequence[Engine], base_model: str | None, path: str | None) -> SampleSource:
+def _find_source(
+    state: State, shared: SharedData, engines: Sequence[Engine], base_model: str | None, path: str | None
+) -> SampleSource:
     """Find the weights to sample from. Raises APIProblem 400 or 404."""
     asked = None if base_model is None else choose_engine_for(state, engines, base_model)
     if path is None:
@@ -100,7 +83,7 @@ def _find_source(state: State, engines: Sequence[Engine], base_model: str | None
         record, folder = state.checkpoints.find(path, "sampler_weights")
     except EngineError as error:
         raise APIProblem(404, str(error)) from error
-    state.audit.record_checkpoint("checkpoint_read", record, "sample")
+    shared.audit.record_checkpoint("checkpoint_read", record, "sample")
     offered = engines if asked is None or state.settings.any_base_model else [asked[0]]
     engine = next((one for one in offered if one.base_model == record.engine_model), None)
     if engine is None:
@@ -125,8 +108,8 @@ def _base_weights(engine: Engine) -> None:
 
 async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
     """Describe a sampling session."""
-    with state.lock:
-        sampler = state.store.sampler(call.path["sampler_id"])
+    with state.locked() as shared:
+        sampler = shared.store.sampler(call.path["sampler_id"])
     return models.GetSamplerResponse(
         sampler_id=sampler.sampler_id,
         base_model=visible_name(call, sampler.base_model, sampler.requested_name),
@@ -135,29 +118,63 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
     )
 
 
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """What a request samples from, for whom, and on which session it counts; None where it names none."""
+
+    source: SampleSource
+    sampler: SamplerRecord | None = None
+
+    @classmethod
+    def find(cls, state: State, shared: SharedData, engines: Sequence[Engine], request: models.SampleRequest) -> Sampling:
+        """Find what a request names. Raises APIProblem 400 or 404."""
+        if request.sampling_session_id is None:
+            return cls(source=_find_source(state, shared, engines, request.base_model, request.model_path))
+        sampler = shared.store.sampler(request.sampling_session_id)
+        return cls(source=_sampler_source(state, sampler), sampler=sampler)
+
+    @property
+    def usage_key(self) -> UsageKey:
+        """Return the key under which its tokens are counted."""
+        if self.sampler is None:
+            return None, None, self.source.base_model
+        return self.sampler.session.usage_key(self.sampler.base_model)
+
+    def put(
+        self,
+        state: State,
+        request: models.SampleRequest,
+        future: ServerFuture,
+        result: Callable[[SampleResult], SampleResponse],
+        stream: TokenStream | None = None,
+    ) -> None:
+        """Queue a request whose future is open."""
+        job: Callable[[Engine], SampleJob] = lambda engine: to_job(engine, request, self.source.weights)  # noqa: E731
+        task = SampleTask(
+            future,
+            count_tokens(request, self.source.engine.max_context_length),
+            job if stream is None else stream.job_maker(job),
+            result,
+            do_nothing if stream is None else stream.begin,
+            _session_end(self.sampler),
+            request.num_samples * count_prompt_tokens(request),
+        )
+        state.served.find(self.source.engine.base_model).samples.put(task)
+        state.notify()
+
+
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
     request = call.read(models.SampleRequest)
     check_sample(request, state.settings.max_samples)
     engines = await state.engines()
-    with state.lock:
+    with state.locked() as shared:
         state.require_open()
-        if request.sampling_session_id is None:
-            source = _find_source(state, engines, request.base_model, request.model_path)
-            return _enqueue(state, call, request, source, (None, None, source.base_model), None)
-        sampler = state.store.sampler(request.sampling_session_id)
-        key = sampler.session.usage_key(sampler.base_model)
-        return _enqueue(state, call, request, _sampler_source(state, sampler), key, sampler)
+        return _enqueue(state, call, request, Sampling.find(state, shared, engines, request))
 
 
-def _enqueue(
-    state: State,
-    call: APICall,
-    request: models.SampleRequest,
-    source: SampleSource,
-    usage_key: UsageKey,
-    sampler: SamplerRecord | None,
-) -> models.UntypedAPIFuture:
+def _enqueue(state: State, call: APICall, request: models.SampleRequest, sampling: Sampling) -> models.UntypedAPIFuture:
+    sampler = sampling.sampler
     owner = "sample" if sampler is None else sampler.sampler_id
     numbered = sampler is not None and request.seq_id is not None
     key = request_key(owner, request.seq_id if numbered else uuid.uuid4())
@@ -165,32 +182,17 @@ def _enqueue(
     request_fingerprint = fingerprint(request)
     request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
-        log = None if sampler is None else sampler.completion_log((request.seq_id or 0) // CLIENT_NUMBERS)
-        future = state.futures.open(
-            key, request_fingerprint, None if sampler is None else sampler.session.new_span("asample", owner)
-        )
+        future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=sampling.source.engine.base_model)
+        if sampler is not None:
+            future.on_done = _completion_logger(sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS))
+            future.session, future.span = sampler.session, sampler.session.new_span("asample", owner)
+        request_id = state.futures.open(future).request_id
         if numbered:  # without a number its client cannot ask for it again
             write_down(state, call, owner, lambda: state.futures.forget(future), request_id=key, number=request.seq_id)
-        future.is_sample = True
-        if sampler is not None and log is not None:
-            future.on_done = _completion_logger(state, log, f"{owner}:{(request.seq_id or 0) // CLIENT_NUMBERS}")
-            future.on_poll = _session_toucher(state, sampler.session)
-        future.engine_model = source.engine.base_model
-        result = _response_maker(state, request, usage_key, sequence_ids)
+        result = _response_maker(state, request, sampling.usage_key, sequence_ids)
         if sampler is not None and request.record_stability_info:
             result = _recorder(state, request, sampler.session, sequence_ids, result)
-        state.served.find(future.engine_model).samples.put(
-            SampleTask(
-                future,
-                count_tokens(request, source.engine.max_context_length),
-                _job_maker(request, source.weights),
-                result,
-                end=_session_end(sampler),
-                prompt_tokens=request.num_samples * count_prompt_tokens(request),
-            )
-        )
-        state.notify()
-        request_id = future.request_id
+        sampling.put(state, request, future, result)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
@@ -199,45 +201,19 @@ async def stream_sample(state: State, call: APICall) -> Response:
     request = call.read(models.SampleRequest)
     check_stream(request, state.settings.max_samples)
     engines = await state.engines()
-    with state.lock:
+    with state.locked() as shared:
         state.require_open()
-        sampler = None
-        if request.sampling_session_id is None:
-            source = _find_source(state, engines, request.base_model, request.model_path)
-            key: UsageKey = (None, None, source.base_model)
-        else:
-            sampler = state.store.sampler(request.sampling_session_id)
-            source, key = _sampler_source(state, sampler), sampler.session.usage_key(sampler.base_model)
-        stream = TokenStream()
-        future = state.futures.open(f"stream:{uuid.uuid4()}", b"")
-        future.engine_model = source.engine.base_model
+        sampling, stream = Sampling.find(state, shared, engines, request), TokenStream()
+        engine_model = sampling.source.engine.base_model
+        future = ServerFuture(f"{STREAM_KEY}{uuid.uuid4()}", engine_model=engine_model, on_done=stream.notify)
+        state.futures.open(future)
         names = [str(index) for index in range(request.num_samples)]
-        state.served.find(future.engine_model).samples.put(
-            SampleTask(
-                future,
-                count_tokens(request, source.engine.max_context_length),
-                stream.job_maker(_job_maker(request, source.weights)),
-                _response_maker(state, request, key, names),
-                stream.begin,
-                _session_end(sampler),
-                request.num_samples * count_prompt_tokens(request),
-            )
-        )
-        state.notify()
+        sampling.put(state, request, future, _response_maker(state, request, sampling.usage_key, names), stream)
     return StreamingResponse(stream.events(state, future), media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
 
-def _completion_logger(state: State, log: CompletionLog, name: str) -> Callable[[ServerFuture], None]:
-    def add(future: ServerFuture) -> None:
-        if state.journal is not None and state.is_open:
-            state.journal.note_completion(name, future.request_id, log.cursor + 1)
-        log.add(future.request_id, failed=isinstance(future.outcome, RequestFailure))
-
-    return add
-
-
-def _session_toucher(state: State, session: SessionRecord) -> Callable[[], None]:
-    return lambda: state.store.touch(session)
+def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
+    return lambda future: log.add(future.request_id, failed=isinstance(future.outcome, RequestFailure))
 
 
 def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure | None]:
@@ -251,10 +227,6 @@ def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure |
     return end
 
 
-def _job_maker(request: models.SampleRequest, weights: LoadWeights) -> Callable[[Engine], SampleJob]:
-    return lambda engine: to_job(engine, request, weights)
-
-
 def _recorder(
     state: State,
     request: models.SampleRequest,
@@ -265,10 +237,10 @@ def _recorder(
     """Return a function that records the sequences, so that training requests of the session may name them, and responds."""
 
     def result(result: SampleResult) -> SampleResponse:
-        with state.lock:
+        with state.locked() as shared:
             for sequence_id, sampled in zip(sequence_ids, result.sequences, strict=True):
                 if session.end is None:
-                    state.recorded.add(sequence_id, session.session_id, count_prompt_tokens(request), sampled)
+                    shared.recorded.add(sequence_id, session.session_id, count_prompt_tokens(request), sampled)
         return respond(result)
 
     return result
@@ -278,9 +250,9 @@ def _response_maker(
     state: State, request: models.SampleRequest, usage_key: UsageKey, sequence_ids: Sequence[str]
 ) -> Callable[[SampleResult], SampleResponse]:
     def result(result: SampleResult) -> SampleResponse:
-        with state.lock:
-            state.usage.count("sampling_prefill", count_prompt_tokens(request), usage_key)
-            state.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
+        with state.locked() as shared:
+            shared.usage.count("sampling_prefill", count_prompt_tokens(request), usage_key)
+            shared.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
         return to_response(request, result, sequence_ids)
 
     return result

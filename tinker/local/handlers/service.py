@@ -8,10 +8,13 @@ from tinker_wire import models
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.naming import other_names_warning
-from tinker.local.operations import LOSS_SETTINGS, summarize_session, to_string_map
-from tinker.local.recovery import write_down
+from tinker.local.operations.descriptions import summarize_session, to_string_map
+from tinker.local.operations.loss_requests import LOSS_SETTINGS
+from tinker.local.operations.submission import write_down
 from tinker.local.state import State
-from tinker.local.storage import OWNER, SessionEnd, SessionRecord, to_utc
+from tinker.local.storage.access import OWNER
+from tinker.local.storage.checkpoint_records import to_utc
+from tinker.local.storage.sessions import SessionEnd, SessionRecord
 
 
 async def healthz(state: State, call: APICall) -> models.HealthResponse:
@@ -36,29 +39,29 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
     """Open a session."""
     request = call.read(models.CreateSessionRequest)
     warning = other_names_warning(await state.engines()) if state.settings.any_base_model else None
-    with state.lock:
-        session = state.store.create_session(request)
-        write_down(state, call, session.session_id, lambda: state.store.discard(session))
+    with state.locked() as shared:
+        session = shared.store.create_session(request)
+        write_down(state, call, session.session_id, lambda: shared.store.discard(session))
     return models.CreateSessionResponse(session_id=session.session_id, warning_message=warning)
 
 
 async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartbeatResponse:
     """Note that the session lives; 410 when it has ended."""
     request = call.read(models.SessionHeartbeatRequest)
-    with state.lock:
-        session = state.store.session(request.session_id)
+    with state.locked() as shared:
+        session = shared.store.session(request.session_id)
         if session.end is not None:
             raise APIProblem(410, f"session {request.session_id!r} has ended")
-        state.store.touch(session)
+        shared.store.touch(session)
     return models.SessionHeartbeatResponse()
 
 
 async def finish_session(state: State, call: APICall) -> None:
     """End a session; ending it again changes nothing."""
     reason = call.read(models.FinishSessionRequest)
-    with state.lock:
-        session = state.store.session(call.path["session_id"])
-        state.store.end_session(session, SessionEnd(reason=reason.reason, detail=reason.detail))
+    with state.locked() as shared:
+        session = shared.store.session(call.path["session_id"])
+        shared.store.end_session(session, SessionEnd(reason=reason.reason, detail=reason.detail))
 
 
 async def get_server_capabilities(state: State, call: APICall) -> models.GetServerCapabilitiesResponse:
@@ -80,16 +83,16 @@ async def list_sessions(state: State, call: APICall) -> models.ListSessionsRespo
     """Return a page of ids, the newest first."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
     call.query_choice("access_scope", SCOPES)
-    with state.lock:
-        page = state.store.sessions()[offset : offset + limit]
+    with state.locked() as shared:
+        page = shared.store.sessions()[offset : offset + limit]
     return models.ListSessionsResponse(sessions=[session.session_id for session in page])
 
 
 async def get_session(state: State, call: APICall) -> models.GetSessionResponse:
     """Return the models and samplers of one session."""
     call.query_choice("access_scope", SCOPES)
-    with state.lock:
-        session = state.store.session(call.path["session_id"])
+    with state.locked() as shared:
+        session = shared.store.session(call.path["session_id"])
         return models.GetSessionResponse(
             training_run_ids=[model.model_id for model in session.models.values()],
             sampler_ids=[sampler.sampler_id for sampler in session.samplers.values()],
@@ -103,14 +106,14 @@ async def set_session_project(state: State, call: APICall) -> None:
     project_id = call.read(models.SetSessionProjectRequest).project_id
     if not project_id.strip():
         raise APIProblem(400, "project_id is empty")
-    with state.lock:
-        session = state.store.session(call.path["session_id"])
+    with state.locked() as shared:
+        session = shared.store.session(call.path["session_id"])
         write_down(state, call, session.session_id)
         session.project_id = project_id
         for model in session.models.values():
             for record in state.checkpoints.list(model.model_id):
                 state.checkpoints.update(record, project_id=project_id)
-        state.audit.record("session_moved", "projects", session_id=session.session_id, project_id=project_id)
+        shared.audit.record("session_moved", "projects", session_id=session.session_id, project_id=project_id)
 
 
 async def search_sessions(state: State, call: APICall) -> models.SessionSearchResponse:
@@ -118,8 +121,8 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
     request = call.read(models.SessionSearchRequest)
     if not 1 <= request.limit <= MAX_RESULTS:
         raise unprocessable("limit", f"{request.limit} must be 1 to {MAX_RESULTS}")
-    with state.lock:
-        found = [session for session in state.store.sessions() if _matches(session, request)]
+    with state.locked() as shared:
+        found = [session for session in shared.store.sessions() if _matches(session, request)]
     if request.cursor is not None:
         last = request.cursor.last_created_at.timestamp(), request.cursor.last_session_id
         found = [session for session in found if _sort_key(session) < last]
@@ -165,8 +168,8 @@ def _to_cursor(session: SessionRecord) -> models.SessionSearchCursor:
 
 async def trace_export(state: State, call: APICall) -> models.TraceExportResponse:
     """Return "pending" first; then a link to the trace as it was when the export began."""
-    with state.lock:
-        session = state.store.session(call.path["session_id"])
+    with state.locked() as shared:
+        session = shared.store.session(call.path["session_id"])
     ready = state.exports.is_ready(session)
     if not ready:
         return models.TraceExportResponse(status="pending")

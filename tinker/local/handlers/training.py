@@ -14,28 +14,28 @@ from tinker.local.engines import Engine
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
-from tinker.local.operations import (
+from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
+from tinker.local.operations.loss_requests import (
     LossRequest,
-    NewModel,
-    adapter_spec,
     check_custom_loss,
     check_loss,
-    check_rank,
     compute_loss,
-    creation_step,
     decode_datum,
-    describe_checkpoints,
-    describe_model,
-    list_runs,
+    prepare_data,
+)
+from tinker.local.operations.models import (
+    NewModel,
+    adapter_spec,
+    check_rank,
+    creation_step,
     optimizer_config,
     optimizer_family,
-    prepare_data,
     step_params,
 )
-from tinker.local.recovery import write_down
-from tinker.local.scheduling import enqueue_idempotent, fingerprint, fingerprint_protobuf
+from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
 from tinker.local.state import State
-from tinker.local.storage import ModelRecord
+from tinker.local.storage.futures import ServerFuture
+from tinker.local.storage.sessions import ModelRecord
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
@@ -55,9 +55,11 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         optimizer=optimizer,
         user_metadata=request.user_metadata,
     )
-    with state.lock, new.add(state, request.session_id, request.model_seq_id) as model:
+    with state.locked() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
         work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
-        return enqueue_idempotent(state, call, model, 0, fingerprint(request), lambda engine: _create(model, work, engine))
+        return enqueue_idempotent(
+            state, shared, call, model, 0, fingerprint(request), lambda engine: _create(model, work, engine)
+        )
 
 
 def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) -> models.CreateModelResponse:
@@ -68,8 +70,8 @@ def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     """Describe a model; also right after its creation was submitted."""
     request = call.read(models.GetInfoRequest)
-    with state.lock:
-        model = state.store.model(request.model_id)
+    with state.locked() as shared:
+        model = shared.store.model(request.model_id)
     engine = find_engine(await state.engines(), model.engine_model)
     if model.creation_error is not None:
         raise APIProblem(400, f"model {model.model_id!r} was not created: {model.creation_error}")
@@ -158,18 +160,19 @@ def _enqueue_loss(
 ) -> models.UntypedAPIFuture:
     def prepare() -> None:
         nonlocal data
-        data = prepare_data(state, model, loss, data)
+        data = prepare_data(shared, model, loss, data)
 
     def run(engine: Engine) -> ForwardBackwardOutput:
         model.require_ready()
         return compute_loss(state, engine, model, loss, data())
 
-    with state.lock:
-        model = state.store.model(model_id)
+    with state.locked() as shared:
+        model = shared.store.model(model_id)
         operation = call.name if loss.backward else "forward"
         number = model.queue.assign_number(seq_id)
         return enqueue_idempotent(
             state,
+            shared,
             call,
             model,
             number,
@@ -185,9 +188,9 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
     """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
     request = call.read(models.CreateCustomLossRequest)
     request_fingerprint = fingerprint(request)
-    with state.lock:
+    with state.locked() as shared:
         state.require_open()
-        session = state.store.live_session(request.session_id)
+        session = shared.store.live_session(request.session_id)
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
         request_id = state.futures.find_request_id(key, request_fingerprint)
         if request_id is None:
@@ -195,7 +198,8 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})")
             loss = check_custom_loss(request)
-            future = state.futures.open(key, request_fingerprint, session.new_span(call.name, session.session_id))
+            span = session.new_span(call.name, session.session_id)
+            future = state.futures.open(ServerFuture(key, request_fingerprint, span=span))
             write_down(state, call, key, lambda: state.futures.forget(future), request_id=key)
             session.losses[key] = loss
             state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
@@ -210,13 +214,15 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_ready()
         metrics = engine.optim_step(model.model_id, step_params(model, request))
-        with state.lock:
+        with state.locked():
             model.history.add_step(metrics, state.now())
         return models.OptimStepResponse(metrics=metrics)
 
-    with state.lock:
-        model = state.store.model(request.model_id)
-        return enqueue_idempotent(state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
+    with state.locked() as shared:
+        model = shared.store.model(request.model_id)
+        return enqueue_idempotent(
+            state, shared, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run
+        )
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -227,10 +233,10 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         engine.drop_adapter(model.model_id)
         return models.UnloadModelResponse(model_id=model.model_id)
 
-    with state.lock:
-        model = state.store.model(request.model_id)
-        answer = enqueue_idempotent(state, call, model, model.queue.assign_number(None), fingerprint(request), run)
-        state.store.close_model(model, "was unloaded")
+    with state.locked() as shared:
+        model = shared.store.model(request.model_id)
+        answer = enqueue_idempotent(state, shared, call, model, model.queue.assign_number(None), fingerprint(request), run)
+        shared.store.close_model(model, "was unloaded")
         return answer
 
 
@@ -248,8 +254,8 @@ async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     call.query_choice("access_scope", SCOPES)
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
-    with state.lock:
-        model = state.store.find_model(wanted)
+    with state.locked() as shared:
+        model = shared.store.find_model(wanted)
     if model is not None:
         return describe_model(model, records)
     if records:

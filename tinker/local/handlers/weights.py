@@ -14,49 +14,46 @@ from tinker.local.call import APICall
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.naming import choose_engine_for
-from tinker.local.operations import (
-    Save,
+from tinker.local.operations.descriptions import (
     check_ttl,
     find_addressed,
     find_checkpoint,
-    finish_upload,
-    load_into_model,
-    load_into_new_model,
-    open_upload,
-    optimizer_config,
     public_checkpoint,
     require_checkpoint,
     search_records,
 )
-from tinker.local.scheduling import enqueue_idempotent, fingerprint
-from tinker.local.state import State
-from tinker.local.storage import CheckpointRecord, checkpoint_path
+from tinker.local.operations.models import optimizer_config
+from tinker.local.operations.submission import enqueue_idempotent, fingerprint
+from tinker.local.operations.uploads import finish_upload, open_upload
+from tinker.local.operations.weights import Save, load_into_model, load_into_new_model
+from tinker.local.state import SharedData, State
+from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
 
 
 async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights and optimizer state under a name; without one, under the request's number."""
     request = call.read(models.SaveWeightsRequest)
-    with state.lock:
-        save = Save.prepare(state, call, request, "weights")
+    with state.locked() as shared:
+        save = Save.prepare(state, shared, call, request, "weights")
 
         def run(engine: Engine) -> models.SaveWeightsResponse:
             return models.SaveWeightsResponse(path=save.run(engine, overwrite=request.overwrite).path)
 
-        return save.enqueue(run, save.check if request.overwrite else save.reserve)
+        return save.enqueue(shared, run, save.check if request.overwrite else save.reserve)
 
 
 async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights to sample from: under a name on disk, or as a sampling session."""
     request = call.read(models.SaveWeightsForSamplerRequest)
-    with state.lock:
+    with state.locked() as shared:
         if request.path is None and request.sampling_session_seq_id is not None:
-            return _save_as_session(state, call, request, request.sampling_session_seq_id)
-        save = Save.prepare(state, call, request, "sampler_weights")
+            return _save_as_session(state, shared, call, request, request.sampling_session_seq_id)
+        save = Save.prepare(state, shared, call, request, "sampler_weights")
 
         def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
             return models.SaveWeightsForSamplerResponseInternal(path=save.run(engine, overwrite=False).path)
 
-        return save.enqueue(run, save.reserve)
+        return save.enqueue(shared, run, save.reserve)
 
 
 async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -68,21 +65,21 @@ async def save_weights_external(state: State, call: APICall) -> models.UntypedAP
             raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
         save.reserve()
 
-    with state.lock:
-        save = Save.prepare(state, call, request, "external_weights")
+    with state.locked() as shared:
+        save = Save.prepare(state, shared, call, request, "external_weights")
 
         def run(engine: Engine) -> models.SaveWeightsExternalResponseInternal:
             record = save.run(engine, overwrite=False)
             return models.SaveWeightsExternalResponseInternal(path=record.path, size_bytes=record.nbytes)
 
-        return save.enqueue(run, prepare)
+        return save.enqueue(shared, run, prepare)
 
 
 def _save_as_session(
-    state: State, call: APICall, request: models.SaveWeightsForSamplerRequest, sampler_number: int
+    state: State, shared: SharedData, call: APICall, request: models.SaveWeightsForSamplerRequest, sampler_number: int
 ) -> models.UntypedAPIFuture:
-    model = state.store.model(request.model_id)
-    sampler = state.store.new_sampler(model.session, sampler_number, model.base_model, model.engine_model, None, None)
+    model = shared.store.model(request.model_id)
+    sampler = shared.store.new_sampler(model.session, sampler_number, model.base_model, model.engine_model, None, None)
     sampler.requested_name = model.requested_name
     number = model.queue.assign_number(request.seq_id)
 
@@ -92,19 +89,19 @@ def _save_as_session(
             if request.kind == "inflight":
                 model.inflight = engine.snapshot(model.model_id)
                 sampler.weights = model.inflight_weights
-                if state.runs is not None:
+                if state.journal.is_kept:
                     state.snapshots.save(engine, model.model_id, str(number))
             else:
-                sampler.weights = state.snapshots.save(engine, model.model_id, "" if state.runs is None else str(number))
+                sampler.weights = state.snapshots.save(engine, model.model_id, str(number) if state.journal.is_kept else "")
         except Exception:
-            with state.lock:
-                state.store.drop_sampler(sampler)
+            with state.locked() as again:
+                again.store.drop_sampler(sampler)
             raise
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
-    prepare: Callable[[], None] = lambda: state.store.add_sampler(sampler_number, sampler)  # noqa: E731
-    undo: Callable[[], None] = lambda: state.store.drop_sampler(sampler)  # noqa: E731
-    return enqueue_idempotent(state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
+    prepare: Callable[[], None] = lambda: shared.store.add_sampler(sampler_number, sampler)  # noqa: E731
+    undo: Callable[[], None] = lambda: shared.store.drop_sampler(sampler)  # noqa: E731
+    return enqueue_idempotent(state, shared, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -121,8 +118,8 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
     """Return those of one run, the newest first."""
     run = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(run))
-    with state.lock:
-        if not records and state.store.find_model(run) is None:
+    with state.locked() as shared:
+        if not records and shared.store.find_model(run) is None:
             raise make_not_found("training run", run)
     return models.CheckpointsListResponse(checkpoints=[public_checkpoint(record) for record in records])
 
@@ -174,11 +171,11 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 
 async def delete_checkpoint(state: State, call: APICall) -> None:
     """Delete a checkpoint. Samplers that have its weights in memory go on."""
-    with state.lock:
+    with state.locked() as shared:
         record = find_addressed(state, call)
         state.checkpoints.delete(record)
-        state.usage.record_deletion(record)
-        state.audit.record_checkpoint("checkpoint_deleted", record)
+        shared.usage.record_deletion(record)
+        shared.audit.record_checkpoint("checkpoint_deleted", record)
 
 
 async def publish_checkpoint(state: State, call: APICall) -> None:
@@ -192,22 +189,22 @@ async def unpublish_checkpoint(state: State, call: APICall) -> None:
 
 
 def _set_public(state: State, call: APICall, public: bool) -> None:
-    with state.lock:
+    with state.locked() as shared:
         record = find_addressed(state, call)
         if record.public == public:
             raise conflict(f"the checkpoint {record.path} is {'public' if public else 'private'} already")
         state.checkpoints.update(record, public=public)
-        state.audit.record_checkpoint("checkpoint_published" if public else "checkpoint_unpublished", record)
+        shared.audit.record_checkpoint("checkpoint_published" if public else "checkpoint_unpublished", record)
 
 
 async def set_checkpoint_ttl(state: State, call: APICall) -> None:
     """Set the time to live, counted from now; null keeps the checkpoint forever."""
     seconds = call.read(models.SetCheckpointTtlRequest).ttl_seconds
     check_ttl(seconds)
-    with state.lock:
+    with state.locked() as shared:
         record = find_addressed(state, call)
         state.checkpoints.update(record, expires_at=None if seconds is None else state.now() + seconds)
-        state.audit.record_checkpoint("checkpoint_ttl_set", record, ttl_seconds=seconds)
+        shared.audit.record_checkpoint("checkpoint_ttl_set", record, ttl_seconds=seconds)
 
 
 async def copy_weights(state: State, call: APICall) -> models.CopyWeightsResponse:
@@ -215,8 +212,8 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
     request = call.read(models.CopyWeightsRequest)
     check_ttl(request.ttl_seconds)
     source = find_checkpoint(state, request.source_path)
-    with state.lock:
-        run = _new_run(state, request)
+    with state.locked() as shared:
+        run = _new_run(state, shared, request)
     record = msgspec.structs.replace(
         source,
         path=checkpoint_path(run, source.kind, source.name),
@@ -231,16 +228,16 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
         await state.offload_always(lambda: state.checkpoints.copy(source, record))
     except EngineError as error:
         raise conflict(str(error)) from error
-    with state.lock:
-        state.audit.record_checkpoint("checkpoint_copied", record, source=source.path)
+    with state.locked() as shared:
+        shared.audit.record_checkpoint("checkpoint_copied", record, source=source.path)
     return models.CopyWeightsResponse(tinker_path=record.path)
 
 
-def _new_run(state: State, request: models.CopyWeightsRequest) -> str:
+def _new_run(state: State, shared: SharedData, request: models.CopyWeightsRequest) -> str:
     """Return the id of the copy's run: the one that the client numbered, else a new one."""
     if request.session_id is None or request.model_seq_id is None:
         return str(uuid.uuid4())
-    session = state.store.live_session(request.session_id)
+    session = shared.store.live_session(request.session_id)
     run = state.settings.profile.ids.model(session.session_id, request.model_seq_id)
     if request.model_seq_id in session.models or state.checkpoints.list(run):
         raise conflict(f"the training run {run!r} exists; choose another model_seq_id")
@@ -267,5 +264,5 @@ async def get_checkpoint_archive(state: State, call: APICall) -> Response:
 
 
 def _record_download(state: State, record: CheckpointRecord) -> None:
-    with state.lock:
-        state.audit.record_checkpoint("checkpoint_read", record, "download")
+    with state.locked() as shared:
+        shared.audit.record_checkpoint("checkpoint_read", record, "download")

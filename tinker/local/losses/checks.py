@@ -13,8 +13,8 @@ from typing import Any, cast
 from tinker_wire import models
 
 from tinker.local.engines import EngineError
+from tinker.local.losses.evaluation import ARGUMENT_TYPES, FUNCTIONS, METHODS
 from tinker.local.losses.graph import LossGraph
-from tinker.local.losses.operations import ARGUMENT_TYPES, FUNCTIONS, METHODS
 
 MAX_NODES = 10_000
 MAX_INPUTS = 16

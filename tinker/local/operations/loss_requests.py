@@ -11,11 +11,12 @@ from tinker_wire import models
 from tinker._wire import json
 from tinker.local.engines import LOSS_FORMS, Engine, EngineError, LossResult, TrainingExample, resolve_loss
 from tinker.local.errors import APIProblem, unprocessable
-from tinker.local.losses import LossGraph, check_graph
+from tinker.local.losses.checks import check_graph
+from tinker.local.losses.graph import LossGraph
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.provenance import attach_records
-from tinker.local.state import State
-from tinker.local.storage import ModelRecord, SessionRecord
+from tinker.local.state import SharedData, State
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
@@ -53,16 +54,16 @@ def check_loss(loss: LossRequest) -> None:
         raise unprocessable("loss_fn", str(error)) from error
 
 
-def prepare_data(state: State, model: ModelRecord, loss: LossRequest, data: Data) -> Data:
+def prepare_data(shared: SharedData, model: ModelRecord, loss: LossRequest, data: Data) -> Data:
     """Return the data with what the loss takes from the records of the server.
 
     Raises APIProblem 422 for sequences that the data cannot name.
     """
     if loss.name != RECORDED_LOSS:
         return data
-    state.recorded.announce()
+    shared.recorded.announce()
     try:
-        found = attach_records(data(), lambda name: state.recorded.find(name, model.session.session_id))
+        found = attach_records(data(), lambda name: shared.recorded.find(name, model.session.session_id))
     except EngineError as error:
         raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
     return lambda: found
@@ -79,11 +80,11 @@ def compute_loss(
         result = graph.run(engine, model.model_id, examples, backward=loss.backward)
     else:
         result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
-    with state.lock:
+    with state.locked() as shared:
         key = model.session.usage_key(model.base_model)
         if loss.backward:
             model.history.add_loss(result.metrics)
-        state.usage.count("training", sum(len(example.tokens) for example in examples), key)
+        shared.usage.count("training", sum(len(example.tokens) for example in examples), key)
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.local.engines import EngineError, Float32
-from tinker.local.storage import RecordedSequence
+from tinker.local.storage.recorded import RecordedSequence
 from tinker.types.datum import Datum, ProvenanceSpan, SampledProvenanceSpan
 from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.tensor_data import TensorData

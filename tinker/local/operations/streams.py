@@ -16,7 +16,7 @@ from tinker._wire import json
 from tinker.local.engines import Engine, EngineError, SampleJob, noise_seed
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.storage import Notifier, RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import Notifier, RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import SampleResponse
 
 EVENT_STREAM = "text/event-stream"
@@ -107,11 +107,14 @@ class TokenStream:
         self._notifier.notify_all()
         return not self._closed
 
+    def notify(self, future: ServerFuture) -> None:
+        """Wake the connection: its future is done."""
+        self._notifier.notify_all()
+
     # On the loop of the connection
 
     async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[bytes]:
         """Yield the events of the stream until its last one. Closing it ends the work."""
-        future.on_done = lambda _: self._notifier.notify_all()
         try:
             while True:
                 await self._notifier.wait(lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS)
@@ -129,7 +132,7 @@ class TokenStream:
 
     def _close(self, state: State, future: ServerFuture) -> None:
         self._closed = True
-        with state.lock:
+        with state.locked():
             state.served.drop_sample(future)
         state.futures.resolve(future, _CANCELLED)
         state.futures.release(future.request_id)

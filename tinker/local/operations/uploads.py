@@ -8,9 +8,10 @@ from tinker_wire import models
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.errors import APIProblem, make_not_found
-from tinker.local.operations.creation import adapter_spec, check_rank, lora_config
+from tinker.local.operations.models import adapter_spec, check_rank, lora_config
 from tinker.local.state import State
-from tinker.local.storage import AdapterUpload, CheckpointRecord, checkpoint_path
+from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
+from tinker.local.storage.uploads import AdapterUpload
 
 CHECKPOINT_NAME = "uploaded"
 
@@ -23,13 +24,13 @@ def open_upload(
     check_rank(state, spec)
     if not (spec.train_attn or spec.train_mlp or spec.train_unembed):
         raise APIProblem(400, "lora_config trains nothing: one of train_attn, train_mlp and train_unembed must be true")
-    with state.lock:
+    with state.locked() as shared:
         state.require_open()
-        if not state.uploads.has_room(state.settings.max_uploads):
+        if not shared.uploads.has_room(state.settings.max_uploads):
             limit = f"max_uploads={state.settings.max_uploads}"
             raise APIProblem(429, f"too many uploads are under way ({limit})", {"retry-after": "10"})
         seconds = state.settings.link_seconds
-        return state.uploads.open(
+        return shared.uploads.open(
             base_model, engine.base_model, spec, request.destination_project_id, engine.adapter_files, seconds
         )
 
@@ -44,8 +45,8 @@ async def finish_upload(state: State, upload_id: str) -> str:
 
 
 def _find_open(state: State, upload_id: str) -> AdapterUpload:
-    with state.lock:
-        upload = state.uploads.find(upload_id)
+    with state.locked() as shared:
+        upload = shared.uploads.find(upload_id)
     if upload is None:
         raise make_not_found("upload", upload_id)
     if upload.tinker_path is None and (missing := upload.missing):
@@ -67,12 +68,12 @@ def _import(state: State, upload: AdapterUpload, engine: Engine) -> None:
             overwrite=False,
         )
     except EngineError:
-        with state.lock:
-            state.uploads.drop(upload)
+        with state.locked() as shared:
+            shared.uploads.drop(upload)
         raise
-    with state.lock:
-        state.uploads.finish(upload, record.path)
-        state.audit.record_checkpoint("checkpoint_created", record, "upload")
+    with state.locked() as shared:
+        shared.uploads.finish(upload, record.path)
+        shared.audit.record_checkpoint("checkpoint_created", record, "upload")
 
 
 def _record(state: State, upload: AdapterUpload, engine: Engine) -> CheckpointRecord:

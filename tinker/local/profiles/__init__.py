@@ -8,8 +8,8 @@ anything else.
 
 from __future__ import annotations
 
+from tinker.local.bodies import read_body
 from tinker.local.profiles.base import Profile
-from tinker.local.profiles.legacy import read_body
 from tinker.local.profiles.minimal_json import MINIMAL_JSON
 from tinker.local.profiles.registry import OFFICIAL, PROFILES, find_profile
 from tinker.local.profiles.skyrl import SKYRL

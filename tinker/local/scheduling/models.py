@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 from tinker_wire.api import training, weights
 
-from tinker.local.engines import Engine
 from tinker.local.errors import conflict
 from tinker.local.scheduling.steps import OpenEngine, PrecedingFailure, Step, to_failure
-from tinker.local.storage import FutureStore, RequestFailure, RequestResult, ServerFuture
+from tinker.local.storage.future_store import FutureStore
+from tinker.local.storage.futures import RequestFailure, RequestResult
+from tinker.local.storage.sessions import ModelTask, RequestQueue
 
 #: Operations that change a run: a later request counts on them.
 TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))
-
-
-@attrs.frozen(eq=False)
-class ModelTask:
-    """One request of a model: what to do with the engine, and the future its result goes to.
-
-    ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of, None where it did not say.
-    """
-
-    future: ServerFuture
-    run: Callable[[Engine], RequestResult]
-    operation: str
-    number: int
-    known_failure: int | None = None
-
-    def step(self, queue: ModelQueue, futures: FutureStore, open_engine: OpenEngine) -> None:
-        """Run and resolve."""
-        futures.start(self.future)
-        try:
-            outcome: RequestResult | RequestFailure = self.run(open_engine())
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
-            outcome = to_failure(error)
-            queue.note_failure(self.number, self.operation, outcome)
-        futures.resolve(self.future, outcome)
 
 
 @attrs.frozen
@@ -49,8 +24,8 @@ class _Failure:
     reason: str
 
 
-class ModelQueue:
-    """The requests of one model in the order of their numbers, from 0 (its creation) on.
+class ModelQueue(RequestQueue):
+    """The queue of one model.
 
     A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up.
     """
@@ -67,30 +42,23 @@ class ModelQueue:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether nothing but the model's creation has been submitted."""
         return self._next <= 1 and not self._waiting.keys() - {0}
 
     def start_at(self, number: int) -> None:
-        """Take the requests before this number for done."""
         self._next = number
 
     def assign_number(self, number: int | None) -> int:
-        """Return the number of a request: the given one (0 and None are none), else the next free one."""
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
     def require_free(self, number: int) -> None:
-        """Raise APIProblem 409 when the number is used up: given up, or refused before."""
         if number < self._next or number in self._waiting:
             raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}")
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
-        """Queue a request under a free number."""
         self._waiting[number] = work
-        work.future.progress = self.describe_gap
         self._update_gap(now)
 
     def skip(self, number: int, now: float) -> None:
-        """Do not wait for this number: its request was refused."""
         if number >= self._next and number not in self._waiting:
             self._waiting[number] = None
             self._update_gap(now)
@@ -106,11 +74,19 @@ class ModelQueue:
             if work is not None:
                 self._futures.choose(work.future)
                 self._running = work
-                return lambda open_engine: work.step(self, self._futures, open_engine)
+                return lambda open_engine: self._run(work, open_engine)
         return self._end() if self._last_step is not None else None
 
+    def _run(self, work: ModelTask, open_engine: OpenEngine) -> None:
+        self._futures.start(work.future)
+        try:
+            outcome: RequestResult | RequestFailure = work.run(open_engine())
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
+            outcome = to_failure(error)
+            self.note_failure(work.number, work.operation, outcome)
+        self._futures.resolve(work.future, outcome)
+
     def note_failure(self, number: int, operation: str, failure: RequestFailure) -> None:
-        """Note that a request failed. One that changes the run stops those behind it whose caller does not know of it."""
         if operation in TRAINING and failure.failed_operation is None:
             self._last_failure = _Failure(number, operation, failure.error)
 
@@ -126,7 +102,6 @@ class ModelQueue:
         return self._gap_ends
 
     def close(self, failure: RequestFailure, last_step: Step) -> None:
-        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
         self._failure, self._last_step = failure, last_step
 
     def _end(self) -> Step | None:
@@ -139,7 +114,6 @@ class ModelQueue:
         return last
 
     def describe_gap(self) -> str | None:
-        """Describe the number that every request here waits for; None when they do not."""
         if self._gap_ends is None:
             return None
         return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"

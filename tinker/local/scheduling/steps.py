@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from tinker.local.engines import Engine, EngineError
-from tinker.local.storage import RequestFailure
+from tinker.local.storage.futures import RequestFailure
 
 OpenEngine: TypeAlias = Callable[[], Engine]
 Step: TypeAlias = Callable[[OpenEngine], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
 from typing import Literal, TypeAlias, get_args
@@ -71,3 +72,8 @@ def folder_name(text: str) -> str:
     """Return a folder name that is safe on every file system and differs for every text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{_UNSAFE.sub('_', text)[:64]}-{digest}"
+
+
+def to_utc(seconds: float) -> datetime.datetime:
+    """Return seconds since 1970 as a time in UTC."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -27,8 +27,8 @@ from tinker.local.storage.checkpoint_records import (
     folder_name,
     name_conflict,
 )
-from tinker.local.storage.durable import sync_folder, sync_tree
-from tinker.local.storage.owners import Owner
+from tinker.local.storage.disk import Owner, sync_folder, sync_tree
+from tinker.local.storage.events import ServerEvents
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker_records import prepare
 
@@ -45,12 +45,10 @@ DRAFT, OLD, GONE = LEFTOVERS = (".draft-", ".old-", ".gone-")
 class Checkpoints:
     """The checkpoints below one folder, which this server shares with others. ``now`` is seconds since 1970."""
 
-    def __init__(self, root: Path, now: Callable[[], float], owner: Owner | None = None) -> None:
-        self._root, self._now = root, now
-        self._owner = owner or Owner(root)
+    def __init__(self, root: Path, now: Callable[[], float], owner: Owner, events: ServerEvents) -> None:
+        self._root, self._now, self._owner, self._events = root, now, owner, events
         self._lock = threading.Lock()  # for what replaces folders and records
         self.may_expire: bool = True
-        self.on_expired: Callable[[CheckpointRecord], None] = _ignore_record
         self._recover()
 
     def exists(self, run: str, kind: CheckpointKind, name: str) -> bool:
@@ -93,7 +91,7 @@ class Checkpoints:
         if any(record.expires_at is not None for record in self.list()):
             self.may_expire = True
 
-    def hint_last_save(self, run: str) -> str:
+    def describe_last_save(self, run: str) -> str:
         """Return what to tell who asks for a run that is not here any more: where it was saved last; empty without a save."""
         saved = next((record for record in self.list(run) if record.kind == "weights"), None)
         return "" if saved is None else f"; its last save is {saved.path}"
@@ -165,7 +163,7 @@ class Checkpoints:
             return None
         if record is not None and self._is_expired(record):
             if self._remove(folder):
-                self.on_expired(record)
+                self._events.checkpoint_expired(record)
             return None
         return record
 
@@ -243,10 +241,6 @@ class Checkpoints:
             return None
         place = None if record is None else self.folder(record)
         return place if place is not None and place.parent == leftover.parent else None
-
-
-def _ignore_record(record: CheckpointRecord) -> None:
-    return None
 
 
 def _is_checkpoint(folder: Path) -> bool:

@@ -1,8 +1,8 @@
-"""What a server must know again after it was killed, in one SQLite file: requests, results, and how far each run is kept.
+"""The journal: what a server must know again after it was killed, in one SQLite file. A journal without a file keeps nothing.
 
-A request is written down before it is queued, a result before anybody can see it, and the number of the last step of a run
-together with the result of that step. So whatever a client was told is here. Survives the death of the process, not that of
-the machine: nothing waits for the disk.
+A request is written before it is queued, a result before anybody can see it, and the number of the last step of a run together
+with the result of that step. So whatever a client was told is here. Survives the death of the process, not that of the machine:
+nothing waits for the disk.
 """
 
 from __future__ import annotations
@@ -12,45 +12,56 @@ import logging
 import secrets
 import sqlite3
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
 import msgspec
 from tinker_wire import models
 
 from tinker._wire import json, proto
-from tinker.local.storage.results import RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 FOLDER = ".journal"
 FILE = "journal.sqlite"
 log: logging.Logger = logging.getLogger("tinker.local")
 Row = TypeVar("Row", bound=msgspec.Struct)
-_Statement: TypeAlias = tuple[str, tuple[object, ...]]
+Statement: TypeAlias = tuple[str, tuple[object, ...]]
+Execute: TypeAlias = Callable[[str, tuple[object, ...]], object]
 LOSS, SAMPLE, FAILURE = "loss", "sample", "failure"  # kinds of results; every other one is the name of a record
-_SCHEMA = """
-create table if not exists meta (name text primary key, value blob not null);
-create table if not exists requests (
-    position integer primary key, subject text not null, operation text not null, path blob not null,
-    content_type text not null, content blob not null, created_at real not null, request_id text unique, number integer);
-create index if not exists requests_by_subject on requests (subject);
-create table if not exists results (
-    request_id text primary key, fingerprint blob not null, kind text not null, content blob not null, completion integer);
-create table if not exists runs (model_id text primary key, number integer not null, optimizer text not null);
-create table if not exists completions (log text primary key, count integer not null);
-"""
-_ADD_KNOWN_FAILURE = "alter table requests add column known_failure integer"  # to a file of an earlier version
-_ADD_REQUEST = """
-insert or ignore into requests
-(subject, operation, path, content_type, content, created_at, request_id, number, known_failure)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_REQUESTS = """
-select subject, operation, path, content_type, content, created_at, request_id, number, known_failure
-from requests order by position
-"""
+_SECRET, _STARTS = "secret", "starts"
+
+
+class Table(Generic[Row]):
+    """A table of one kind of record, whose fields are the columns. ``keys`` are those that no two rows share.
+
+    ``conflict`` says what becomes of a row whose keys are there: nothing, a replacement, or the sum of the last column.
+    """
+
+    def __init__(
+        self, name: str, row: type[Row], *keys: str, conflict: Literal["ignore", "replace", "sum"] = "replace"
+    ) -> None:
+        self.name, self.row, self.columns = name, row, row.__struct_fields__
+        listed, marks, last = ", ".join(self.columns), ", ".join("?" for _ in self.columns), self.columns[-1]
+        primary = f", primary key ({', '.join(keys)})" if keys else ""
+        self.schema: str = f"create table if not exists {name} ({listed}{primary})"
+        verb = "insert" if conflict == "sum" else f"insert or {conflict}"
+        total = f" on conflict do update set {last} = {last} + excluded.{last}" if conflict == "sum" else ""
+        self._insert = f"{verb} into {name} ({listed}) values ({marks}){total}"
+
+    def add(self, row: Row) -> Statement:
+        """Return the statement that adds a row."""
+        return self._insert, msgspec.structs.astuple(row)
+
+    def delete(self, condition: str, *values: object) -> Statement:
+        """Return the statement that deletes the rows that meet a condition."""
+        return f"delete from {self.name} where {condition}", values  # noqa: S608 - conditions are constants
+
+    def trim(self, count: int) -> Statement:
+        """Return the statement that deletes all rows but the newest."""
+        return self.delete(f"rowid <= (select max(rowid) from {self.name}) - ?", count)  # noqa: S608 - no value of a client
 
 
 class JournalInUseError(OSError):
@@ -58,7 +69,7 @@ class JournalInUseError(OSError):
 
 
 class JournalRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request that was accepted, as its row is. ``subject`` is the run, sampler or session that it belongs to.
+    """A request that was accepted. ``subject`` is the run, sampler or session that it belongs to.
 
     ``path`` is the JSON of the parts of the path. ``number`` is that of a request of a run or sampler, which has an id, too;
     ``known_failure`` is the last failure of its run that its client knew of, where the client said so.
@@ -75,14 +86,23 @@ class JournalRequest(msgspec.Struct, frozen=True, array_like=True):
     known_failure: int | None
 
 
-@attrs.frozen
-class JournalResult:
-    """A result; ``completion`` is its place in the log of the client that sampled."""
+class JournalResult(msgspec.Struct, frozen=True, array_like=True):
+    """A result, encoded."""
 
     request_id: str
     fingerprint: bytes
-    outcome: RequestOutcome = attrs.field(repr=False)
-    completion: int | None
+    kind: str
+    content: bytes
+
+    @property
+    def is_failure(self) -> bool:
+        """Return whether the request failed."""
+        return self.kind == FAILURE
+
+    @property
+    def outcome(self) -> RequestOutcome:
+        """Return the result, decoded."""
+        return _decode(self.kind, self.content)
 
 
 class JournalRun(msgspec.Struct, frozen=True, array_like=True):
@@ -93,177 +113,168 @@ class JournalRun(msgspec.Struct, frozen=True, array_like=True):
     optimizer: str
 
 
-class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
-    request_id: str
-    fingerprint: bytes
-    kind: str
-    content: bytes
-    completion: int | None
+class _Meta(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    value: bytes
 
 
-class _Count(msgspec.Struct, frozen=True, array_like=True):
-    log: str
-    count: int
+REQUESTS = Table("requests", JournalRequest, "request_id", conflict="ignore")
+RESULTS = Table("results", JournalResult, "request_id", conflict="ignore")
+RUNS = Table("runs", JournalRun, "model_id")
+_META = Table("meta", _Meta, "name")
 
 
 class _Notes(threading.local):
-    """What a thread has noted, and not yet written down: statements and their values."""
+    """Statements that a thread has noted and not yet written."""
 
     def __init__(self) -> None:
-        self.mine: list[_Statement] = []
+        self.mine: list[Statement] = []
 
 
 class Journal:
-    """The journal below a data folder. Used from any thread. Raises JournalInUseError when another server has it open."""
+    """The journal below a data folder, or of a server that keeps nothing (``root`` None). Used from any thread.
 
-    def __init__(self, root: Path) -> None:
-        folder = root / FOLDER
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    Raises JournalInUseError when another server has the file open.
+    """
+
+    def __init__(self, root: Path | None) -> None:
         self._lock = threading.RLock()
         self._notes = _Notes()
-        self._overdue: list[_Statement] = []  # what there was no room for, written before anything else
-        self._unkept: dict[str, dict[str, list[_Statement]]] = {}  # by run and request
-        self._database = sqlite3.connect(folder / FILE, timeout=0.0, isolation_level=None, check_same_thread=False)
-        try:
-            self._database.execute("pragma locking_mode = exclusive")
-            self._database.execute("pragma journal_mode = wal")
-            self._database.execute("pragma synchronous = normal")
-            self._database.executescript(_SCHEMA)
-            if not any(column[1] == "known_failure" for column in self._database.execute("pragma table_info(requests)")):
-                self._database.execute(_ADD_KNOWN_FAILURE)
-        except sqlite3.OperationalError as error:
-            self._database.close()
-            raise JournalInUseError(f"another server keeps its runs in {root}; choose another data folder ({error})") from error
+        self._overdue: list[Statement] = []  # statements that failed on a full disk, written before anything else
+        self._held: dict[str, dict[str, list[Statement]]] = {}  # by run and request
+        self._database: sqlite3.Connection | None = None if root is None else _open(root)
+        self.add_tables(_META, REQUESTS, RESULTS, RUNS)
+        self.starts: int = self._count_start()
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether anything is written."""
+        return self._database is not None
 
     def close(self) -> None:
         """Close the file; nothing is written any more."""
         with self._lock:
-            self._database.close()
+            if self._database is not None:
+                self._database.close()
 
-    def add_tables(self, schema: str) -> None:
-        """Make tables of another kind in the same file, where they are not there yet."""
+    def add_tables(self, *tables: Table[Any]) -> None:
+        """Create the tables, and in those of an earlier version the columns that are new."""
+        if self._database is None:
+            return
         with self._lock:
-            self._database.executescript(schema)
+            for table in tables:
+                self._database.execute(table.schema)
+                there = {column[1] for column in self._database.execute(f"pragma table_info({table.name})")}
+                for column in table.columns:
+                    if column not in there:
+                        self._database.execute(f"alter table {table.name} add column {column}")
 
-    # What happens
+    # Writing
 
-    def note(self, statement: str, *values: object) -> None:
-        """Let this thread's next transaction begin with a statement."""
-        self._notes.mine.append((statement, values))
+    def note(self, *statements: Statement) -> None:
+        """Let this thread's next transaction begin with these statements."""
+        if self._database is not None:
+            self._notes.mine += statements
 
     def flush(self) -> None:
-        """Write down what this thread has noted."""
+        """Write what this thread has noted."""
         if self._notes.mine:
             self._attempt()
 
     def add_request(self, request: JournalRequest) -> None:
-        """Write down a request, once. Raises sqlite3.Error when that fails; then nothing of it is written."""
-        with self._transaction() as database:
-            database.execute(_ADD_REQUEST, msgspec.structs.astuple(request))
+        """Write a request, once. Raises sqlite3.Error when that fails; then nothing of it is written."""
+        with self._transaction() as execute:
+            execute(*REQUESTS.add(request))
 
     def add_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Write down a result, unless it is written with the weights of its run. A sample needs its request no longer."""
-        if any(future.request_id in held for held in self._unkept.values()):
+        """Write a result, unless it is written with the weights of its run. A sample needs its request no longer."""
+        if not self.is_kept or any(future.request_id in held for held in self._held.values()):
             return
-        forget = [("delete from requests where request_id = ?", (future.request_id,))] if future.is_sample else []
-        self._attempt(_result_row(future, outcome), *forget)
+        forget = [REQUESTS.delete("request_id = ?", future.request_id)] if future.is_sample else []
+        self._attempt(_to_row(future, outcome), *forget)
 
     def hold_result(self, model_id: str, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Hold back a result that changes a run, with what this thread has noted, until :meth:`add_run`.
 
-        A server that is killed before does the request again.
+        A server that is killed before repeats the request.
         """
         with self._lock:
-            held = self._unkept.setdefault(model_id, {})
-            held[future.request_id] = [*self._notes.mine, _result_row(future, outcome)]
+            held = self._held.setdefault(model_id, {})
+            held[future.request_id] = [*self._notes.mine, _to_row(future, outcome)]
             self._notes.mine.clear()
 
     def add_run(self, run: JournalRun, droppable: Iterable[str]) -> None:
-        """Write down that a run is kept up to a request, with the results that were held back.
+        """Write that a run is kept up to a request, with the results that were held back.
 
         Requests up to it are needed no longer if they are ``droppable``, the names of operations.
         """
         with self._lock:
-            with self._transaction() as database:
-                database.execute("insert or replace into runs values (?, ?, ?)", (run.model_id, run.number, run.optimizer))
-                for statement in self._find_held(run.model_id):
-                    database.execute(*statement)
-                database.executemany(
-                    "delete from requests where subject = ? and number between 1 and ? and operation = ?",
-                    [(run.model_id, run.number, name) for name in droppable],
-                )
-            self._unkept.pop(run.model_id, None)
+            with self._transaction() as execute:
+                for statement in (RUNS.add(run), *self._find_held(run.model_id)):
+                    execute(*statement)
+                for name in droppable:
+                    condition = "subject = ? and number between 1 and ? and operation = ?"
+                    execute(*REQUESTS.delete(condition, run.model_id, run.number, name))
+            self._held.pop(run.model_id, None)
 
     def release_results(self, model_id: str) -> None:
         """Hold back nothing more of a run, which ends or was never made."""
         with self._lock:
             self._notes.mine += self._find_held(model_id)
-            self._unkept.pop(model_id, None)
+            self._held.pop(model_id, None)
 
-    def _find_held(self, model_id: str) -> list[_Statement]:
-        return [statement for statements in self._unkept.get(model_id, {}).values() for statement in statements]
-
-    def note_completion(self, log: str, request_id: str, number: int) -> None:
-        """Write down that a sample is the completion ``number`` of a log."""
-        self._attempt(
-            ("insert or replace into completions values (?, ?)", (log, number)),
-            ("update results set completion = ? where request_id = ?", (number, request_id)),
-        )
+    def _find_held(self, model_id: str) -> list[Statement]:
+        return [statement for statements in self._held.get(model_id, {}).values() for statement in statements]
 
     def drop_result(self, request_id: str) -> None:
         """Forget a result that nobody can ask for any more."""
-        self._attempt(("delete from results where request_id = ?", (request_id,)))
+        self._attempt(RESULTS.delete("request_id = ?", request_id))
 
     def drop_session(self, session_id: str) -> None:
         """Forget a session that has ended, and everything in it."""
-        within = (f"{session_id}:", f"{session_id};")
+        columns = ((REQUESTS, "subject"), (RESULTS, "request_id"), (RUNS, "model_id"))
         self._attempt(
-            ("delete from requests where subject = ?", (session_id,)),
-            ("delete from requests where subject >= ? and subject < ?", within),
-            ("delete from results where request_id >= ? and request_id < ?", within),
-            ("delete from runs where model_id >= ? and model_id < ?", within),
-            ("delete from completions where log >= ? and log < ?", within),
+            REQUESTS.delete("subject = ?", session_id),
+            *(table.delete(f"{name} >= ? and {name} < ?", f"{session_id}:", f"{session_id};") for table, name in columns),
         )
 
-    # What happened
+    # Reading
+
+    def read(self, table: Table[Row], rest: str = "", *values: object) -> list[Row]:
+        """Return the rows of a table in the order in which they came; ``rest`` may be a condition and another order."""
+        if self._database is None:
+            return []
+        query = f"select {', '.join(table.columns)} from {table.name} {rest or 'order by rowid'}"  # noqa: S608
+        with self._lock:
+            return [msgspec.convert(row, table.row) for row in self._database.execute(query, values)]
 
     def secret(self) -> bytes:
-        """Return the secret of this server, which signs what clients hold."""
-        with self._transaction() as database:
-            database.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
-            return bytes(database.execute("select value from meta where name = 'secret'").fetchone()[0])
+        """Return the secret of this server, which signs what clients hold; a new one where nothing is kept."""
+        return self._find_meta(_SECRET) or self._set_meta(_SECRET, secrets.token_bytes(32))
 
-    def requests(self) -> list[JournalRequest]:
-        """Return every request in the order of arrival."""
-        return self.read(_REQUESTS, JournalRequest)
+    def _count_start(self) -> int:
+        """Return how many servers have used this file before, and count this one."""
+        count = int.from_bytes(self._find_meta(_STARTS) or b"")
+        self._set_meta(_STARTS, (count + 1).to_bytes(8))
+        return count
 
-    def results(self) -> list[JournalResult]:
-        """Return every result that is still kept."""
-        rows = self.read("select request_id, fingerprint, kind, content, completion from results", _ResultRow)
-        return [JournalResult(row.request_id, row.fingerprint, _decode(row.kind, row.content), row.completion) for row in rows]
+    def _find_meta(self, name: str) -> bytes | None:
+        return next((row.value for row in self.read(_META, "where name = ?", name)), None)
 
-    def runs(self) -> dict[str, JournalRun]:
-        """Return every run by its id."""
-        return {run.model_id: run for run in self.read("select model_id, number, optimizer from runs", JournalRun)}
+    def _set_meta(self, name: str, value: bytes) -> bytes:
+        with self._transaction() as execute:
+            execute(*_META.add(_Meta(name, value)))
+        return value
 
-    def completion_counts(self) -> dict[str, int]:
-        """Return how many samples of each log are complete, also those that nobody asks for any more."""
-        return {row.log: row.count for row in self.read("select log, count from completions", _Count)}
+    # Transactions
 
-    # SQLite
-
-    def read(self, query: str, kind: type[Row], *values: object) -> list[Row]:
-        """Return the rows that a query finds."""
-        with self._lock:
-            return [msgspec.convert(row, kind) for row in self._database.execute(query, values)]
-
-    def _attempt(self, *statements: _Statement) -> None:
-        """Write what must not stop the work that is written down. What there is no room for is written once there is."""
+    def _attempt(self, *statements: Statement) -> None:
+        """Write what must not stop the work that it is about. What a full disk has no room for is written once it has."""
         with self._lock:
             try:
-                with self._transaction() as database:
+                with self._transaction() as execute:
                     for statement in statements:
-                        database.execute(*statement)
+                        execute(*statement)
             except sqlite3.Error as error:
                 log.error("cannot write the journal: %s; until it can be written, a killed server loses results", error)
                 if isinstance(error, sqlite3.OperationalError):
@@ -271,25 +282,46 @@ class Journal:
                     self._notes.mine.clear()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
+    def _transaction(self) -> Generator[Execute]:
+        database = self._database
+        if database is None:
+            yield _execute_nothing
+            return
         with self._lock:
-            self._database.execute("begin")
+            database.execute("begin")
             try:
                 for statement in (*self._overdue, *self._notes.mine):
-                    self._database.execute(*statement)
-                yield self._database
-                self._database.execute("commit")
+                    database.execute(*statement)
+                yield database.execute
+                database.execute("commit")
             except BaseException:
-                if self._database.in_transaction:  # SQLite may have ended it, as on a full disk
-                    self._database.execute("rollback")
+                if database.in_transaction:  # SQLite may have ended it, as on a full disk
+                    database.execute("rollback")
                 raise
             self._overdue.clear()
             self._notes.mine.clear()
 
 
-def _result_row(future: ServerFuture, outcome: RequestOutcome) -> _Statement:
-    values = (future.request_id, future.fingerprint, *_encode(outcome))
-    return "insert or ignore into results (request_id, fingerprint, kind, content) values (?, ?, ?, ?)", values
+def _open(root: Path) -> sqlite3.Connection:
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = sqlite3.connect(folder / FILE, timeout=0.0, isolation_level=None, check_same_thread=False)
+    try:
+        for setting in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = normal"):
+            database.execute(f"pragma {setting}")
+        database.execute(_META.schema)  # takes the lock
+    except sqlite3.OperationalError as error:
+        database.close()
+        raise JournalInUseError(f"another server keeps its runs in {root}; choose another data folder ({error})") from error
+    return database
+
+
+def _execute_nothing(statement: str, values: tuple[object, ...]) -> None:
+    return None
+
+
+def _to_row(future: ServerFuture, outcome: RequestOutcome) -> Statement:
+    return RESULTS.add(JournalResult(future.request_id, future.fingerprint, *_encode(outcome)))
 
 
 def _encode(outcome: RequestOutcome) -> tuple[str, bytes]:

@@ -15,16 +15,9 @@ import numpy as np
 
 from tinker.local.engines import Continuation, EngineError, Float32, Int32
 from tinker.local.settings import Settings
-from tinker.local.storage.journal import Journal
+from tinker.local.storage.journal import Journal, Table
 
 log: logging.Logger = logging.getLogger("tinker.local")
-_SCHEMA = """
-create table if not exists sequences (
-    sequence_id text primary key, session_id text not null, prompt_length integer not null, tokens blob not null,
-    logprobs blob not null, used_at real not null);
-"""
-_READ = "select sequence_id, session_id, prompt_length, tokens, logprobs, used_at from sequences order by used_at"
-_ADD = "insert or replace into sequences values (?, ?, ?, ?, ?, ?)"
 
 
 @attrs.define(eq=False)
@@ -47,19 +40,21 @@ class _SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     used_at: float
 
 
+_SEQUENCES = Table("sequences", _SequenceRow, "sequence_id")
+
+
 class RecordedSequences:
     """The sequences by their ids, the one that has not been used for longest first. ``now`` is the time of day."""
 
-    def __init__(self, settings: Settings, now: Callable[[], float], journal: Journal | None) -> None:
+    def __init__(self, settings: Settings, now: Callable[[], float], journal: Journal) -> None:
         self._settings, self._now, self._journal = settings, now, journal
         self._sequences: OrderedDict[str, RecordedSequence] = OrderedDict()
         self._tokens = 0
         self._is_announced = False
-        if journal is not None:
-            journal.add_tables(_SCHEMA)
-            for row in journal.read(_READ, _SequenceRow):
-                tokens, logprobs = np.frombuffer(row.tokens, np.int32), np.frombuffer(row.logprobs, np.float32)
-                self._put(row.sequence_id, RecordedSequence(row.session_id, row.prompt_length, tokens, logprobs, row.used_at))
+        journal.add_tables(_SEQUENCES)
+        for row in journal.read(_SEQUENCES, "order by used_at"):
+            tokens, logprobs = np.frombuffer(row.tokens, np.int32), np.frombuffer(row.logprobs, np.float32)
+            self._put(row.sequence_id, RecordedSequence(row.session_id, row.prompt_length, tokens, logprobs, row.used_at))
 
     @property
     def tokens(self) -> int:
@@ -79,7 +74,8 @@ class RecordedSequences:
         """Record a sequence of a session. Those that have not been used for longest go where there are too many."""
         tokens, logprobs = np.array(sampled.tokens, np.int32), np.array(sampled.logprobs, np.float32)
         one = RecordedSequence(session_id, prompt_length, tokens, logprobs, self._now())
-        self._note(_ADD, sequence_id, session_id, prompt_length, tokens.tobytes(), logprobs.tobytes(), one.used_at)
+        row = _SequenceRow(sequence_id, session_id, prompt_length, tokens.tobytes(), logprobs.tobytes(), one.used_at)
+        self._journal.note(_SEQUENCES.add(row))
         self._put(sequence_id, one)
         while self._tokens > self._settings.max_recorded_tokens:
             self._remove(next(iter(self._sequences)))
@@ -98,7 +94,8 @@ class RecordedSequences:
             raise EngineError(f"the record of the sequence {sequence_id!r} has expired: it was not used for {seconds:g} s")
         found.used_at = self._now()
         self._sequences.move_to_end(sequence_id)
-        self._note("update sequences set used_at = ? where sequence_id = ?", found.used_at, sequence_id)
+        statement = "update sequences set used_at = ? where sequence_id = ?"
+        self._journal.note((statement, (found.used_at, sequence_id)))
         return found
 
     def drop_session(self, session_id: str) -> None:
@@ -113,8 +110,4 @@ class RecordedSequences:
 
     def _remove(self, sequence_id: str) -> None:
         self._tokens -= len(self._sequences.pop(sequence_id).tokens)
-        self._note("delete from sequences where sequence_id = ?", sequence_id)
-
-    def _note(self, statement: str, *values: object) -> None:
-        if self._journal is not None:
-            self._journal.note(statement, *values)
+        self._journal.note(_SEQUENCES.delete("sequence_id = ?", sequence_id))

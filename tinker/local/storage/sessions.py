@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 from tinker_wire import models
 
 from tinker.local.engines import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.losses import LossGraph
-from tinker.local.storage.completions import CompletionLog
-from tinker.local.storage.history import RunHistory
+from tinker.local.losses.graph import LossGraph
+from tinker.local.storage.futures import CompletionLog, RequestFailure, RequestResult, ServerFuture
+from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
-from tinker.local.storage.usage import UsageKey
-
-if TYPE_CHECKING:
-    from tinker.local.scheduling import ModelQueue
 
 LoadWeights: TypeAlias = Callable[[Engine], object | None]
 MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
@@ -69,6 +65,73 @@ class SessionRecord:
         return span
 
 
+@attrs.frozen(eq=False)
+class ModelTask:
+    """One request of a model: what to do with the engine, and the future of its result.
+
+    ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of, None where it did not say.
+    """
+
+    future: ServerFuture
+    run: Callable[[Engine], RequestResult]
+    operation: str
+    number: int
+    known_failure: int | None = None
+
+
+class RequestQueue(Protocol):
+    """The requests of one model in the order of their numbers, from 0 (its creation) on."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether nothing but the model's creation has been submitted."""
+        ...
+
+    def start_at(self, number: int) -> None:
+        """Take the requests before this number for done."""
+        ...
+
+    def assign_number(self, number: int | None) -> int:
+        """Return the number, or the next free one where it is missing or 0."""
+        ...
+
+    def require_free(self, number: int) -> None:
+        """Raise APIProblem 409 when the number is used up: given up, or refused before."""
+        ...
+
+    def put(self, number: int, work: ModelTask, now: float) -> None:
+        """Queue a request under a free number."""
+        ...
+
+    def skip(self, number: int, now: float) -> None:
+        """Do not wait for this number: its request was refused."""
+        ...
+
+    def note_failure(self, number: int, operation: str, failure: RequestFailure) -> None:
+        """Note that a request failed. One that changes the run stops those behind it whose caller does not know of it."""
+        ...
+
+    def require_success(self) -> None:
+        """Raise an error when the request that runs now is behind a failure that its caller does not know of."""
+        ...
+
+    def describe_gap(self) -> str | None:
+        """Describe the number that every request here waits for; None when they do not."""
+        ...
+
+    def close(self, failure: RequestFailure, last_step: Callable[[Callable[[], Engine]], None]) -> None:
+        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
+        ...
+
+    def take(self, now: float) -> Callable[[Callable[[], Engine]], None] | None:
+        """Return the next step that may run now."""
+        ...
+
+    def next_wake(self) -> float | None:
+        """Return when a step may become ready by itself."""
+        ...
+
+
 @attrs.define(eq=False, kw_only=True)
 class ModelRecord:
     """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it refuses
@@ -86,14 +149,14 @@ class ModelRecord:
     engine_model: str
     requested_name: str | None = None
     spec: AdapterSpec
-    queue: ModelQueue
+    queue: RequestQueue
     last_request_at: float
     optimizer: str
     user_metadata: models.Metadata | None = None
     creation_error: str | None = None
     closed_reason: str | None = None
     inflight: object | None = None
-    history: RunHistory = attrs.field(factory=RunHistory)
+    history: RunHistory
     reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
     def require_ready(self) -> None:
@@ -113,6 +176,8 @@ class ModelRecord:
 class SamplerRecord:
     """One sampling session. ``weights`` is None until they are saved; ``client_count`` is the last number given to a copy.
 
+    Completions are numbered from ``first_completion`` on, which is beyond all numbers of earlier processes.
+
     The names of the base model are as in :class:`ModelRecord`.
     """
 
@@ -124,6 +189,7 @@ class SamplerRecord:
     model_path: str | None = None
     weights: LoadWeights | None = None
     client_count: int = 0
+    first_completion: int = 0
     completions: dict[int, CompletionLog] = attrs.field(factory=lambda: dict[int, CompletionLog]())
 
     def add_client(self) -> int:
@@ -141,4 +207,4 @@ class SamplerRecord:
         """Return the log of one of its clients. Raises APIProblem 403 when there are too many of them."""
         if client not in self.completions and len(self.completions) >= MAX_LOGS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")
-        return self.completions.setdefault(client, CompletionLog())
+        return self.completions.setdefault(client, CompletionLog(self.first_completion))

@@ -1,9 +1,9 @@
-"""Weights to sample from: a few in memory, all on disk.
+"""Weights on disk that are no checkpoints: those of samplers without a name, and those of runs that survive a kill.
 
 A run that makes a sampler after each step would fill the memory with weights of which only the last few are used. So
 weights saved without a name are written to a folder of this server as well, and read again when they are asked for. The
-folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves. A server
-that goes on after its end keeps them with its runs instead, in the folder ``keep``.
+folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves. With a
+journal they are kept beside the runs instead.
 
 Used by the engine's thread, and by the thread that closes the server after that one has ended.
 """
@@ -13,13 +13,15 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 
 from tinker.local.engines import Engine, EngineError
 from tinker.local.storage.checkpoint_records import folder_name
-from tinker.local.storage.folders import new_folder
-from tinker.local.storage.owners import Owner
-from tinker.local.storage.sessions import LoadWeights
+from tinker.local.storage.disk import Owner, ServerFolder, new_folder
+from tinker.local.storage.futures import RequestResult, ServerFuture
+from tinker.local.storage.journal import FOLDER, Journal, JournalRun
+from tinker.local.storage.sessions import LoadWeights, ModelRecord
 
 IN_MEMORY = 8
 SPOOL = ".unnamed"
@@ -29,9 +31,7 @@ class Snapshots:
     """The snapshots of one server, most recently used first in memory."""
 
     def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
-        self._root, self._owner = root / SPOOL, owner
-        self._mine: Path | None = keep
-        self._is_kept = keep is not None
+        self._place = ServerFolder(root / SPOOL, owner, keep)
         self._recent: OrderedDict[tuple[Path, float], object] = OrderedDict()
         self._numbers = itertools.count()
 
@@ -60,7 +60,7 @@ class Snapshots:
 
     def forget(self, adapter_id: str) -> None:
         """Drop everything saved from this adapter."""
-        if self._mine is None:
+        if not self._place.is_made:
             return
         folder = self._folder(adapter_id)
         for key in [key for key in self._recent if key[0].parent == folder]:
@@ -70,9 +70,7 @@ class Snapshots:
     def clear(self) -> None:
         """Drop everything."""
         self._recent.clear()
-        if self._mine is not None and not self._is_kept:
-            shutil.rmtree(self._mine, ignore_errors=True)
-            self._mine = None
+        self._place.clear()
 
     def _remember(self, key: tuple[Path, float], weights: object) -> None:
         self._recent[key] = weights
@@ -80,14 +78,59 @@ class Snapshots:
             self._recent.popitem(last=False)
 
     def _folder(self, adapter_id: str) -> Path:
-        if self._mine is None:
-            self._mine = self._root / self._owner.claim()
-            self._mine.mkdir(parents=True, exist_ok=True)
-            self._remove_orphans()
-        return self._mine / folder_name(adapter_id)
+        return self._place.path() / folder_name(adapter_id)
 
-    def _remove_orphans(self) -> None:
-        """Remove folders whose server is no longer running (where the system can tell)."""
-        for folder in self._root.iterdir():
-            if self._owner.is_dead(folder.name):
+
+class KeptRuns:
+    """One folder for each run, with one for the step that the journal names; others are leftovers."""
+
+    def __init__(self, root: Path, journal: Journal, droppable: frozenset[str]) -> None:
+        self._root = root / FOLDER / "runs"
+        self._journal = journal
+        self._droppable = droppable
+
+    @property
+    def snapshots(self) -> Path:
+        """Return where the weights of sampling sessions are kept."""
+        return self._root.with_name("snapshots")
+
+    def save(self, engine: Engine, model: ModelRecord, number: int, future: ServerFuture, result: RequestResult) -> None:
+        """Keep the weights after a request, whose result is written down at the same moment.
+
+        Where that fails, the run stays kept as it was, and the result is written when it is kept next.
+        """
+        self._journal.hold_result(model.model_id, future, result)
+        folder = self._folder(model.model_id, number)
+        run = JournalRun(model_id=model.model_id, number=number, optimizer=model.optimizer)
+        with new_folder(folder):
+            engine.save(model.model_id, folder, optimizer=True)
+            self._journal.add_run(run, self._droppable)
+        self._clean(folder)
+
+    def load(self, engine: Engine, model: ModelRecord, run: JournalRun) -> None:
+        """Load the weights of a run into the engine."""
+        folder = self._folder(run.model_id, run.number)
+        model.spec = engine.load(run.model_id, folder, optimizer=True)
+        model.optimizer = run.optimizer
+        self._clean(folder)
+
+    def forget(self, model_id: str) -> None:
+        """Remove the weights of a run that is gone."""
+        self._journal.release_results(model_id)
+        shutil.rmtree(self._root / folder_name(model_id), ignore_errors=True)
+
+    def forget_others(self, model_ids: Iterable[str]) -> None:
+        """Remove what belongs to no run: a server that was killed while it forgot one left it behind."""
+        known = {folder_name(model_id) for model_id in model_ids}
+        for place in (self._root, self.snapshots):
+            for folder in place.iterdir() if place.is_dir() else ():
+                if folder.name not in known:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, model_id: str, number: int) -> Path:
+        return self._root / folder_name(model_id) / str(number)
+
+    def _clean(self, kept: Path) -> None:
+        for folder in kept.parent.iterdir():
+            if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Every session, model and sampler by its id, in memory; guarded by the lock of the state."""
+"""Every session, model and sampler by its id, in memory."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from tinker_wire import models
 
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.settings import Settings
+from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.sessions import LoadWeights, ModelRecord, SamplerRecord, SessionEnd, SessionRecord
 
 DEFAULT_PROJECT = "default"
+PROCESS_COMPLETIONS = 10**9  # numbers of completions for the samplers of one process
 
 
 class Store:
-    """Every session, by id. ``drop`` is told of each model that goes, and ``on_end`` of each session that ends.
+    """Every session, by id. ``clock`` counts seconds, ``now`` is the time of day.
 
-    ``hint`` returns what to tell who asks for a model that is unknown.
+    ``starts`` is the number of servers that have used the same data before: each numbers completions beyond those before it.
     """
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float], now: Callable[[], float], drop: Callable[[ModelRecord], None]
+        self,
+        settings: Settings,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+        events: ServerEvents,
+        starts: int = 0,
     ) -> None:
-        self._settings, self._clock, self._now, self._drop = settings, clock, now, drop
-        self.on_end: Callable[[SessionRecord], None] = _ignore_session
-        self.hint: Callable[[str], str] = _say_nothing
+        self._settings, self._clock, self._now, self._events = settings, clock, now, events
+        self._first_completion = starts * PROCESS_COMPLETIONS
         self._ids = settings.profile.ids
         self._live: OrderedDict[str, SessionRecord] = OrderedDict()
         self._ended: OrderedDict[str, SessionRecord] = OrderedDict()
@@ -91,7 +97,7 @@ class Store:
             self.close_model(model, f"is gone: session {session.session_id!r} has ended")
         for sampler in session.samplers.values():
             sampler.weights = None
-        self.on_end(session)
+        self._events.session_ended(session)
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
             self._forget(self._ended.popitem(last=False)[1])
@@ -160,7 +166,7 @@ class Store:
         """Let submitted requests run, refuse later ones, and drop the weights."""
         if model.closed_reason is None:
             model.closed_reason, model.inflight = why, None
-            self._drop(model)
+            self._events.model_closed(model)
 
     def find_model(self, wanted: str) -> ModelRecord | None:
         """Return the model, also a closed one; None when unknown."""
@@ -170,7 +176,7 @@ class Store:
         """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
-            raise make_not_found("model", wanted, self.hint(wanted))
+            raise make_not_found("model", wanted, self._events.find_last_save(wanted))
         if model.closed_reason is not None:
             raise APIProblem(400, f"model {wanted!r} {model.closed_reason}")
         self.touch(model.session)
@@ -195,6 +201,7 @@ class Store:
             engine_model=engine_model,
             model_path=model_path,
             weights=weights,
+            first_completion=self._first_completion,
         )
 
     def add_sampler(self, number: int, sampler: SamplerRecord) -> None:
@@ -224,11 +231,3 @@ class Store:
             raise make_not_found("sampling session", wanted)
         self.touch(sampler.session)
         return sampler
-
-
-def _ignore_session(session: SessionRecord) -> None:
-    return None
-
-
-def _say_nothing(model_id: str) -> str:
-    return ""

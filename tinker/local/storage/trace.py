@@ -1,12 +1,14 @@
-"""The timeline of a session's requests, as a file of Chrome's trace events, which Perfetto reads too."""
+"""The timeline of a session's requests, as a file of Chrome's trace events, which Perfetto reads too; and its exports."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import re
-from collections.abc import Generator, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
+from typing import Protocol
 
 import attrs
 import msgspec
@@ -86,3 +88,57 @@ def _events(spans: list[Span], since: float, until: float) -> Iterator[dict[str,
 
 def _micros(seconds: float) -> int:
     return round(seconds * 1e6)
+
+
+class TracedSession(Protocol):
+    """The part of a session that its trace shows."""
+
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def spans(self) -> Iterable[Span]: ...
+
+
+@attrs.define
+class TraceExport:
+    """A trace that is being made (``content`` None) or was made. It is forgotten after ``until``."""
+
+    until: float
+    content: bytes | None = None
+
+
+class TraceExports:
+    """The exported traces by session. ``submit_task`` runs a function in another thread; ``lock`` is the server's."""
+
+    def __init__(
+        self,
+        link_seconds: float,
+        lock: threading.RLock,
+        clock: Callable[[], float],
+        submit_task: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._link_seconds, self._lock, self._clock, self._submit_task = link_seconds, lock, clock, submit_task
+        self._exports: dict[str, TraceExport] = {}
+
+    def is_ready(self, session: TracedSession) -> bool:
+        """Return whether the trace exists. Begins to make it unless that was asked for lately."""
+        with self._lock:
+            now = self._clock()
+            self._exports = {name: export for name, export in self._exports.items() if export.until > now}
+            if session.session_id not in self._exports:
+                export = self._exports[session.session_id] = TraceExport(now + self._link_seconds)
+                self._submit_task(lambda: self._make(session, export))
+                return False
+            return self._exports[session.session_id].content is not None
+
+    def content(self, session_id: str) -> bytes | None:
+        """Return the trace of a session; None when there is none."""
+        export = self._exports.get(session_id)
+        return None if export is None else export.content
+
+    def _make(self, session: TracedSession, export: TraceExport) -> None:
+        with self._lock:
+            spans = [attrs.evolve(span) for span in session.spans]
+        export.content = encode_trace(spans, session.started, self._clock())

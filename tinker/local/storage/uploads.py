@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 
 from tinker.local.engines import AdapterSpec
-from tinker.local.storage.owners import Owner
+from tinker.local.storage.disk import Owner, ServerFolder
 
 FOLDER_NAME = ".uploads"
 #: Seconds after the end of its links in which an upload can still be finished, by a client whose request was lost.
@@ -50,10 +50,17 @@ class AdapterUpload:
         """Return the files that have not arrived."""
         return sorted(name for name in self.names if not (self.folder / name).is_file())
 
-    def new_part(self) -> Path:
-        """Return where a file is written while it arrives."""
+    @contextlib.contextmanager
+    def receiving(self, now: Callable[[], float]) -> Generator[Path]:
+        """Yield where a file is written while it arrives; it is removed unless it was put in its place."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / f".part-{uuid.uuid4().hex}"
+        part = self.folder / f".part-{uuid.uuid4().hex}"
+        self.arriving += 1
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+            self.arriving, self.last_seen = self.arriving - 1, now()
 
     def put(self, part: Path, name: str) -> None:
         """Move a file that has arrived to its place."""
@@ -62,11 +69,10 @@ class AdapterUpload:
 
 
 class Uploads:
-    """The uploads of one server. Call with the server's lock held. ``now`` is seconds since 1970."""
+    """The uploads of one server. ``now`` is seconds since 1970."""
 
     def __init__(self, root: Path, owner: Owner, now: Callable[[], float]) -> None:
-        self._root, self._owner, self._now = root / FOLDER_NAME, owner, now
-        self._mine: Path | None = None
+        self._place, self._now = ServerFolder(root / FOLDER_NAME, owner), now
         self._uploads: dict[str, AdapterUpload] = {}
 
     def has_room(self, limit: int) -> bool:
@@ -100,7 +106,7 @@ class Uploads:
             spec=spec,
             project_id=project_id,
             names=names,
-            folder=self._folder() / upload_id,
+            folder=self._place.path() / upload_id,
             expires_at=self._now() + seconds + GRACE_SECONDS,
             last_seen=self._now(),
         )
@@ -110,17 +116,6 @@ class Uploads:
         """Return an upload; None when it is unknown or forgotten."""
         self._forget_expired()
         return self._uploads.get(upload_id)
-
-    @contextlib.contextmanager
-    def receiving(self, upload: AdapterUpload) -> Generator[Path]:
-        """Yield where a file is written while it arrives; it is removed unless it was put in its place."""
-        part = upload.new_part()
-        upload.arriving += 1
-        try:
-            yield part
-        finally:
-            part.unlink(missing_ok=True)
-            upload.arriving, upload.last_seen = upload.arriving - 1, self._now()
 
     def drop(self, upload: AdapterUpload) -> None:
         """Forget an upload and its files."""
@@ -135,19 +130,8 @@ class Uploads:
     def clear(self) -> None:
         """Drop everything."""
         self._uploads.clear()
-        if self._mine is not None:
-            shutil.rmtree(self._mine, ignore_errors=True)
-            self._mine = None
+        self._place.clear()
 
     def _forget_expired(self) -> None:
         for upload in [upload for upload in self._uploads.values() if upload.expires_at <= self._now()]:
             self.drop(upload)
-
-    def _folder(self) -> Path:
-        if self._mine is None:
-            self._mine = self._root / self._owner.claim()
-            self._mine.mkdir(parents=True, exist_ok=True)
-            for folder in self._root.iterdir():
-                if self._owner.is_dead(folder.name):
-                    shutil.rmtree(folder, ignore_errors=True)
-        return self._mine

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
-from tinker.local.misfits import describe_misfits
+from tinker.local.errors import describe_misfits
 from tinker.local.v1.bodies import ChatBody, CompletionBody
-from tinker.local.v1.sample_text import TokenScore
+from tinker.local.v1.texts import TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
 DONE = b"data: [DONE]\n\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tinker.local.bodies import find_unread
 from tinker.local.errors import APIProblem
-from tinker.local.unread import find_unread
 from tinker_records import find_meant
 
 

@@ -12,16 +12,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tinker_wire.operations import OPERATIONS
 
+from tinker.local.bodies import UnreadFields
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.errors import APIProblem
-from tinker.local.operations import EVENT_STREAM, STREAM_HEADERS
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.profiles import read_body
 from tinker.local.state import State
-from tinker.local.unread import UnreadFields
 from tinker.local.v1.answers import AnswerBody, describe_error
 from tinker.local.v1.bodies import ChatBody, CompletionBody, check_chat, check_completion
-from tinker.local.v1.conversations import Conversation, open_chat, open_completion
-from tinker.local.v1.generation import find_model_engine
+from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion
 from tinker.local.v1.parameters import UnknownParameter, check_names
 from tinker.local.v1.texts import Texts, load_texts
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tinker.local.engines import Engine
-from tinker.local.state import State
-from tinker.local.storage import CheckpointRecord, FormerRun, HistoryPoint, ModelRecord, RunHistory, SessionRecord
+from tinker.local.state import SharedData, State
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.records import HistoryPoint, RunHistory
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.local.web.traffic import Traffic
 
 PageFacts: TypeAlias = dict[str, Any]
@@ -22,10 +24,10 @@ def describe_server(
     state: State, engines: Sequence[Engine], traffic: Traffic, records: Sequence[CheckpointRecord], run: str
 ) -> PageFacts:
     """Return everything that the page shows; the curves of one run, which may be empty."""
-    with state.lock:
-        sessions = state.store.sessions()[:MAX_ROWS]
-        runs = sorted(state.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
-        history = _find_history(state, run)
+    with state.locked() as shared:
+        sessions = shared.store.sessions()[:MAX_ROWS]
+        runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
+        history = _find_history(shared, run)
         return {
             "now": state.now(),
             "clock": state.clock(),
@@ -35,11 +37,11 @@ def describe_server(
             "requests": _describe_requests(traffic),
             "tokens": [
                 {"kind": kind, "base_model": base_model, "count": count}
-                for (kind, base_model), count in state.usage.totals().items()
+                for (kind, base_model), count in shared.usage.totals().items()
                 if kind != "checkpoint"
             ],
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
-            "runs": [*(_describe_run(model) for model in runs), *map(_describe_former_run, state.former_runs)][:MAX_ROWS],
+            "runs": [*(_describe_run(model) for model in runs), *map(_describe_former_run, shared.former_runs)][:MAX_ROWS],
             "curves": {} if history is None else describe_curves(list(history.points)),
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
             "stored_bytes": sum(record.nbytes for record in records),
@@ -92,12 +94,12 @@ def _describe_session(session: SessionRecord, clock: float) -> PageFacts:
     }
 
 
-def _find_history(state: State, run: str) -> RunHistory | None:
+def _find_history(shared: SharedData, run: str) -> RunHistory | None:
     """Find the history of a run, also of one that an earlier process of this server had."""
-    model = state.store.find_model(run)
+    model = shared.store.find_model(run)
     if model is not None:
         return model.history
-    return next((one.history for one in state.former_runs if one.model_id == run), None)
+    return next((one for one in shared.former_runs if one.model_id == run), None)
 
 
 def _describe_run(model: ModelRecord) -> PageFacts:
@@ -111,13 +113,13 @@ def _describe_run(model: ModelRecord) -> PageFacts:
     }
 
 
-def _describe_former_run(run: FormerRun) -> PageFacts:
+def _describe_former_run(run: RunHistory) -> PageFacts:
     return {
         "id": run.model_id,
         "base_model": run.base_model,
         "rank": run.rank,
-        **_describe_steps(run.history),
-        "last_request_at": run.last_step_at,
+        **_describe_steps(run),
+        "last_request_at": run.points[-1].at if run.points else 0.0,
         "state": "ended before the server was started again",
     }
 

@@ -16,10 +16,9 @@ from tinker_wire import models
 from tinker._wire import json
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
-from tinker.local.v1 import read_any_credential
-from tinker.local.web.metrics import write_metrics
+from tinker.local.v1.routes import read_any_credential
 from tinker.local.web.overview import describe_server
-from tinker.local.web.traffic import Traffic
+from tinker.local.web.traffic import Traffic, write_metrics
 
 ASSETS = Path(__file__).with_name("assets")
 MEDIA_TYPES = {

@@ -14,9 +14,8 @@ from tinker_wire import models
 from tinker_wire.api import service as service_api
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.heartbeats import Heartbeats
-from tinker.testing.conformance.memory import RunMemory
 from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Broken, CheckEnd, Contradiction, Crash, Late, normalize
+from tinker.testing.conformance.run_state import Heartbeats, ServerKnowledge
 
 #: Clients give a poll up after that, and ask again.
 LONGEST_POLL_SECONDS = 45.0
@@ -120,7 +119,7 @@ class Connection:
         self.base_url: str = base_url.rstrip("/")
         self.api_key = api_key
         self.clock: KitClock = clock or KitClock()
-        self.memory: RunMemory = RunMemory(base_model=base_model)
+        self.known: ServerKnowledge = ServerKnowledge(base_model=base_model)
         self.heartbeats: Heartbeats = Heartbeats(self.clock.event, self._beat)
         self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
 
@@ -162,20 +161,20 @@ class Connection:
         """Wait as long as is asked for."""
         operation, is_full = answer.message.operation, answer.status == _TOO_MANY
         try:
-            if is_full and operation in self.memory.full:
+            if is_full and operation in self.known.full:
                 raise Blocked(f"{answer}, as before", LIMITS)
             deadline.pause(_retry_after(answer), str(answer))
         except Contradiction as error:
             if not is_full:
                 raise
-            self.memory.full.add(operation)
+            self.known.full.add(operation)
             raise Blocked(f"{answer}, for as long as the check may take", LIMITS) from error
 
     def _beat(self, session_id: str) -> None:
         """Say once that a session is alive, whatever is answered; from a thread of its own."""
         beat = models.SessionHeartbeatRequest(session_id=session_id)
         request = service_api.session_heartbeat(beat)
-        body = self.memory.refused.without(request.operation, beat)
+        body = self.known.refused.without(request.operation, beat)
         headers = {"Accept": json.MEDIA_TYPE, "Content-Type": json.MEDIA_TYPE, **request.headers}
         message = SentRequest(request.method, request.path, self.api_key, headers, json.encode(body), request.operation)
         with suppress(CheckEnd):

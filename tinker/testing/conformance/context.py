@@ -6,6 +6,7 @@ Whatever a check makes belongs to its session, and is freed at the end of the ru
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -15,14 +16,14 @@ from tinker_wire.api import futures as futures_api
 from tinker_wire.api import service as service_api
 from tinker_wire.runtime import Request
 
-from tinker._http import FAILED_STATUSES, PENDING_STATUSES
+from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
+from tinker.testing.conformance.checked_requests import CheckedRequests, is_without_route
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
-from tinker.testing.conformance.dialogue import Dialogue, is_without_route
-from tinker.testing.conformance.leftovers import Leftovers
-from tinker.testing.conformance.outcome import Contradiction, Failed, Late
+from tinker.testing.conformance.outcome import Absent, CheckEnd, Contradiction, Failed, Late
+from tinker.testing.conformance.run_state import Cleanup
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ T = TypeVar("T")
 _SHUTDOWN_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _NUMBERS_OF_A_CHECK = 1000
+#: The server does not have the operation, or does not accept the request.
+_LACKING_STATUSES = ABSENT_STATUSES | {400, 422}
 
 
 @attrs.frozen
@@ -46,12 +49,12 @@ class PendingResult(Generic[T]):
         return self.future.request_id
 
 
-class CheckContext(Dialogue):
-    """What one check works with; ``leftovers`` is what it has made and must free."""
+class CheckContext(CheckedRequests):
+    """What one check works with; ``cleanup`` is what it has made and must delete."""
 
     def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
         super().__init__(connection, deadline, check=check, core=core)
-        self.leftovers: Leftovers = Leftovers()
+        self.cleanup: Cleanup = Cleanup()
         self._session_id: str | None = None
         self._first_number: int = 0
         self._spare: Callable[[], tuple[str, int]] | None = None
@@ -85,7 +88,7 @@ class CheckContext(Dialogue):
             self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
             raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None, operation=promise.operation)
         self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
-        self.connection.memory.statuses.setdefault("retrieve_future", set()).add(answer.status)
+        self.known.statuses.setdefault("retrieve_future", set()).add(answer.status)
         if answer.media_type == proto.MEDIA_TYPE:
             if not protobuf:
                 how = f"the result of {promise.operation} comes as protobuf where only JSON is accepted"
@@ -144,23 +147,23 @@ class CheckContext(Dialogue):
 
     def base_model(self) -> str:
         """Return the base model of the run: the one that was asked for, else the first that can be trained."""
-        memory = self.connection.memory
-        if memory.base_model is None:
+        known = self.known
+        if known.base_model is None:
             self.need("service.capabilities")
             offered = self.call(service_api.get_server_capabilities()).supported_models
             named = [model for model in offered if model.model_name and model.trainable is not False]
             self.require(bool(named), "get_server_capabilities offers no model that can be trained")
-            memory.base_model = named[0].model_name
-        assert memory.base_model is not None
-        return memory.base_model
+            known.base_model = named[0].model_name
+        assert known.base_model is not None
+        return known.base_model
 
     def session(self) -> str:
         """Return the check's session: its own, or where sessions cannot be finished the one of all checks."""
-        memory = self.connection.memory
-        if self._session_id is None and "finish_session" in memory.lacking:
-            memory.shared_session = memory.shared_session or self.new_session()
-            self._session_id, self._first_number = memory.shared_session, memory.numbers_used
-            memory.numbers_used += _NUMBERS_OF_A_CHECK
+        known = self.known
+        if self._session_id is None and "finish_session" in known.lacking:
+            known.shared_session = known.shared_session or self.new_session()
+            self._session_id, self._first_number = known.shared_session, known.numbers_used
+            known.numbers_used += _NUMBERS_OF_A_CHECK
         self._session_id = self._session_id or self.new_session()
         return self._session_id
 
@@ -174,7 +177,7 @@ class CheckContext(Dialogue):
         self.need("sessions.begin")
         given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
         made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
-        self.leftovers.sessions.append(made)
+        self.cleanup.sessions.append(made)
         self.connection.heartbeats.keep(made)
         return made
 
@@ -191,16 +194,30 @@ class CheckContext(Dialogue):
     def close(self, *, at_end: bool = True) -> None:
         """Free what the check has made; ``at_end`` says whether it came to its end."""
         if self._spare is not None and at_end:
-            self.connection.memory.spare = self._spare()
+            self.known.spare = self._spare()
         self.deadline: CheckDeadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
-        self.leftovers.free(self.send, self.connection.memory)
-        self._release_sessions()
-
-    def _release_sessions(self) -> None:
-        """Keep alive only what cannot be finished: its models may be those of later checks."""
-        if "finish_session" not in self.connection.memory.lacking:
-            for session in self.leftovers.sessions:
+        for request in self.cleanup.requests():
+            if request.operation not in self.known.lacking:
+                with suppress(CheckEnd):  # whether cleanup works is the subject of other checks
+                    self._clean_up(request)
+        if "finish_session" not in self.known.lacking:  # else later checks use the session and its models
+            for session in self.cleanup.sessions:
                 self.connection.heartbeats.release(session)
+
+    def _clean_up(self, request: Request[Any]) -> None:
+        """Send a request of the cleanup, and note whether the server has the operation.
+
+        A 404 may be about the thing and not about the operation, which exists if it has deleted something before.
+        """
+        try:
+            answer = self.send(request)
+        except Absent:
+            self.known.lacking.add(request.operation)
+            return
+        if answer.status < 300:
+            self.known.statuses.setdefault(request.operation, set()).add(answer.status)
+        elif answer.status in _LACKING_STATUSES and request.operation not in self.known.statuses:
+            self.known.lacking.add(request.operation)
 
 
 def _is_failure(answer: ReceivedResponse) -> bool:

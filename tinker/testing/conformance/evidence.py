@@ -1,4 +1,4 @@
-"""What a finding points to: the place in openapi.yaml, and a recorded exchange of a real client that shows the right form."""
+"""What a finding points to: the place in openapi.yaml, and a recorded exchange of a real client that shows the correct form."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import attrs
 import msgspec
+from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 DOCUMENT = "openapi.yaml"
@@ -24,50 +24,25 @@ class RecordedExchange(msgspec.Struct, frozen=True):
     answered: Any
 
 
-class _Evidence(msgspec.Struct, frozen=True):
-    """The whole file, made by tools/evidence.py."""
-
-    operations: dict[str, int]
-    schemas: dict[str, int]
-    exchanges: dict[str, RecordedExchange]
-
-
 @cache
-def _evidence() -> _Evidence:
+def _recorded_exchanges() -> dict[str, RecordedExchange]:
     content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
-    return msgspec.json.decode(content, type=_Evidence)
+    return msgspec.json.decode(content, type=dict[str, RecordedExchange])
 
 
-@attrs.frozen
-class Place:
-    """A place in the document: its line and its JSON pointer."""
-
-    line: int
-    pointer: str
-
-    def __str__(self) -> str:
-        return f"{DOCUMENT}:{self.line} ({self.pointer})"
-
-
-def place_of_operation(name: str) -> Place:
-    """Return where an operation is described."""
+def place_of_operation(name: str) -> str:
+    """Return where an operation is described, as the document with a JSON pointer."""
     operation = OPERATIONS[name]
     path = operation.path.replace("~", "~0").replace("/", "~1")
-    return Place(_evidence().operations[name], f"#/paths/{path}/{operation.method.lower()}")
+    return f"{DOCUMENT}#/paths/{path}/{operation.method.lower()}"
 
 
-def place_of_schema(name: str) -> Place | None:
+def place_of_schema(name: str) -> str | None:
     """Return where a record is described; None for what is no record of the document."""
-    line = _evidence().schemas.get(name)
-    return None if line is None else Place(line, f"#/components/schemas/{name}")
-
-
-def exchange_of(operation: str) -> RecordedExchange | None:
-    """Return the recorded exchange of an operation, or with ``retrieve_future:`` before it of its result; None without one."""
-    return _evidence().exchanges.get(operation)
+    return f"{DOCUMENT}#/components/schemas/{name}" if hasattr(models, name) else None
 
 
 def exchanges_of(operation: str) -> dict[str, RecordedExchange]:
-    """Return the recorded exchanges of an operation: of the request, and where it is answered by a future of its result."""
-    found = {name: exchange_of(name) for name in (operation, _RESULT + operation)}
-    return {name: exchange for name, exchange in found.items() if exchange is not None}
+    """Return the recorded exchanges of an operation: its request, and the retrieval of its result."""
+    recorded = _recorded_exchanges()
+    return {name: recorded[name] for name in (operation, _RESULT + operation) if name in recorded}

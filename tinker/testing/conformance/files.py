@@ -1,19 +1,19 @@
-"""The report as files, each in a format of its own: JSON, JUnit, Markdown, a badge."""
+"""The report as files: JSON, JUnit XML, Markdown, and a badge for shields.io."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 import msgspec
 
-from tinker.testing.conformance.badge import as_endpoint, as_svg
-from tinker.testing.conformance.findings import Finding, findings
-from tinker.testing.conformance.junit import as_junit
+from tinker.testing.conformance.findings import findings
 from tinker.testing.conformance.markdown import as_markdown
-from tinker.testing.conformance.outcome import Report, Row
+from tinker.testing.conformance.outcome import Outcome, Report, Row
 from tinker.testing.conformance.registry import Check
 
 
@@ -26,33 +26,17 @@ def write(
     badge: Path | None = None,
     strict: bool = False,
 ) -> None:
-    """Write what is asked for; `-` is the standard output. A badge is JSON for shields.io where its name ends so, else SVG.
-
-    The Markdown shows the badge where both are written. ``strict`` counts differences as failures of JUnit.
-    """
-    image = badge.name if badge is not None and badge.suffix == ".svg" else ""
-    for path, content in _contents(report, json, junit, markdown, badge, image, strict):
-        with click.open_file(str(path), "wb") as file:
-            file.write(content)
-
-
-def _contents(
-    report: Report,
-    json: Path | None,
-    junit: Path | None,
-    markdown: Path | None,
-    badge: Path | None,
-    image: str,
-    strict: bool,
-) -> Iterator[tuple[Path, bytes]]:
-    if json is not None:
-        yield json, as_json(report)
-    if junit is not None:
-        yield junit, as_junit(report, strict=strict)
-    if markdown is not None:
-        yield markdown, as_markdown(report, badge=image)
-    if badge is not None:
-        yield badge, as_endpoint(report) if badge.suffix == ".json" else as_svg(report)
+    """Write the requested files; `-` is the standard output. ``strict`` counts differences as failures in JUnit."""
+    encoders: list[tuple[Path | None, Callable[[Report], bytes]]] = [
+        (json, as_json),
+        (junit, partial(as_junit, strict=strict)),
+        (markdown, as_markdown),
+        (badge, as_badge),
+    ]
+    for path, encode in encoders:
+        if path is not None:
+            with click.open_file(str(path), "wb") as file:
+                file.write(encode(report))
 
 
 def as_json(report: Report) -> bytes:
@@ -62,16 +46,20 @@ def as_json(report: Report) -> bytes:
         "label": report.label,
         "contract": report.contract,
         "counts": report.counts,
-        "findings": [_finding(one) for one in findings(report)],
+        "findings": findings(report),
         "operations": report.operations,
-        "checks": [_row(one) for one in report.checks],
+        "checks": [_describe_row(one) for one in report.checks],
         "left_out": report.left_out,
     }
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 
 
+def _describe_row(row: Row) -> dict[str, Any]:
+    return {**msgspec.to_builtins(row), "how": row.how, "causes": [one.cause for one in row.observations]}
+
+
 def describe_check(check: Check) -> dict[str, Any]:
-    """Return a check as plain data: what it is called, what must hold, which operations it is about, and when it runs."""
+    """Return a check as plain data: its name, operations and statement, and whether a usual run leaves it out."""
     return {
         "check": check.name,
         "operations": list(check.operations),
@@ -81,28 +69,67 @@ def describe_check(check: Check) -> dict[str, Any]:
     }
 
 
-def _finding(one: Finding) -> dict[str, Any]:
-    return {
-        "title": one.title,
-        "outcome": one.outcome,
-        "observed": one.observed,
-        "advice": one.advice,
-        "checks": one.checks,
-        "blocked": one.blocked,
-        "operations": one.operations,
-        "places": [{"document": "openapi.yaml", "line": place.line, "pointer": place.pointer} for place in one.places],
-        "exchanges": one.exchanges,
+def as_badge(report: Report) -> bytes:
+    """Return a shields.io endpoint: red for contradictions, yellow where something differs or was not tried.
+
+    Its message counts the supported checks, without those of features that the server may lack.
+    """
+    counts = report.counts
+    color = "brightgreen" if report.passed(strict=True) and not counts[Outcome.BLOCKED] else "yellow"
+    shown = {
+        "schemaVersion": 1,
+        "label": "Tinker API",
+        "message": f"{counts[Outcome.SUPPORTED]} of {len(report.checks) - counts[Outcome.ABSENT]} checks",
+        "color": color if report.passed() else "red",
     }
+    return msgspec.json.encode(shown) + b"\n"
 
 
-def _row(row: Row) -> dict[str, Any]:
-    return {
-        "check": row.check,
-        "operations": row.operations,
-        "statement": row.statement,
-        "outcome": row.outcome,
-        "how": row.how,
-        "causes": [one.cause for one in row.observations],
-        "blocked_by": row.blocked_by,
-        "seconds": row.seconds,
-    }
+def as_junit(report: Report, *, strict: bool = False) -> bytes:
+    """Return JUnit XML, which most CI systems show, with one test case for each check.
+
+    A contradiction is a failure, with ``strict`` a difference too; what is absent, blocked or left out is skipped.
+    """
+    failing = {Outcome.CONTRADICTION, Outcome.DIFFERS} if strict else {Outcome.CONTRADICTION}
+    skipped = sum(row.outcome in (Outcome.ABSENT, Outcome.BLOCKED) for row in report.checks) + len(report.left_out)
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        name=f"tinker conformance: {report.label or report.server}",
+        tests=str(len(report.checks) + len(report.left_out)),
+        failures=str(sum(row.outcome in failing for row in report.checks)),
+        errors="0",
+        skipped=str(skipped),
+        time=f"{sum(row.seconds for row in report.checks):.3f}",
+    )
+    for row in report.checks:
+        _add_row(suite, row, failing)
+    for one in report.left_out:
+        ElementTree.SubElement(_add_case(suite, one.check, 0.0), "skipped", message=f"not run: {one.reason}")
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _add_row(suite: ElementTree.Element, row: Row, failing: set[Outcome]) -> None:
+    case = _add_case(suite, row.check, row.seconds)
+    text = _printable("\n".join([row.statement, *(f"- {how}" for how in row.how)]))
+    if row.outcome in failing:
+        ElementTree.SubElement(case, "failure", type=row.outcome, message=_printable(row.statement)).text = text
+    elif row.outcome is Outcome.BLOCKED:
+        ElementTree.SubElement(case, "skipped", message=f"blocked by {row.blocked_by}")
+    elif row.outcome is Outcome.ABSENT:
+        ElementTree.SubElement(case, "skipped", message=_printable("; ".join(row.how)))
+    elif row.how:
+        ElementTree.SubElement(case, "system-out").text = text
+
+
+def _add_case(suite: ElementTree.Element, check: str, seconds: float) -> ElementTree.Element:
+    module, _, name = check.partition(".")
+    return ElementTree.SubElement(suite, "testcase", classname=f"conformance.{module}", name=name, time=f"{seconds:.3f}")
+
+
+def _printable(text: str) -> str:
+    """Return the text without characters that XML cannot hold, because it quotes responses of servers."""
+    return "".join(char for char in text if char.isprintable() or char == "\n")

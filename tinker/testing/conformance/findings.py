@@ -7,13 +7,7 @@ from collections.abc import Iterable
 import attrs
 
 from tinker.testing.conformance.causes import KNOWN, group_of
-from tinker.testing.conformance.evidence import (
-    Place,
-    RecordedExchange,
-    exchanges_of,
-    place_of_operation,
-    place_of_schema,
-)
+from tinker.testing.conformance.evidence import RecordedExchange, exchanges_of, place_of_operation, place_of_schema
 from tinker.testing.conformance.outcome import SEVERITY, Observation, Outcome, Report, Row, normalize
 
 _FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
@@ -32,7 +26,7 @@ class Finding:
     checks: tuple[str, ...]
     blocked: tuple[str, ...]
     operations: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[str, ...]
     exchanges: dict[str, RecordedExchange]
 
 
@@ -112,7 +106,7 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple({normalize(text): text for text in reversed(list(texts))}.values())[::-1]
 
 
-def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[Place]:
+def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[str]:
     yield from (place_of_operation(name) for name in operations)
     for name in dict.fromkeys(schemas):
         place = place_of_schema(name)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import msgspec
 
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.testing.conformance.badge import message
 from tinker.testing.conformance.evidence import RecordedExchange
 from tinker.testing.conformance.findings import Finding, findings
 from tinker.testing.conformance.outcome import Outcome, Report
@@ -15,17 +14,15 @@ from tinker.testing.conformance.outcome import Outcome, Report
 _LONGEST_TEXT, _MOST_OBSERVED = 300, 8
 
 
-def as_markdown(report: Report, *, badge: str = "") -> bytes:
-    """Return the whole report; ``badge`` is the address of its image."""
+def as_markdown(report: Report) -> bytes:
+    """Return the whole report."""
     found = findings(report)
-    return "\n".join(line for part in _parts(report, found, badge) for line in (*part, "")).encode()
+    return "\n".join(line for part in _parts(report, found) for line in (*part, "")).encode()
 
 
-def _parts(report: Report, found: tuple[Finding, ...], badge: str) -> Iterator[list[str]]:
+def _parts(report: Report, found: tuple[Finding, ...]) -> Iterator[list[str]]:
     label = report.label or report.server
     yield [f"# Conformance of {_plain(label)}"]
-    if badge:
-        yield [f"![Tinker API: {message(report)}]({badge})"]
     yield [
         f"`tinker conformance` {DISTRIBUTION_VERSION} wrote this report on {_plain(label)}. It checks version"
         f" {report.contract} of the contract, `openapi.yaml`."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
@@ -121,6 +122,16 @@ class Failed(CheckEnd):
     def __init__(self, how: str, category: str | None, *, operation: str = "") -> None:
         super().__init__(how, cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}", operation=operation)
         self.category = category
+
+
+@contextmanager
+def optional(*ends: type[CheckEnd], about: str = "") -> Generator[None]:
+    """Report a feature as absent if its request is refused or fails (``ends``, by default both). ``about`` is put first."""
+    kinds = ends or (Refused, Failed)
+    try:
+        yield
+    except kinds as error:
+        raise Absent(f"{about}: {error}" if about else str(error)) from error
 
 
 _UNKNOWN_FIELD = "extra_forbidden"

@@ -152,7 +152,7 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
     end = _run_body(check, context)
     context.close(at_end=end is None)
     if end is not None and check.basis and not isinstance(end, Blocked):
-        connection.memory.broken[check.name] = str(end)
+        connection.known.broken[check.name] = str(end)
     return _row(check, context, end, round(connection.clock.monotonic() - began, 3))
 
 

@@ -60,9 +60,8 @@ def _describe_finding(number: int, finding: Finding) -> Text:
     if len(finding.observed) > _MOST_OBSERVED:
         told.append(f"\n   - and {len(finding.observed) - _MOST_OBSERVED} more of this kind", "default")
     told.append(f"\n   {finding.advice}", "default")
-    places = [str(place) for place in finding.places]
     recorded = [f"{name}: {exchange.recording}" for name, exchange in finding.exchanges.items()]
-    rows = {"contract": places, "recorded": recorded, "affected checks": finding.checks, "blocks": finding.blocked}
+    rows = {"contract": finding.places, "recorded": recorded, "affected checks": finding.checks, "blocks": finding.blocked}
     for name, values in rows.items():
         if values:
             told.append(f"\n   {name}: {', '.join(values)}", "dim")

@@ -39,23 +39,27 @@ from tinker.local.engines import (
     check_job,
     check_step,
 )
-from tinker.local.engines.torch.adapter_files import read_optimizer, read_weights, write_optimizer, write_weights
+from tinker.local.engines.torch.adapter_files import (
+    PEFT_FILES,
+    read_optimizer,
+    read_peft_adapter,
+    read_weights,
+    write_optimizer,
+    write_weights,
+)
 from tinker.local.engines.torch.caches import check_cache
 from tinker.local.engines.torch.decoding import DecodingRun, start_runs
-from tinker.local.engines.torch.devices import find_place
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.images import TorchImages, reads_images
-from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, load_model, public_name
+from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, find_place, load_model, public_name
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.losses import TORCH_LOSSES
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import Mixer, Mixture
-from tinker.local.engines.torch.passes import LossPlan
-from tinker.local.engines.torch.peft_files import PEFT_FILES, read_peft_adapter
+from tinker.local.engines.torch.passes import LossPlan, Trainer
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import DIVERGED
 from tinker.local.engines.torch.sampling import Parts, TorchBatch
-from tinker.local.engines.torch.trainer import Trainer
 from tinker.local.engines.torch.training import TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
 
 log: logging.Logger = logging.getLogger("tinker.local")
@@ -160,7 +164,7 @@ class TorchEngine:
         return PEFT_FILES
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
-        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.peft_files`."""
+        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapter_files`."""
         write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self._name)
 
     def _adapter(self, adapter_id: str) -> TorchAdapter:

@@ -1,29 +1,75 @@
-"""What a model makes of images: the states of its tower, which no adapter changes, computed once for each image.
+"""Images: files opened with Pillow within limits, and the states that a model's tower makes of them, which no adapter changes.
 
 The kinds of models are those whose images have rotary positions in rows and columns, and whose tower gives states for the
 first layers too (DeepStack).
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from importlib.util import find_spec
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 import transformers
 
+from tinker._installation import install_command
 from tinker.local.engines import EngineError
-from tinker.local.engines.torch.image_files import can_open, decode_image, open_image
-from tinker.local.engines.torch.recomputing import is_out_of_memory, release_memory
+from tinker.local.engines.torch.memory import is_out_of_memory, release_memory
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+MAX_PIXELS = 2**25  # of one image; decoded they take 128 MB
+FORMATS = {"png": "PNG", "jpeg": "JPEG"}  # what Pillow calls those of the contract
+
+
+def can_open() -> bool:
+    """Return whether Pillow is installed; nothing is imported."""
+    return find_spec("PIL") is not None
+
+
+def open_image(data: bytes, image_format: str) -> Image:
+    """Read the head of a file; its pixels are not decoded yet. Raises EngineError for what is no image of that format."""
+    if not can_open():
+        raise EngineError(f"this server cannot read images without Pillow: {install_command('local')}")
+    if image_format not in FORMATS:
+        raise EngineError(f"images of the format {image_format!r} are not read; send {' or '.join(FORMATS)}")
+    import PIL.Image
+
+    too_large = EngineError(f"the image has more than {MAX_PIXELS} pixels; this server reads no larger ones")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # there is a limit below
+            image = PIL.Image.open(BytesIO(data), formats=[FORMATS[image_format]])
+    except PIL.Image.DecompressionBombError as error:
+        raise too_large from error
+    except Exception as error:
+        raise EngineError(f"the {len(data)} bytes are not a {FORMATS[image_format]} image") from error
+    if image.width * image.height > MAX_PIXELS:
+        raise too_large
+    return image
+
+
+def decode_image(image: Image) -> Image:
+    """Decode the pixels, turned as the camera noted. Raises EngineError for a damaged file."""
+    from PIL.ImageOps import exif_transpose
+
+    try:
+        image.load()
+        return exif_transpose(image)
+    except Exception as error:
+        raise EngineError(f"the image is damaged: {error}") from error
+
 
 IMAGE_KINDS = frozenset({"qwen3_vl", "qwen3_vl_moe"})
 MAX_NBYTES = 2**28  # of the states of images that are kept for the next request

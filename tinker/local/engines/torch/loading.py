@@ -1,7 +1,7 @@
-"""The model and its tokenizer: where they come from, and what they are called."""
+"""The model and its tokenizer: where they come from, what they are called, and on which device they are."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# (torch and transformers are typed in part only)
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# (torch is typed in part only)
 
 from __future__ import annotations
 
@@ -10,11 +10,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
+import torch
 import transformers
 
-from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL
-from tinker.local.engines.torch.devices import TorchPlace
+from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL, Placement
 from tinker.local.engines.torch.images import reads_images
+
+
+@attrs.frozen
+class TorchPlace:
+    """A device of this machine, the numbers of the model, and how transformers spreads it; None: it is on that device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    device_map: str | None = None
+
+
+def find_place(placement: Placement) -> TorchPlace:
+    """Find the device. Raises ValueError, in one sentence, for one that this machine does not have."""
+    device = torch.device(_choose_device() if placement.device == "auto" else placement.device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device 'mps' is not available: this torch build finds no Apple GPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device {placement.device!r} is not available: this torch finds {torch.cuda.device_count()} CUDA GPUs"
+        )
+    if placement.dtype == "auto":
+        return TorchPlace(device, torch.bfloat16 if device.type == "cuda" else torch.float32, placement.device_map)
+    return TorchPlace(device, getattr(torch, placement.dtype), placement.device_map)
+
+
+def _choose_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def find_devices() -> list[str]:
+    """Return the devices that a model can be on here, the CPU first.
+
+    >>> find_devices()[0]
+    'cpu'
+    """
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def public_name(source: str) -> str:

@@ -1,12 +1,87 @@
-"""Memory that is free but still held: glibc keeps what torch has freed, in pieces that the next step's tensors do not fit."""
+"""Memory: activations that are computed a second time instead of being kept, and free memory given back to the system.
+
+glibc keeps what torch has freed, in pieces that the next step's tensors do not fit.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# (torch and transformers are typed in part only)
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+SHARE = 0.5  # of the free memory; what a pass would keep beyond it is computed again
+MEMINFO = Path("/proc/meminfo")
+
+
+@contextmanager
+def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
+    """Let every layer of a pass inside the block keep its input only. Results are the same."""
+    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)] if is_wanted else []
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
+
+
+def is_useful(model: Any, cells: int) -> bool:
+    """Return whether what the layers keep of so many tokens would take much of the memory that is free."""
+    free = free_bytes(model.device)
+    return free is not None and estimate_bytes(model.config.get_text_config(), cells) > SHARE * free
+
+
+def estimate_bytes(config: Any, cells: int) -> int:
+    """Estimate what the layers keep of so many tokens: inputs of norms and modules, some of them twice, in float32."""
+    hidden, layers = int(getattr(config, "hidden_size", 0)), int(getattr(config, "num_hidden_layers", 1))
+    inner = getattr(config, "intermediate_size", None)
+    width = inner if isinstance(inner, int) else 4 * hidden
+    return 4 * cells * layers * (20 * hidden + 6 * width)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free for tensors on a device; None where nobody says."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if device.type == "cpu" and MEMINFO.is_file():
+        found = [line.split()[1] for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")]
+        return int(found[0]) * 1024 if found else None
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, on any device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what torch holds in reserve."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
 
 SLACK = 128 << 20  # bytes by which the process may grow beyond what it had after a first step
 STATM = Path("/proc/self/statm")

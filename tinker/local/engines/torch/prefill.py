@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from tinker.local.engines import Int32, PlacedImage
-from tinker.local.engines.torch.batches import split_batches, split_where
 from tinker.local.engines.torch.caches import KeysAndValues, make_cache
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import can_mix
+from tinker.local.engines.torch.rows import split_batches, split_where
 
 
 @attrs.define(eq=False)

@@ -1,12 +1,15 @@
-"""Rows that draw their tokens together, with one key-value cache; rows join and leave between two tokens."""
+"""Rows that draw their tokens together, with one key-value cache; rows join and leave between two tokens.
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+Rows of like length go through the model together, so that little of the work is padding.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # (torch is typed in part only)
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -14,11 +17,42 @@ import torch
 
 from tinker.local.engines import EngineError
 from tinker.local.engines.torch.caches import KeysAndValues, drop_columns, has_columns, join_rows, read_row, select_rows
-from tinker.local.engines.torch.decoding import DecodingRun
-from tinker.local.engines.torch.drawing import draw
+from tinker.local.engines.torch.decoding import DecodingRun, draw
 from tinker.local.engines.torch.image_rows import count_shift
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixture
+
+REAL_SHARE = 0.8  # of the cells of a batch, at least; the rest is padding
+FREE_PADDING = 64  # cells of padding that cost less than one more pass over the weights
+
+
+def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
+    """Return whether rows of these lengths, padded to the longest, hold little padding."""
+    real, padded = sum(lengths), len(lengths) * max(lengths)
+    return real >= REAL_SHARE * padded or padded - real <= free
+
+
+def split_batches(lengths: Sequence[int], cells: int) -> Iterator[list[int]]:
+    """Yield batches of indices, the shortest rows first, that hold little padding and at most ``cells``, or one row."""
+
+    def fits(batch: list[int]) -> bool:
+        chosen = [lengths[index] for index in batch]
+        return len(chosen) * max(chosen) <= cells and is_alike(chosen)
+
+    return split_where(sorted(range(len(lengths)), key=lengths.__getitem__), fits)
+
+
+def split_where(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[list[int]]:
+    """Yield consecutive batches that fit; an item that does not fit alone goes alone."""
+    batch: list[int] = []
+    for index in order:
+        if batch and not fits([*batch, index]):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
 
 DIVERGED = "the model's probabilities are not finite: training has diverged; use a lower learning rate"
 

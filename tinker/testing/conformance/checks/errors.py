@@ -15,9 +15,9 @@ from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Request
 
 from tinker._version import __version__
+from tinker.testing.conformance.checked_requests import encode_body
 from tinker.testing.conformance.connection import ReceivedResponse, SentRequest
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.dialogue import encode_body
 from tinker.testing.conformance.outcome import CheckEnd, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
@@ -136,7 +136,7 @@ def statuses(context: CheckContext) -> None:
             attempt(context)
     others = [
         f"{operation} {status}"
-        for operation, found in sorted(context.connection.memory.statuses.items())
+        for operation, found in sorted(context.known.statuses.items())
         for status in sorted(found - {200 if OPERATIONS[operation].response_media_types else 204})
     ]
     context.expect(

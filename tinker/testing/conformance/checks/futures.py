@@ -7,7 +7,7 @@ from tinker_wire.api import futures as api
 
 from tinker._wire import json, proto
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
+from tinker.testing.conformance.outcome import Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import SamplingFixture
 from tinker.testing.conformance.training_fixture import borrow, create, datum
@@ -114,11 +114,10 @@ def completions_of_failures(context: CheckContext) -> None:
     """A failed sample is listed as failed, and its error can be fetched like a result."""
     sampler = SamplingFixture.on_base(context)
     context.call(api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))
-    try:
+    with optional(Refused, about="nothing fails after it was accepted"):
         promise = sampler.submit(prompt_logprobs_last_n=10**6, prompt_logprobs=True)
+    try:
         context.wait_for_response(promise)
-    except Refused as error:
-        raise Absent(f"nothing fails after it was accepted: {error}") from error
     except Failed:
         page = context.call(api.retrieve_futures(_completions(sampler, 0)))
         states = {one.state if not isinstance(one, dict) else one["state"] for one in page.completions}

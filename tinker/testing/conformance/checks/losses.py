@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
+from tinker.testing.conformance.outcome import Contradiction, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.training_fixture import (
     DATA,
@@ -175,10 +175,8 @@ def _attempt(
     fixture: TrainingFixture, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None
 ) -> ForwardBackwardOutput:
     """The result; Absent when the server does not know the loss, or not in this form."""
-    try:
+    with optional():
         return fixture.output(data, loss_fn, config)
-    except (Refused, Failed) as error:
-        raise Absent(str(error)) from error
 
 
 def _clip(ratios: Floats) -> Floats:

@@ -9,7 +9,7 @@ from tinker_wire import models
 from tinker_wire.api import sampling as api
 
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Absent, Failed, Refused
+from tinker.testing.conformance.outcome import Absent, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture, prompt_scores
 from tinker.testing.conformance.training_fixture import borrow, datum
@@ -174,10 +174,8 @@ def without_session(context: CheckContext) -> None:
         sampling_params=models.SamplingParams(max_tokens=2),
         base_model=context.base_model(),
     )
-    try:
+    with optional():
         result = context.result(context.submit(api.asample(body), SampleResponse))
-    except (Refused, Failed) as error:
-        raise Absent(str(error)) from error
     context.require(len(result.sequences) == 1, f"asked for one sample, got {len(result.sequences)}")
 
 
@@ -234,7 +232,5 @@ def _tokens(response: SampleResponse) -> list[int]:
 
 def _optional(sampler: SamplingFixture, **fields: object) -> SampleResponse:
     """The sample; Absent when the server refuses what it may not know."""
-    try:
+    with optional():
         return sampler.sample(**fields)
-    except (Refused, Failed) as error:
-        raise Absent(str(error)) from error

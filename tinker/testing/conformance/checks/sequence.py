@@ -108,8 +108,8 @@ def conflict(context: CheckContext) -> None:
     """A different request under a used number is refused with 409."""
     fixture = create(context)
     context.wait_for_response(fixture.loss([ONE], number=1))
-    assert context.connection.memory.form is not None
-    context.expect_refusal(fixture.request(context.connection.memory.form, [OTHER], number=1), 409, cause=_NUMBERS)
+    assert context.known.form is not None
+    context.expect_refusal(fixture.request(context.known.form, [OTHER], number=1), 409, cause=_NUMBERS)
     step = training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id, seq_id=1))
     context.expect_refusal(step, 409, cause=_NUMBERS)
 

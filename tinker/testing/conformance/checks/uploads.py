@@ -9,8 +9,8 @@ from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.leftovers import checkpoint_parts
 from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.run_state import checkpoint_parts
 from tinker.testing.conformance.training_fixture import (
     LORA,
     TrainingFixture,

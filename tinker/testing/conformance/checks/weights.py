@@ -12,9 +12,9 @@ from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.leftovers import checkpoint_parts
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused
+from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.run_state import checkpoint_parts
 from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture, prompt_scores
 from tinker.testing.conformance.training_fixture import (
     ADAM,
@@ -147,10 +147,8 @@ def resume(context: CheckContext) -> None:
     session, number = context.session(), context.number(7)
     model_id = f"{session}:train:{number}"
     body = models.LoadWeightsRequest(session_id=session, model_seq_id=number, path=path)
-    try:
+    with optional(Refused):
         answer = context.result(context.submit(api.load_weights(body), models.LoadWeightsResponse))
-    except Refused as error:
-        raise Absent(str(error)) from error
     context.expect(answer.model_id in (model_id, None), f"the model id is {answer.model_id!r}, not {model_id!r}")
     found = adopt(context, model_id).logprobs()
     context.require(
@@ -318,10 +316,8 @@ def copy(context: CheckContext) -> None:
     """A checkpoint can be copied into a run of its own, with the same weights."""
     path = create(context).save_and_wait(fresh_name())
     body = models.CopyWeightsRequest(source_path=path, destination_project_id=fresh_name())
-    try:
+    with optional(Refused, Absent, about="not into a project of any name"):
         made = context.call(api.copy_weights(body)).tinker_path
-    except (Refused, Absent) as error:
-        raise Absent(f"not into a project of any name: {error}") from error
     context.require(made != path and made.rpartition("/")[2] != "", f"the copy of {path} is {made}")
     same = context.call(_info(made)) == context.call(_info(path))
     context.expect(same, "the copy was made from something else")

@@ -6,11 +6,11 @@ import numpy as np
 
 from tinker._installation import install_command
 from tinker._wire import compression, json, proto
+from tinker.testing.conformance.checked_requests import encode_body
 from tinker.testing.conformance.context import CheckContext, PendingResult
-from tinker.testing.conformance.dialogue import encode_body
-from tinker.testing.conformance.memory import BodyFormat
-from tinker.testing.conformance.outcome import Absent, CheckEnd, Failed, Refused
+from tinker.testing.conformance.outcome import Absent, CheckEnd, Refused, optional
 from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.run_state import BodyFormat
 from tinker.testing.conformance.training_fixture import (
     DATA,
     Floats,
@@ -77,10 +77,8 @@ def zstd(context: CheckContext) -> None:
     fixture = create(context)
     request = fixture.request("proto", number=1, backward=False)
     body = b"".join(compression.compress([encode_body(request)]))
-    try:
+    with optional(Refused):
         promise = context.submit(request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"})
-    except Refused as error:
-        raise Absent(str(error)) from error
     fixture.number = 2
     _same(context, fixture.logprobs(), logprobs_of(context.result(promise)), "the plain body", "the compressed one")
 
@@ -98,14 +96,10 @@ def sparse(context: CheckContext) -> None:
         TensorData([1.0, 0.5, 0.5, 2.0], "float32", [3, 2], rows, columns),
     )
     fixture = borrow(context)
-    try:
+    with optional(CheckEnd, about="several targets at each place are not taken as dense tensors either"):
         one = loss_of(context, fixture.output([dense], backward=False))
-    except CheckEnd as error:  # which is what `losses.many_targets` is about
-        raise Absent(f"several targets at each place are not taken as dense tensors either: {error}") from error
-    try:
+    with optional():
         other = loss_of(context, fixture.output([thin], backward=False))
-    except (Refused, Failed) as error:
-        raise Absent(str(error)) from error
     context.expect(
         abs(one - other) <= 1e-3 * (1 + abs(one)), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}"
     )
@@ -136,10 +130,8 @@ def _datum(targets: TensorData, weights: TensorData) -> Datum:
 
 def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True) -> PendingResult[ForwardBackwardOutput]:
     """A loss in a form; Absent when the server does not take it."""
-    try:
+    with optional(Refused):
         return fixture.loss(DATA, form=form, backward=backward)
-    except Refused as error:
-        raise Absent(str(error)) from error
 
 
 def _same(context: CheckContext, one: Floats, other: Floats, what: str, against: str) -> None:

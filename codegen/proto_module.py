@@ -1,0 +1,112 @@
+"""What is made from `tinker_public.proto`: the module of Google's runtime, its stub, and the numbers for our own codec.
+
+The module holds the compiled messages as bytes and asks no more of the runtime than version 4.21 has; what protoc writes for
+Python works with no older runtime than its own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2
+
+from codegen.files import Wanted
+
+SOURCE = "tinker_public.proto"
+MODULE = "tinker.proto.tinker_public_pb2"
+NUMBERS = "tinker._wire.proto_numbers"
+FIRST_LINE = f'"""The messages of {SOURCE}, for Google\'s protobuf runtime; made by `python -m codegen generate`."""'
+WIDTH = 100
+#: Names of one message that servers written for version 0.25 use, beside those of today.
+OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
+
+
+def make_modules(root: Path, document: Any) -> Wanted:
+    """Return the text of the module, of its stub, and of the numbers."""
+    file, stub = compile_source(root)
+    module, numbers = (root.joinpath(*name.split(".")).with_suffix(".py") for name in (MODULE, NUMBERS))
+    return {module: write_module(file), module.with_suffix(".pyi"): write_stub(stub), numbers: write_numbers(file)}
+
+
+def compile_source(root: Path) -> tuple[descriptor_pb2.FileDescriptorProto, str]:
+    """Return the descriptor of the file, as the runtime takes it, and protoc's stub."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "set"
+        options = [f"-I{root}", f"-o{compiled}", f"--pyi_out={folder}"]
+        subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, str(root / SOURCE)], check=True)
+        (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
+        for message in _list_messages(file.message_type):
+            for field in message.field:
+                field.ClearField("json_name")
+        return file, (Path(folder) / f"{MODULE.rpartition('.')[2]}.pyi").read_text()
+
+
+def _list_messages(messages: Iterable[descriptor_pb2.DescriptorProto]) -> Iterator[descriptor_pb2.DescriptorProto]:
+    for message in messages:
+        yield message
+        yield from _list_messages(message.nested_type)
+
+
+def write_module(file: descriptor_pb2.FileDescriptorProto) -> str:
+    """Return the text of the module."""
+    descriptor = file.SerializeToString(deterministic=True)
+    pieces = "\n".join(f"    {descriptor[at : at + WIDTH // 2]!r}" for at in range(0, len(descriptor), WIDTH // 2))
+    message, older_message, field, older_field = OLDER
+    return f'''{FIRST_LINE}
+
+from google.protobuf import descriptor_pool
+from google.protobuf.internal import builder
+
+from tinker.proto._older_names import add_older_name
+
+DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
+{pieces}
+)
+builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
+builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "{MODULE}", globals())
+{older_message} = add_older_name(globals()["{message}"], "{field}", "{older_field}")
+'''
+
+
+def write_stub(stub: str) -> str:
+    """Return the text of the stub: protoc's, with every type known and the older names."""
+    message, older_message, field, older_field = OLDER
+    known = re.sub(r"_Mapping(?![\[\w])(?! as)", "_Mapping[str, object]", stub).replace(
+        "Mapping as _Mapping[str, object]", "Mapping as _Mapping"
+    )
+    start = known.index(f"class {message}(")
+    body = known[start:].replace(f"\n    {field}: int\n", f"\n    {field}: int\n    {older_field}: int\n", 1)
+    body = body.replace(
+        f"{field}: _Optional[int] = ...)", f"{field}: _Optional[int] = ..., {older_field}: _Optional[int] = ...)", 1
+    )
+    return f"{FIRST_LINE}\n# pyright: basic\n\n{known[:start]}{body}\n{older_message} = {message}\n"
+
+
+def write_numbers(file: descriptor_pb2.FileDescriptorProto) -> str:
+    """Return the text of the module of numbers: constants for the fields of each message, and each enum by its JSON names."""
+    enums = [f"{_snake(enum.name).upper()}: Final = {_write_enum(enum)}" for enum in file.enum_type]
+    classes = [_write_fields(message) for message in file.message_type]
+    title = f'"""The field numbers and enum values of {SOURCE}; made by `python -m codegen generate`."""'
+    return "\n".join([title, "", "from typing import Final", "", *enums, "", *classes])
+
+
+def _write_enum(enum: descriptor_pb2.EnumDescriptorProto) -> str:
+    prefix = f"{_snake(enum.name).upper()}_"
+    prefix = prefix if all(value.name.startswith(prefix) for value in enum.value) else f"{enum.name.upper()}_"
+    values = (f'"{value.name.removeprefix(prefix).lower()}": {value.number}' for value in enum.value)
+    return f"{{{', '.join(values)}}}"
+
+
+def _write_fields(message: descriptor_pb2.DescriptorProto) -> str:
+    fields = "".join(f"    {field.name.upper()}: Final = {field.number}\n" for field in message.field)
+    return f"\nclass {message.name}Fields:\n{fields}"
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)

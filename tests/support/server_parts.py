@@ -1,0 +1,40 @@
+"""Parts of a server by themselves, without the server that hears what happens in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.disk import Owner
+from tinker.local.storage.events import ServerEvents
+from tinker.local.storage.futures import RequestOutcome, ServerFuture
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
+
+
+class NoEvents(ServerEvents):
+    """A listener that does nothing."""
+
+    def result_ready(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        return
+
+    def result_dropped(self, request_id: str) -> None:
+        return
+
+    def session_ended(self, session: SessionRecord) -> None:
+        return
+
+    def model_closed(self, model: ModelRecord) -> None:
+        return
+
+    def checkpoint_expired(self, record: CheckpointRecord) -> None:
+        return
+
+    def find_last_save(self, run: str) -> str:
+        return ""
+
+
+def open_checkpoints(root: Path, now: Callable[[], float] = lambda: 0.0) -> Checkpoints:
+    """Make the checkpoints below a folder, as a server of its own has them."""
+    return Checkpoints(root, now, Owner(root), NoEvents())

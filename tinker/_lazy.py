@@ -1,0 +1,77 @@
+"""Names that a package loads on first use. They are spelled once: as imports under ``TYPE_CHECKING``, for type checkers.
+
+To learn where each name comes from, the code of the package runs a second time, with an import that loads nothing and records
+what it is asked for. ``TYPE_CHECKING`` is such a record as well, and true, so this run enters the block. The code comes
+from the frame that creates the names, so no source file is needed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from importlib import import_module
+from types import MappingProxyType
+
+_OF_THE_MECHANISM = ("__future__", "typing", __name__)
+
+
+class LazyNames:
+    """The names of a package: ``load`` is its ``__getattr__``, and ``list`` its ``__dir__``.
+
+    ``__all__`` has every name but submodules, except those in ``starred``. ``dir`` leaves out ``unlisted`` submodules, which
+    need an extra. ``hints`` says what to use instead of a name that does not exist.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        *,
+        starred: Collection[str] = (),
+        unlisted: Collection[str] = (),
+        hints: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._module = sys.modules[package]
+        self._code = sys._getframe(1).f_code  # pyright: ignore[reportPrivateUsage]
+        self._package, self._starred, self._unlisted, self._hints = package, starred, unlisted, hints
+
+    @cached_property
+    def _homes(self) -> dict[str, str]:
+        """Return the module of each name; for a submodule, the package."""
+        names: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": lambda module, *_: _Recorded(module)}}
+        exec(self._code, names)  # noqa: S102  (our own code)
+        origins = {name: value.module for name, value in names.items() if isinstance(value, _Recorded) and value.is_name}
+        return {name: module for name, module in origins.items() if name.isidentifier() and module not in _OF_THE_MECHANISM}
+
+    def load(self, name: str) -> object:
+        """Return a name's value, which the package keeps. Raises AttributeError if there is none."""
+        value = self._find(name)
+        setattr(self._module, name, value)
+        return value
+
+    def _find(self, name: str) -> object:
+        if name == "__all__":
+            return [one for one, home in self._homes.items() if home != self._package or one in self._starred]
+        home = self._homes.get(name)
+        if home is None:
+            hint = f"; use {self._hints[name]}" if name in self._hints else ""
+            raise AttributeError(f"module {self._package!r} has no attribute {name!r}{hint}", name=name, obj=self._module)
+        if home == self._package:
+            return import_module(f"{home}.{name}")
+        return getattr(import_module(home), name)
+
+    def list(self) -> list[str]:
+        """Return the public names and the package's special attributes."""
+        special = {name for name in vars(self._module) if name.startswith("__")}
+        return sorted((special | self._homes.keys()).difference(self._unlisted))
+
+
+class _Recorded:
+    """Where an import would find a module or a name."""
+
+    def __init__(self, module: str, *, is_name: bool = False) -> None:
+        self.module, self.is_name = module, is_name
+
+    def __getattr__(self, name: str) -> _Recorded:
+        return _Recorded(self.module, is_name=True)

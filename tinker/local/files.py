@@ -1,0 +1,154 @@
+"""The routes outside the API, where links to files lead: downloads by GET, files of an upload by PUT.
+
+A link is a signed token, which needs no credentials; nothing else of the request decides which file is read or written.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from tinker._wire import json
+from tinker.local.engines import EngineError
+from tinker.local.errors import APIProblem
+from tinker.local.state import State
+from tinker.local.storage.access import FILES_PATH, InvalidToken
+from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
+from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.trace import TRACE_MEDIA_TYPE
+from tinker.local.storage.uploads import AdapterUpload
+
+
+def download_route(state: State) -> Route:
+    """Make the route that links lead to."""
+
+    async def download(request: Request) -> Response:
+        try:
+            claims = state.signer.read(request.path_params["token"])
+        except InvalidToken as error:
+            return Response(json.encode({"detail": f"the link is not valid: {error}"}), 403, media_type=json.MEDIA_TYPE)
+        found = await state.offload_always(lambda: _find_file(state, claims))
+        return found or Response(json.encode({"detail": "the file no longer exists"}), 404, media_type=json.MEDIA_TYPE)
+
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", download, methods=["GET"])
+
+
+def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
+    """Find the file; None when it is gone. Blocks."""
+    if claims.get("what") == "trace":
+        content = state.exports.content(claims["session"])
+        return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)
+    if claims.get("what") not in ("file", "archive"):
+        return None  # a token, but no link
+    try:
+        record = state.checkpoints.get(claims["run"], cast("CheckpointKind", claims["kind"]), claims["name"])
+    except EngineError:
+        return None
+    if record is None:
+        return None
+    if claims["what"] == "archive":
+        return _archive_response(state.checkpoints, record)
+    file = state.checkpoints.files(record).get(claims["file"])
+    return None if file is None else FileResponse(file, media_type="application/octet-stream", filename=file.name)
+
+
+def _archive_response(checkpoints: Checkpoints, record: CheckpointRecord) -> Response:
+    """Pack a checkpoint into a temporary file, which is removed once it is sent."""
+    handle, name = tempfile.mkstemp(suffix=".tar.gz")
+    with os.fdopen(handle, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for member, file in checkpoints.files(record).items():
+            archive.add(file, member)
+    remove = BackgroundTask(Path(name).unlink)
+    return FileResponse(name, media_type="application/gzip", filename=f"{record.name}.tar.gz", background=remove)
+
+
+PIECE_NBYTES = 1 << 20
+RETRY = {"x-should-retry": "true"}
+_DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
+
+
+def upload_route(state: State) -> Route:
+    """Make the route that links to files of uploads lead to."""
+
+    async def receive(request: Request) -> Response:
+        try:
+            upload, name = _find_upload(state, request)
+            digest = await _receive_file(state, request, upload, name)
+        except APIProblem as problem:
+            return Response(json.encode({"detail": problem.detail}), problem.status, dict(problem.headers), json.MEDIA_TYPE)
+        except ClientDisconnect:
+            return Response(status_code=499)  # the client is gone
+        return Response(None, 200, {"repr-digest": f"sha-256=:{digest}:"})
+
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", receive, methods=["PUT"])
+
+
+def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
+    """Return the upload and the file that the link is for. Raises APIProblem 403, 404, or 409 when it is finished."""
+    try:
+        claims = state.signer.read(request.path_params["token"])
+    except InvalidToken as error:
+        raise APIProblem(403, f"the link is not valid: {error}") from error
+    if claims.get("what") != "upload":
+        raise APIProblem(403, "the link is not one to send a file to")
+    with state.locked() as shared:
+        upload = shared.uploads.find(claims["upload"])
+    if upload is None:
+        raise APIProblem(404, "the upload is no longer known")
+    if upload.tinker_path is not None:
+        raise APIProblem(409, f"the upload is finished: {upload.tinker_path}")
+    return upload, claims["file"]
+
+
+async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
+    """Write the body, and put it in place when all of it is there and is what its digest says; the SHA-256 in base64."""
+    limit = state.settings.max_upload_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _upload_size_problem(name, limit)
+    with upload.receiving(state.now) as part:
+        digest = await _write(state, request, part, name, limit)
+        wanted = _DIGEST.search(request.headers.get("content-digest", ""))
+        if wanted is not None and wanted[1] != digest:
+            raise APIProblem(400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY)
+        with state.locked():
+            if upload.tinker_path is None:
+                upload.put(part, name)
+        return digest
+
+
+async def _write(state: State, request: Request, part: Path, name: str, limit: int) -> str:
+    hashed, held, nbytes = hashlib.sha256(), bytearray(), 0
+
+    def store(piece: bytes) -> None:
+        hashed.update(piece)
+        file.write(piece)
+
+    with part.open("xb") as file:
+        async for piece in request.stream():
+            nbytes += len(piece)
+            if nbytes > limit:
+                raise _upload_size_problem(name, limit)
+            held += piece
+            if len(held) >= PIECE_NBYTES:
+                taken, held = bytes(held), bytearray()
+                await state.offload(len(taken), partial(store, taken))
+        store(bytes(held))
+    return base64.b64encode(hashed.digest()).decode()
+
+
+def _upload_size_problem(name: str, limit: int) -> APIProblem:
+    return APIProblem(413, f"{name} is larger than {limit} bytes (max_upload_bytes)")

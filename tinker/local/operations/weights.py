@@ -1,0 +1,224 @@
+"""Saves and loads of checkpoints, in the order of the model's requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import attrs
+import msgspec
+from tinker_wire import models
+
+from tinker.local.call import APICall
+from tinker.local.engines import AdapterSpec, Engine, EngineError
+from tinker.local.errors import APIProblem, conflict
+from tinker.local.naming import choose_engine_for
+from tinker.local.operations.descriptions import check_ttl
+from tinker.local.operations.models import NewModel, adapter_spec, creation_step, lora_config, optimizer_family
+from tinker.local.operations.submission import enqueue_idempotent, fingerprint
+from tinker.local.state import SharedData, State
+from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
+from tinker.local.storage.sessions import ModelRecord
+from tinker.types.paths import SCHEME
+
+
+class SaveRequest(Protocol):
+    """What the requests to save have in common."""
+
+    @property
+    def model_id(self) -> str: ...
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def seq_id(self) -> int | None: ...
+    @property
+    def ttl_seconds(self) -> int | None: ...
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Save:
+    """One save under a name. The name is reserved when the request is accepted, so that a second one is refused at once.
+
+    One that is repeated because the server was killed may have written its checkpoint already.
+    """
+
+    state: State
+    call: APICall
+    request: SaveRequest
+    kind: CheckpointKind
+    model: ModelRecord
+    number: int
+    name: str
+    is_repeated: bool = False
+
+    @classmethod
+    def prepare(cls, state: State, shared: SharedData, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
+        """Make a save, for :meth:`enqueue` under the same lock."""
+        model = shared.store.model(request.model_id)
+        number = model.queue.assign_number(request.seq_id)
+        name = f"{number:06d}" if request.path is None else request.path
+        return cls(
+            state=state,
+            call=call,
+            request=request,
+            kind=kind,
+            model=model,
+            number=number,
+            name=name,
+            is_repeated=state.repeating is not None,
+        )
+
+    @property
+    def path(self) -> str:
+        return checkpoint_path(self.model.model_id, self.kind, self.name)
+
+    def enqueue(
+        self, shared: SharedData, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]
+    ) -> models.UntypedAPIFuture:
+        same = fingerprint(cast("msgspec.Struct", self.request))
+        return enqueue_idempotent(
+            self.state, shared, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
+        )
+
+    def check(self) -> None:
+        """Raise APIProblem 400 for a time to live that is out of range."""
+        check_ttl(self.request.ttl_seconds)
+
+    def reserve(self) -> None:
+        """Reserve the name after :meth:`check`. Raises APIProblem 409 when it is taken."""
+        self.check()
+        names = self.model.reserved_paths
+        is_there = not self.is_repeated and self.state.checkpoints.exists(self.model.model_id, self.kind, self.name)
+        if self.path in names or is_there:
+            raise conflict(name_conflict(self.path))
+        names.add(self.path)
+
+    def run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
+        """Write the checkpoint."""
+        try:
+            self.model.require_ready()
+            check_name(self.name)
+            training = self.kind == "weights"
+            record = self.state.checkpoints.write(
+                self._record(engine),
+                lambda folder: engine.save(self.model.model_id, folder, optimizer=training),
+                overwrite=overwrite or self.is_repeated,
+            )
+        finally:
+            with self.state.locked():
+                self._release()
+        self._note(record)
+        return record
+
+    def _release(self) -> None:
+        self.model.reserved_paths.discard(self.path)
+
+    def _note(self, record: CheckpointRecord) -> None:
+        session = self.model.session
+        with self.state.locked() as shared:
+            shared.audit.record_checkpoint("checkpoint_created", record)
+            shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
+
+    def _record(self, engine: Engine) -> CheckpointRecord:
+        now, ttl, session = self.state.now(), self.request.ttl_seconds, self.model.session
+        return CheckpointRecord(
+            path=self.path,
+            training_run_id=self.model.model_id,
+            kind=self.kind,
+            name=self.name,
+            base_model=self.model.base_model,
+            engine_model=engine.base_model,
+            lora_config=lora_config(self.model.spec),
+            optimizer=self.model.optimizer,
+            created_at=now,
+            expires_at=None if ttl is None else now + ttl,
+            user_metadata=getattr(self.request, "user_metadata", None),
+            session_id=session.session_id,
+            project_id=session.project_id,
+            run_metadata=self.model.user_metadata,
+        )
+
+
+def _describe_saved_model(state: State, engines: Sequence[Engine], request: models.LoadWeightsRequest) -> NewModel:
+    """Describe the new model, as far as it is known before the checkpoint is read."""
+    asked = None if request.base_model is None else choose_engine_for(state, engines, request.base_model)
+    name, engine_model, spec = _name_saved_model(state, request.path)
+    if not engine_model or not any(engine.base_model == engine_model for engine in engines):
+        engine_model = (engines[0] if asked is None else asked[0]).base_model
+    return NewModel(
+        base_model=asked[1] if asked is not None else name or engine_model,
+        engine_model=engine_model,
+        requested_name=request.base_model,
+        spec=spec,
+        optimizer=optimizer_family(request.optimizer_config),
+        user_metadata=request.user_metadata,
+    )
+
+
+def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
+    """Return the base model's name, what its engine goes by, and the shape of the adapter; empty names while nobody can say.
+
+    The checkpoint may be saved by a request that still waits; the load itself says so if not.
+    """
+    try:
+        record, _ = state.checkpoints.find(path, "weights")
+    except EngineError:
+        with state.locked() as shared:
+            run = shared.store.find_model(path.removeprefix(SCHEME).partition("/")[0])
+        return ("", "", AdapterSpec()) if run is None else (run.base_model, run.engine_model, run.spec)
+    return record.base_model, record.engine_model, adapter_spec(record.lora_config)
+
+
+def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
+    """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet."""
+    record, folder = state.checkpoints.find(request.path, "weights")
+    if record.engine_model != engine.base_model:
+        raise EngineError(f"{request.path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
+    if request.optimizer:
+        if request.model_id is None and request.optimizer_config is None:
+            model.optimizer = record.optimizer
+        if model.optimizer != record.optimizer:
+            fault = f"{request.path} contains the state of the optimizer {record.optimizer!r}, and this model's is"
+            raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
+    model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
+    with state.locked() as shared:
+        shared.audit.record_checkpoint("checkpoint_read", record, "train")
+
+
+def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
+    """Queue the load of a checkpoint into an existing model."""
+
+    def run(engine: Engine) -> models.LoadWeightsResponse:
+        model.require_ready()
+        _load_checkpoint(state, engine, model, request)
+        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
+
+    def check_first() -> None:
+        if state.settings.profile.loads_first_only and not model.queue.is_fresh:
+            raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
+
+    with state.locked() as shared:
+        model = shared.store.model(model_id)
+        number = model.queue.assign_number(request.seq_id)
+        return enqueue_idempotent(state, shared, call, model, number, _fingerprint_load(request), run, prepare=check_first)
+
+
+async def load_into_new_model(
+    state: State, call: APICall, request: models.LoadWeightsRequest, session_id: str, number: int
+) -> models.UntypedAPIFuture:
+    """Create a model from a checkpoint; the same number and body again return the same future."""
+    engines = await state.engines()
+
+    def run(engine: Engine) -> models.LoadWeightsResponse:
+        work(engine)
+        return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
+
+    new = _describe_saved_model(state, engines, request)
+    with state.locked() as shared, new.add(state, shared, session_id, number) as model:
+        work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
+        return enqueue_idempotent(state, shared, call, model, 0, _fingerprint_load(request), run)
+
+
+def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:
+    """Compute the fingerprint without the token, which may be another one when the request is repeated."""
+    return fingerprint(msgspec.structs.replace(request, weights_access_token=None))

@@ -1,0 +1,185 @@
+"""Credentials: the server's key, tokens given for it, and signed links to files. There is one user, who owns everything.
+
+Tokens have the form of a JWT (HS256), because clients read ``iat`` and ``exp`` of them. A link is such a token and names one
+file; its last part is only a name to save the file under. The secret lives as long as the server's state, and with a journal
+as long as that; what another server signed is not valid here.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from tinker.local.errors import APIProblem
+from tinker.local.settings import Settings
+from tinker.local.storage.checkpoint_records import CheckpointRecord, to_utc
+
+_HEADER = {"alg": "HS256", "typ": "JWT"}
+
+
+class InvalidToken(Exception):
+    """Not written by this server, changed, or past its end; the message says which."""
+
+
+class Signer:
+    """Signs claims and reads them back. ``now`` is the time of day in seconds since 1970."""
+
+    def __init__(self, now: Callable[[], float], secret: bytes | None = None) -> None:
+        self._now = now
+        self._secret = secret or secrets.token_bytes(32)
+
+    def sign(self, claims: Mapping[str, object], seconds: float) -> str:
+        """Sign the claims, with ``iat`` and an ``exp`` that many seconds later (both integers)."""
+        issued = int(self._now())
+        content = {**claims, "iat": issued, "exp": issued + int(seconds)}
+        body = f"{_encode(_HEADER)}.{_encode(content)}"
+        return f"{body}.{self._signature(body)}"
+
+    def read(self, token: str) -> dict[str, Any]:
+        """Return the claims of a token. Raises InvalidToken."""
+        body, _, signature = token.rpartition(".")
+        if not hmac.compare_digest(self._signature(body).encode(), signature.encode("utf-8", "replace")):
+            raise InvalidToken("it was not signed by this server")
+        claims = msgspec.json.decode(_decode(body.partition(".")[2]), type=dict[str, Any])
+        if claims["exp"] <= self._now():
+            raise InvalidToken("it has expired")
+        return claims
+
+    def _signature(self, body: str) -> str:
+        digest = hmac.new(self._secret, body.encode("utf-8", "replace"), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def is_token(text: str) -> bool:
+    """Return whether a text has the form of a token, by whomever it was written."""
+    return text.startswith("eyJ") and text.count(".") == 2
+
+
+def _encode(value: object) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(value)).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+USER_ID, USER_NAME, USER_EMAIL = "local", "local user", "user@localhost"
+OWNER = f"tml:organization_user:{USER_ID}"
+PUBLIC_OPERATIONS = frozenset({"healthz"})
+#: Asked with the key itself, also where every other request needs a token.
+KEY_OPERATIONS = frozenset({"client_config", "auth_token", "get_api_key", "delete_api_key"})
+
+
+class Accounts:
+    """The credentials of one server. Tokens are always given; ``pjwt_auth_enabled`` makes them necessary."""
+
+    def __init__(self, settings: Settings, signer: Signer) -> None:
+        self._expected = settings.api_key
+        self._tokens_needed = settings.client_config.pjwt_auth_enabled
+        self._token_seconds = settings.token_seconds
+        self._signer = signer
+        self._revoked: set[int] = set()
+
+    def admit(self, operation: str, given: bytes) -> None:
+        """Raise APIProblem 401 unless this credential may ask for this operation."""
+        if operation in PUBLIC_OPERATIONS:
+            return
+        if self._tokens_needed and operation not in KEY_OPERATIONS:
+            self._admit_token(given)
+        elif not self._is_good_token(given):
+            self._admit_key(given)
+
+    def token(self, given: bytes) -> str:
+        """Make a token for the holder of this credential."""
+        claims = {"iss": "tinker-local", "sub": OWNER, "org_id": USER_ID, "email": USER_EMAIL, "key_id": self.key_id(given)}
+        return self._signer.sign(claims, self._token_seconds)
+
+    def revoke(self, given: bytes) -> None:
+        """Refuse the key and its tokens from now on."""
+        self._revoked.add(self.key_id(given))
+
+    def key_id(self, given: bytes) -> int:
+        """Return the number of a key, or of the key that a token was given for."""
+        try:
+            return self._key_of_token(given)
+        except InvalidToken:
+            return int.from_bytes(hashlib.sha256(given).digest()[:4], "big")
+
+    def _admit_key(self, given: bytes) -> None:
+        if self._expected is not None and not hmac.compare_digest(given, self._expected.encode()):
+            absent = "the request has no API key (header X-API-Key; below /v1 also Authorization)"
+            raise APIProblem(401, "this is not the API key of the server" if given else absent)
+        if self.key_id(given) in self._revoked:
+            raise APIProblem(401, "the key in X-API-Key was revoked")
+
+    def _admit_token(self, given: bytes) -> None:
+        try:
+            key_id = self._key_of_token(given)
+        except InvalidToken as error:
+            detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
+            raise APIProblem(401, detail, {"www-authenticate": 'Bearer error="invalid_token"'}) from error
+        if key_id in self._revoked:
+            raise APIProblem(401, "the key that the token in X-API-Key was given for was revoked")
+
+    def _is_good_token(self, given: bytes) -> bool:
+        try:
+            return self._key_of_token(given) not in self._revoked
+        except InvalidToken:
+            return False
+
+    def _key_of_token(self, given: bytes) -> int:
+        """Return the number of a token's key. Raises InvalidToken for anything else, such as the token of a link."""
+        text = given.decode("utf-8", "replace")
+        if not is_token(text):
+            raise InvalidToken("it does not have the form of a token")
+        key_id = self._signer.read(text).get("key_id")
+        if not isinstance(key_id, int):
+            raise InvalidToken("it is the token of a link")
+        return key_id
+
+
+FILES_PATH = "/files"
+
+
+class Links:
+    """Makes links. ``now`` is the time of day in seconds since 1970; ``base_url`` is where the client found the server."""
+
+    def __init__(self, settings: Settings, signer: Signer, now: Callable[[], float]) -> None:
+        self._settings, self._signer, self._now = settings, signer, now
+
+    def expires_at(self) -> datetime.datetime:
+        """Return the end of a link that is made now."""
+        return to_utc(int(self._now()) + int(self._settings.link_seconds))
+
+    def file_url(self, base_url: str, record: CheckpointRecord, name: str) -> str:
+        """Return a link to one file of a checkpoint."""
+        return self._checkpoint_url(base_url, "file", record, name)
+
+    def archive_url(self, base_url: str, record: CheckpointRecord) -> str:
+        """Return a link to a tar.gz of all files of a checkpoint."""
+        return self._checkpoint_url(base_url, "archive", record, f"{record.name}.tar.gz")
+
+    def upload_url(self, base_url: str, upload_id: str, name: str) -> str:
+        """Return the link to which one file of an upload is sent."""
+        return self._url(base_url, {"what": "upload", "upload": upload_id, "file": name}, name)
+
+    def trace_url(self, base_url: str, session_id: str) -> str:
+        """Return a link to the exported trace of a session."""
+        return self._url(base_url, {"what": "trace", "session": session_id}, "trace.json")
+
+    def _checkpoint_url(self, base_url: str, what: str, record: CheckpointRecord, name: str) -> str:
+        claims = {"what": what, "run": record.training_run_id, "kind": record.kind, "name": record.name, "file": name}
+        return self._url(base_url, claims, name)
+
+    def _url(self, base_url: str, claims: Mapping[str, object], name: str) -> str:
+        base = self._settings.public_url or base_url
+        token = self._signer.sign(claims, self._settings.link_seconds)
+        return f"{base.rstrip('/')}{FILES_PATH}/{token}/{quote(name)}"

@@ -1,0 +1,174 @@
+"""All futures of a server: which are pending, how long results are kept, and what an identifier without one means."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from tinker.local.errors import APIProblem, make_not_found
+from tinker.local.settings import Settings
+from tinker.local.storage.events import ServerEvents
+from tinker.local.storage.futures import (
+    STREAM_KEY,
+    RequestFailure,
+    RequestOutcome,
+    ServerFuture,
+    split_request_key,
+)
+from tinker.types.results import ForwardBackwardOutput, SampleResponse
+
+MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
+
+
+class FutureStore:
+    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds."""
+
+    def __init__(self, settings: Settings, lock: threading.RLock, clock: Callable[[], float], events: ServerEvents) -> None:
+        self._settings, self._lock, self._clock, self._events = settings, lock, clock, events
+        self._pending: dict[str, ServerFuture] = {}
+        self._unread: OrderedDict[str, ServerFuture] = OrderedDict()
+        self._read: OrderedDict[str, ServerFuture] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._keys: dict[str, str] = {}  # by request id, where that is not the key
+        self._numbers = itertools.count(1)
+        self._nbytes = 0
+        self._running: ServerFuture | None = None
+
+    def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
+        """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
+        with self._lock:
+            future = self._find(key)
+            known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
+        if known is not None and known[0] != fingerprint:
+            raise self._settings.profile.reused_number(key)
+        return None if known is None else known[1]
+
+    def open(self, future: ServerFuture) -> ServerFuture:
+        """Add a pending future. Raises APIProblem 429 when too many are pending."""
+        with self._lock:
+            if len(self._pending) >= self._settings.max_queued_requests:
+                limit = f"max_queued_requests={self._settings.max_queued_requests}"
+                raise APIProblem(429, f"too many requests are waiting ({limit})", {"retry-after": "1"})
+            if self._settings.profile.numbered_requests:
+                future.request_id = str(next(self._numbers))
+                self._keys[future.request_id] = future.key
+            self._pending[future.key] = future
+            if future.span is not None:
+                future.span.request_id, future.span.submitted = future.request_id, self._clock()
+            return future
+
+    def forget(self, future: ServerFuture) -> None:
+        """Forget a future whose request was refused after all."""
+        with self._lock:
+            self._pending.pop(future.key, None)
+            self._keys.pop(future.request_id, None)
+
+    def find(self, request_id: str) -> ServerFuture:
+        """Return the future. Raises APIProblem 410 when its result is no longer kept, 404 when it is unknown."""
+        with self._lock:
+            self._evict()
+            key = self._keys.get(request_id, request_id)
+            future = self._find(key)
+            if future is None and key in self._gone:
+                raise APIProblem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
+        if future is None:
+            raise make_not_found("request", request_id, self._events.find_last_save(split_request_key(request_id)[0]))
+        return future
+
+    def choose(self, future: ServerFuture) -> None:
+        """Note which request of a model runs next, alone; it is finished even where the server ends."""
+        self._running = future
+
+    def start(self, future: ServerFuture) -> None:
+        """Note that its work begins."""
+        if future.span is not None:
+            future.span.started = self._clock()
+
+    def resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        """Finish a future; a second outcome is ignored."""
+        with self._lock:
+            if future.outcome is None and future.key in self._pending:
+                self._events.result_ready(future, outcome)
+            self._resolve(future, outcome)
+
+    def restore(self, key: str, fingerprint: bytes, outcome: RequestOutcome) -> None:
+        """Add a result of an earlier process of this server."""
+        with self._lock:
+            future = self._pending[key] = ServerFuture(key, fingerprint)
+            self._resolve(future, outcome)
+
+    def _resolve(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        if future.outcome is None and self._pending.pop(future.key, None) is not None:
+            future.finished_at, future.nbytes = self._clock(), result_nbytes(outcome)
+            self._unread[future.key] = future
+            self._nbytes += future.nbytes
+            if future.span is not None:
+                future.span.finish(future.finished_at, failed=isinstance(outcome, RequestFailure))
+        future.resolve(outcome)
+        self._evict()
+
+    def mark_read(self, future: ServerFuture) -> None:
+        """Note that the result was sent: from now on it is dropped before those that were not."""
+        with self._lock:
+            if self._unread.pop(future.key, None) is not None:
+                self._read[future.key] = future
+
+    def release(self, request_id: str) -> None:
+        """Drop a result that is not needed any more. A pending or unknown request stays as it is."""
+        with self._lock:
+            key = self._keys.get(request_id, request_id)
+            future = self._unread.pop(key, None) or self._read.pop(key, None)
+            if future is not None:
+                self._drop(future)
+
+    def count_pending(self, engine_model: str | None = None) -> dict[str, int]:
+        """Return how many requests wait or run, of one base model or all: ``sampling``, and ``training`` for all others."""
+        with self._lock:
+            found = [one for one in self._pending.values() if engine_model in (None, one.engine_model)]
+        samples = sum(future.is_sample or future.key.startswith(STREAM_KEY) for future in found)
+        return {"sampling": samples, "training": len(found) - samples}
+
+    def fail_all(self, failure: RequestFailure) -> None:
+        """Finish everything that is pending, as the server ends, but the request that runs: that one has its own result.
+
+        A server that goes on later does not take it for a result.
+        """
+        with self._lock:
+            for future in [future for future in self._pending.values() if future is not self._running]:
+                self._resolve(future, failure)
+
+    def _find(self, key: str) -> ServerFuture | None:
+        return self._pending.get(key) or self._unread.get(key) or self._read.get(key)
+
+    def _evict(self) -> None:
+        oldest = self._clock() - self._settings.result_seconds
+        for kept in (self._read, self._unread):
+            while kept and (self._is_over_limits() or next(iter(kept.values())).finished_at < oldest):
+                self._drop(kept.popitem(last=False)[1])
+
+    def _drop(self, future: ServerFuture) -> None:
+        self._nbytes -= future.nbytes
+        self._gone[future.key] = (future.fingerprint, future.request_id)
+        self._events.result_dropped(future.request_id)
+        while len(self._gone) > MAX_REMEMBERED:
+            _, (_, request_id) = self._gone.popitem(last=False)
+            self._keys.pop(request_id, None)
+
+    def _is_over_limits(self) -> bool:
+        count = len(self._read) + len(self._unread)
+        too_large = self._nbytes > self._settings.max_result_bytes and count > 1
+        return count > self._settings.max_results or too_large
+
+
+def result_nbytes(outcome: RequestOutcome) -> int:
+    """Estimate how much memory a result holds; small records count as nothing."""
+    if isinstance(outcome, ForwardBackwardOutput):
+        return sum(tensor.values.nbytes for fields in outcome.loss_fn_outputs for tensor in fields.values())
+    if isinstance(outcome, SampleResponse):
+        arrays = [outcome.prompt_logprobs_np, *(a for s in outcome.sequences for a in (s.tokens_np, s.logprobs_np))]
+        tables = [outcome.topk_prompt_logprobs_np, *(s.topk_logprobs_np for s in outcome.sequences)]
+        dense = sum(array.nbytes for array in arrays if array is not None)
+        return dense + sum(t.token_ids.nbytes + t.logprobs.nbytes for t in tables if t is not None)
+    return 0

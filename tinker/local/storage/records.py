@@ -1,0 +1,287 @@
+"""Records of what a server has done: usage, the audit log, and the metrics of its runs; with a journal, kept in its file.
+
+With a journal, an entry is written in the transaction of the result that it belongs to, so that a request which is repeated
+after a kill counts once. Entries that belong to no result are written when the request that made them is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+import attrs
+import msgspec
+from tinker_wire import models
+
+from tinker._wire import json
+from tinker.local.storage.access import USER_ID, USER_NAME
+from tinker.local.storage.checkpoint_records import CheckpointRecord, to_utc
+from tinker.local.storage.journal import Journal, Table
+
+HOUR = 3600
+GIGABYTE = 10**9
+#: Project, session and base model.
+UsageKey: TypeAlias = tuple[str | None, str | None, str | None]
+
+
+class StoragePeriod(msgspec.Struct, frozen=True, array_like=True):
+    """How many bytes were stored, and from when until when."""
+
+    key: UsageKey
+    nbytes: int
+    since: float
+    until: float
+
+
+class _AmountRow(msgspec.Struct, frozen=True, array_like=True):
+    hour: int
+    what: str
+    key: bytes
+    amount: int
+
+
+class _PeriodRow(msgspec.Struct, frozen=True, array_like=True):
+    content: bytes
+
+
+_AMOUNTS = Table("usage", _AmountRow, "hour", "what", "key", conflict="sum")
+_PERIODS = Table("deleted", _PeriodRow)
+
+
+class UsageMeter:
+    """Tokens and checkpoints of every hour, and the storage of deleted checkpoints, the newest ``max_deleted`` of them.
+
+    ``now`` is the time of day in seconds since 1970.
+    """
+
+    def __init__(self, max_deleted: int, now: Callable[[], float], journal: Journal) -> None:
+        self._max_deleted, self._now, self._journal = max_deleted, now, journal
+        self._is_repeating = False
+        journal.add_tables(_AMOUNTS, _PERIODS)
+        self._counts: dict[tuple[int, str, UsageKey], int] = {
+            (row.hour, row.what, msgspec.json.decode(row.key, type=UsageKey)): row.amount for row in journal.read(_AMOUNTS)
+        }
+        deleted = (msgspec.json.decode(row.content, type=StoragePeriod) for row in journal.read(_PERIODS))
+        self._deleted: deque[StoragePeriod] = deque(deleted, maxlen=max_deleted)
+
+    @contextlib.contextmanager
+    def repeating(self) -> Generator[None]:
+        """Count nothing: what is done was done before, and counted. Only in the engine's thread, where all counting is."""
+        self._is_repeating = True
+        try:
+            yield
+        finally:
+            self._is_repeating = False
+
+    def count(self, what: str, amount: int, key: UsageKey) -> None:
+        """Count tokens (``training``, ``sampling_prefill``, ``sampling_sample``) or checkpoints (``checkpoint``)."""
+        if amount and not self._is_repeating:
+            entry = (int(self._now()) // HOUR * HOUR, what, key)
+            self._counts[entry] = self._counts.get(entry, 0) + amount
+            self._journal.note(_AMOUNTS.add(_AmountRow(*entry[:2], msgspec.json.encode(key), amount)))
+
+    def totals(self) -> dict[tuple[str, str | None], int]:
+        """Return what was counted, by what it is and base model."""
+        found: dict[tuple[str, str | None], int] = {}
+        for (_, what, (_, _, base_model)), amount in self._counts.items():
+            found[what, base_model] = found.get((what, base_model), 0) + amount
+        return found
+
+    def record_deletion(self, record: CheckpointRecord) -> None:
+        """Keep counting what a deleted checkpoint stored until now."""
+        until = min(self._now(), record.expires_at or math.inf)
+        self._deleted.append(StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until))
+        row = _PeriodRow(msgspec.json.encode(self._deleted[-1]))
+        self._journal.note(_PERIODS.add(row), _PERIODS.trim(self._max_deleted))
+
+    def events(self, since: float, until: float, stored: Iterable[CheckpointRecord]) -> Iterator[models.BillingUsageEvent]:
+        """Yield the usage between two full hours, by hour. ``stored`` are the checkpoints that exist."""
+        for (hour, what, key), amount in sorted(self._counts.items(), key=repr):
+            if since <= hour < until:
+                yield _event(hour, key, _event_info(what, amount))
+        now = self._now()
+        present = [StoragePeriod(_checkpoint_key(r), r.nbytes, r.created_at, min(now, r.expires_at or now)) for r in stored]
+        yield from _storage_events([*self._deleted, *present], since, min(until, now))
+
+
+def _event_info(what: str, amount: int) -> models.BillingEventInfo:
+    if what == "training":
+        return models.TrainingBillingEvent(token_count=amount)
+    if what == "sampling_prefill":
+        return models.SamplingPrefillBillingEvent(cached=False, token_count=amount)
+    if what == "sampling_sample":
+        return models.SamplingSampleBillingEvent(token_count=amount)
+    return models.CheckpointBillingEvent(count=amount)
+
+
+def _storage_events(periods: Iterable[StoragePeriod], since: float, until: float) -> Iterator[models.BillingUsageEvent]:
+    totals: dict[tuple[int, UsageKey], float] = {}
+    for period in periods:
+        begin, end = max(since, period.since), min(until, period.until)
+        for hour in range(int(begin) // HOUR * HOUR, max(int(begin), int(end)) + 1, HOUR):
+            seconds = min(end, hour + HOUR) - max(begin, hour)
+            if seconds > 0:
+                entry = hour, period.key
+                totals[entry] = totals.get(entry, 0.0) + period.nbytes / GIGABYTE * seconds / HOUR
+    for (hour, key), amount in sorted(totals.items(), key=repr):
+        yield _event(hour, key, models.StorageBillingEvent(free=True, gigabyte_hours=amount))
+
+
+def _event(hour: int, key: UsageKey, info: models.BillingEventInfo) -> models.BillingUsageEvent:
+    project_id, session_id, base_model = key
+    return models.BillingUsageEvent(
+        bucket_start=to_utc(hour),
+        bucket_end=to_utc(hour + HOUR),
+        base_model=base_model,
+        user_id=USER_ID,
+        user_name=USER_NAME,
+        session_id=session_id,
+        project_id=project_id,
+        event_info=info,
+    )
+
+
+def _checkpoint_key(record: CheckpointRecord) -> UsageKey:
+    return record.project_id, record.session_id, record.base_model
+
+
+class _AuditRow(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    content: bytes
+
+
+_ENTRIES = Table("audit", _AuditRow)
+
+
+class AuditLog:
+    """The newest of the user's actions. ``now`` is the time of day in seconds since 1970."""
+
+    def __init__(self, max_entries: int, now: Callable[[], float], journal: Journal) -> None:
+        self._max_entries, self._now, self._journal = max_entries, now, journal
+        journal.add_tables(_ENTRIES)
+        kept = ((row.kind, json.decode(row.content, models.AuditLogEntry)) for row in journal.read(_ENTRIES))
+        self._entries: deque[tuple[str, models.AuditLogEntry]] = deque(kept, maxlen=max_entries)
+
+    def record(
+        self,
+        event: str,
+        kind: str,
+        *,
+        model_id: str | None = None,
+        tinker_path: str | None = None,
+        purpose: str | None = None,
+        **details: models.JSONValue,
+    ) -> None:
+        """Add an entry."""
+        entry = models.AuditLogEntry(
+            timestamp=to_utc(self._now()),
+            event=event,
+            event_details={"actor": USER_ID, **details},
+            model_id=model_id,
+            tinker_path=tinker_path,
+            purpose=purpose,
+        )
+        self._entries.append((kind, entry))
+        self._journal.note(_ENTRIES.add(_AuditRow(kind, json.encode(entry))), _ENTRIES.trim(self._max_entries))
+
+    def record_checkpoint(self, event: str, record: CheckpointRecord, purpose: str | None = None, **details: object) -> None:
+        """Add an entry about a checkpoint."""
+        run, path = record.training_run_id, record.path
+        self.record(event, "checkpoints", model_id=run, tinker_path=path, purpose=purpose, **details)
+
+    def entries(self, kind: str, day: str | None) -> list[models.AuditLogEntry]:
+        """Return those of a kind (``all``: every one) and of a day in UTC (None: every one), oldest first."""
+        return [
+            entry
+            for its_kind, entry in self._entries
+            if kind in ("all", its_kind) and day in (None, entry.timestamp.date().isoformat())
+        ]
+
+
+MAX_FORMER_RUNS = 200  # of which the histories are kept, the newest
+MAX_POINTS = 2000  # the newest; a run of more steps loses the oldest ones
+LOSS, TOKENS, PER_TOKEN = "loss:sum", "tokens:sum", "loss per token"
+_JOIN: Mapping[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, "min": min, "max": max}
+
+
+@attrs.frozen
+class HistoryPoint:
+    """One optimizer step: its number, from 1 on, the time of day, and the metrics."""
+
+    step: int
+    at: float
+    metrics: Mapping[str, float]
+
+
+class _PointRow(msgspec.Struct, frozen=True, array_like=True):
+    model_id: str
+    step: int
+    at: float
+    metrics: bytes
+
+
+class _RunRow(msgspec.Struct, frozen=True, array_like=True):
+    model_id: str
+    base_model: str
+    rank: int
+    at: float
+
+
+_POINTS = Table("points", _PointRow, "model_id", "step")
+_RUNS = Table("seen", _RunRow, "model_id")
+RUN_TABLES = (_POINTS, _RUNS)
+
+
+class RunHistory:
+    """The metrics of one run, one point for each optimizer step, the newest MAX_POINTS of them.
+
+    Nothing else is known here: a reward is there when a loss reports it as a metric.
+    """
+
+    def __init__(self, journal: Journal, model_id: str, base_model: str, rank: int) -> None:
+        self._journal = journal
+        self.model_id, self.base_model, self.rank = model_id, base_model, rank
+        rows = journal.read(_POINTS, "where model_id = ? order by step", model_id)
+        kept = (HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows)
+        self.points: deque[HistoryPoint] = deque(kept, maxlen=MAX_POINTS)
+        self.step_count: int = self.points[-1].step if self.points else 0
+        self._sums: dict[str, float] = {}
+        self._calls: dict[str, int] = {}
+
+    def add_loss(self, metrics: Mapping[str, float]) -> None:
+        """Add what a forward_backward reported. Several before one step count together, by the reduction in their names."""
+        for name, value in metrics.items():
+            before = self._sums.get(name)
+            join = _JOIN.get(name.rpartition(":")[2], _JOIN["sum"])
+            self._sums[name] = value if before is None else join(before, value)
+            self._calls[name] = self._calls.get(name, 0) + 1
+
+    def add_step(self, metrics: Mapping[str, float], at: float) -> None:
+        """Add an optimizer step, which ends what was added since the one before."""
+        joined = {name: self._settle(name, value) for name, value in self._sums.items()}
+        if LOSS in joined and joined.get(TOKENS):
+            joined = {PER_TOKEN: joined[LOSS] / joined[TOKENS], **joined}
+        self.step_count += 1
+        self.points.append(HistoryPoint(self.step_count, at, {**joined, **metrics}))
+        self._sums, self._calls = {}, {}
+        self._journal.note(
+            _RUNS.add(_RunRow(self.model_id, self.base_model, self.rank, at)),
+            _POINTS.add(_PointRow(self.model_id, self.step_count, at, msgspec.msgpack.encode(self.points[-1].metrics))),
+            _POINTS.delete("model_id = ? and step <= ?", self.model_id, self.step_count - MAX_POINTS),
+        )
+
+    def _settle(self, name: str, value: float) -> float:
+        """Return the value over all calls: metrics that are neither a sum nor an extreme are averaged."""
+        return value if name.rpartition(":")[2] in _JOIN else value / self._calls[name]
+
+
+def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory]:
+    """Return the runs that ended in earlier processes, the newest first; those beyond MAX_FORMER_RUNS are forgotten."""
+    rows = [row for row in journal.read(_RUNS, "order by at desc") if row.model_id not in live]
+    for row in rows[MAX_FORMER_RUNS:]:
+        journal.note(*(table.delete("model_id = ?", row.model_id) for table in RUN_TABLES))
+    journal.flush()
+    return [RunHistory(journal, row.model_id, row.base_model, row.rank) for row in rows[:MAX_FORMER_RUNS]]

@@ -1,0 +1,88 @@
+"""Say what a user of the last release would find broken: public names that are gone, and signatures that take less.
+
+    python tools/breaking.py            the release that released.toml names, and this tree
+
+Public is what the `__all__` of a package exports that has one and no underscore in its name. What breaks and has a reason in
+released.toml is left out; anything else, and a reason without a break, ends the script with 1. Shallow clones are left out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).resolve().parents[1]
+RELEASED = Path(__file__).with_name("released.toml")
+INTERNAL = (
+    "tinker.cli",
+    "tinker.local.handlers",
+    "tinker.local.operations",
+    "tinker.local.profiles",
+    "tinker.local.scheduling",
+    "tinker.local.storage",
+    "tinker.local.v1",
+    "tinker.local.web",
+)  # what they export is for each other
+
+
+def public_paths(package: griffe.Module) -> Iterator[str]:
+    """Where the exported names of a package and of those below it are, and where their definitions are."""
+    for name in package.exports or ():
+        yield f"{package.path}.{name}"
+        member = package.members.get(str(name))
+        if isinstance(member, griffe.Alias) and member.resolved:
+            yield member.final_target.path
+    for name, module in package.modules.items():
+        if not name.startswith("_") and not module.is_alias and module.path not in INTERNAL:
+            yield from public_paths(module)
+
+
+def breaks(old: griffe.Module, new: griffe.Module) -> list[str]:
+    """A line for each public thing that is less than it was."""
+    public = set(public_paths(old))
+    found = griffe.find_breaking_changes(old, new)
+    return sorted({f"{one.obj.path}: {one.kind.value}" for one in found if is_public(one.obj.path, public)})
+
+
+def is_public(path: str, public: set[str]) -> bool:
+    """Whether a user may know this name: it is exported, or a public member of what is."""
+    while path not in public:
+        path, dot, name = path.rpartition(".")
+        if not dot or name.startswith("_"):
+            return False
+    return True
+
+
+def git(*arguments: str) -> str:
+    """What git answers."""
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> int:
+    """Run the script."""
+    if git("rev-parse", "--is-shallow-repository") == "true":
+        print("this clone has no history to find the last release in; `git fetch --unshallow` brings it")
+        return 0
+    released = tomllib.loads(RELEASED.read_text(encoding="utf-8"))
+    accepted: dict[str, str] = released["accepted"]
+    old = griffe.load_git("tinker", ref=released["commit"], repo=ROOT, resolve_aliases=True, resolve_external=False)
+    new = griffe.load("tinker", search_paths=[ROOT], resolve_aliases=True, resolve_external=False)
+    assert isinstance(old, griffe.Module)
+    assert isinstance(new, griffe.Module)
+    found = breaks(old, new)
+    unknown = [line for line in found if line.partition(":")[0] not in accepted]
+    unused = sorted(set(accepted) - {line.partition(":")[0] for line in found})
+    for line in unknown:
+        print(f"breaks users of the last release: {line}")
+    for path in unused:
+        print(f"{RELEASED.name} gives a reason for what does not break: {path}")
+    return 1 if unknown or unused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
