@@ -1,4 +1,4 @@
-"""What the client can know to be wrong, refused on the user's line, before anything is sent or numbered."""
+"""Checks of arguments on the user's line, before anything is sent or numbered."""
 
 from __future__ import annotations
 
