@@ -36,8 +36,8 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tinker._http import RetryConfig
     from tinker._session import Telemetry
-    from tinker.lib.retry_handler import RetryConfig
 
 
 @suggest_arguments

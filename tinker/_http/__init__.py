@@ -42,6 +42,8 @@ from tinker._http.retry import (
     START,
     SUBMIT,
     Policy,
+    RetryableException,
+    RetryConfig,
     longest_delay,
     sampling_policy,
 )
@@ -106,6 +108,8 @@ __all__ = [
     "REJECTED_STATUSES",
     "REST",
     "RawResponse",
+    "RetryConfig",
+    "RetryableException",
     "RefusedFields",
     "Reply",
     "SAMPLE",
