@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,7 +111,7 @@ def shorten(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: shorten(item) for key, item in cast("JSON", value).items()}
     if isinstance(value, list):
-        items = cast("list[Any]", value)
+        items = cast("Sequence[Any]", value)
         rest = [f"... {len(items) - _LONGEST_LIST} more"] if len(items) > _LONGEST_LIST else []
-        return [shorten(item) for item in items[:_LONGEST_LIST]] + rest
+        return [*map(shorten, items[:_LONGEST_LIST]), *rest]
     return value

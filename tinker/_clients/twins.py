@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., object])
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -41,10 +42,11 @@ def awaiting_twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Twin[C, 
     return _describe(call, method, signature.replace(return_annotation=result))
 
 
-def _describe(twin: Any, method: Callable[..., object], signature: inspect.Signature) -> Any:
+def _describe(twin: F, method: Callable[..., object], signature: inspect.Signature) -> F:
     annotations = {name: one.annotation for name, one in signature.parameters.items() if name != "self"}
-    twin.__module__ = method.__module__
-    twin.__name__, twin.__qualname__ = f"{method.__name__}_async", f"{method.__qualname__}_async"
-    twin.__signature__ = signature
-    twin.__annotations__ = {**annotations, "return": signature.return_annotation}
+    described: Any = twin
+    described.__module__ = method.__module__
+    described.__name__, described.__qualname__ = f"{method.__name__}_async", f"{method.__qualname__}_async"
+    described.__signature__ = signature
+    described.__annotations__ = {**annotations, "return": signature.return_annotation}
     return twin
