@@ -116,9 +116,9 @@ def run(
         progress.observers, progress.subject = parent.progress.observers, parent.progress.subject
     if runtime.config.trace_context and TRACING_MODULE in sys.modules:
         progress.trace_headers = read_trace_headers()
-    if observers:
+    if observers.active:
         on_done(future, partial(_tell_outcome, observers, future))
-    if observers or progress.trace_headers is not None:
+    if observers.active or progress.trace_headers is not None:
         runtime.thread.start(future, _run_seen, observers, future, function, *args)
     else:
         runtime.thread.start(future, function, future, *args)
@@ -130,7 +130,7 @@ async def _run_seen(
 ) -> T:
     """Run an operation whose exchanges can be told from others."""
     PRESENT.set(future.progress)
-    if observers:
+    if observers.active:
         observers.notify(FutureStarted(operation=future.operation))
     return await function(future, *args)
 

@@ -15,7 +15,7 @@ from tinker_wire.models import AccessScope
 from tinker._checks import read_integer
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput, suggest_model_input
+from tinker.types.model_input import ModelInput
 from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
@@ -190,13 +190,6 @@ def check_optimizer(optimizer: object) -> None:
     if optimizer is not None and not isinstance(optimizer, (AdamOptimizerConfig, DimuonOptimizerConfig, Mapping)):
         got = type(optimizer).__name__
         raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {got}")
-
-
-def check_prompt(prompt: ModelInput) -> None:
-    """Raise TypeError unless it is a ModelInput."""
-    __tracebackhide__ = True
-    if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -17,13 +17,13 @@ from tinker._sampling import (
     SamplerState,
     SharedSession,
     StoredModel,
+    check_prompt,
     check_sample,
     from_handle,
     runtime_for,
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_prompt
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types._values import Signposted

@@ -12,7 +12,7 @@ import pytest
 
 from tinker import errors
 from tinker._config import WireChoice
-from tinker._http.forms import Negotiation
+from tinker._http.forms import FormAttempt, Negotiation
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.retry import SUBMIT, RetrySettings
 from tinker._http.statuses import Fate, fate_of
@@ -76,9 +76,18 @@ class Server:
         self.numbers.take(5)
         self.fields = RefusedFields()
         self.now = 0.0
-        forms = Negotiation(wire).begin(has_sparse=False)
+        forms = FormAttempt(Negotiation(wire), has_sparse=False)
         self.submission = Submission(
-            "x", SUBMIT, RetrySettings(), 0.0, lambda: 1.0, self.fields, number=5, numbers=self.numbers, forms=forms
+            "x",
+            SUBMIT,
+            RetrySettings(),
+            0.0,
+            lambda: 1.0,
+            self.fields,
+            may_refresh=True,
+            number=5,
+            numbers=self.numbers,
+            forms=forms,
         )
         self.sent = Variant(5, forms.form)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tinker._http.asgi_scope import make_scope
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
 from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
@@ -56,7 +55,6 @@ from tinker._http.statuses import (
     Fate,
     Verdict,
     fate_of,
-    is_about_format,
     is_absent,
     is_expired_url,
     is_failed_result,
@@ -71,14 +69,13 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
-from tinker._http.submission import Resubmissions, Retries, Variant, Wait
+from tinker._http.submission import Retries, Variant, Wait
 from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
 
 __all__ = [
     "UNREACHABLE_HINT",
-    "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",
     "NO_API",
@@ -130,7 +127,6 @@ __all__ = [
     "Findings",
     "FormAttempt",
     "Negotiation",
-    "Resubmissions",
     "Retries",
     "Variant",
     "Wait",
@@ -141,7 +137,6 @@ __all__ = [
     "find_explanation",
     "find_source",
     "invalid_response",
-    "is_about_format",
     "is_absent",
     "is_expired_url",
     "is_failed_result",

@@ -52,10 +52,6 @@ class Negotiation:
         self._findings = findings
         self.form: WireFormat = WireFormat("json" if choice == "json" else "proto")
 
-    def begin(self, *, has_sparse: bool) -> FormAttempt:
-        """Return the forms of a request, the first of which is the one in use."""
-        return FormAttempt(self, has_sparse, self.form, self._failures)
-
     @property
     def is_settled(self) -> bool:
         """Return whether the server is known to read protobuf, or JSON; or one was chosen."""
@@ -119,12 +115,15 @@ class FormAttempt(msgspec.Struct):
 
     wire: Negotiation
     has_sparse: bool
-    form: WireFormat  # the last one; at first that in use
-    _failures_before: int
+    form: WireFormat = WireFormat("proto")  # the last one; at first that in use
+    _failures_before: int = 0
     _rounds: int = 0
     _refusals: list[tuple[WireFormat, APIStatusError]] = []
     _others: Iterator[WireFormat] = iter(())
     _is_unanswered: bool = False
+
+    def __post_init__(self) -> None:
+        self.form, self._failures_before = self.wire.form, self.wire.failures
 
     def next_attempt(self) -> WireFormat:
         """Return the form that another attempt begins with: the one in use, or one that the last attempt broke off in.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -39,10 +40,10 @@ def _spare_descriptors() -> int:
         return 256
 
 
-def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, Budget]:
+def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, asyncio.Semaphore]:
     """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
     spare = _spare_descriptors()
-    slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
+    slots = {name: asyncio.Semaphore(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
     return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
 
 
@@ -50,10 +51,10 @@ class Budget:
     """A shared budget of requests or bytes; first come, first served.
 
     A request is admitted while anything is left, even if it needs more than that, so that a request larger than the whole
-    budget is not starved. A ``capacity`` of None admits everything.
+    budget is not starved.
     """
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int) -> None:
         self._left = capacity
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
 
@@ -63,8 +64,6 @@ class Budget:
 
     def try_acquire(self, amount: int = 1) -> bool:
         """Take ``amount`` now if no request is waiting. Return it with :meth:`release`."""
-        if self._left is None:
-            return True
         if self._left > 0 and not self._waiters:
             self._left -= amount
             return True
@@ -85,8 +84,6 @@ class Budget:
 
     def release(self, amount: int = 1) -> None:
         """Return ``amount`` and admit waiting requests at once, so that later requests cannot overtake them."""
-        if self._left is None:
-            return
         self._left += amount
         while self._left > 0 and self._waiters:
             waiter, wanted = self._waiters.popleft()
@@ -175,7 +172,7 @@ def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clo
 class Limits(msgspec.Struct, frozen=True):
     """The limits of one session, sized by what the server pushed."""
 
-    samples: Budget
+    samples: AbstractAsyncContextManager[object]  # of a sample until its result is there
     dispatch: Budget
     throttled_dispatch: Budget
     prompt_nbytes: Budget
@@ -202,24 +199,16 @@ class Admission(Protocol):
         ...
 
 
-class SampleAdmission(msgspec.Struct, eq=False):
-    """What one sample holds: its place in the session until :meth:`end`, and for each attempt a slot and the prompt's bytes.
-
-    Slot and bytes count for more while the server throttles.
-    """
+class SampleAdmission(msgspec.Struct):
+    """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count for more while throttled."""
 
     _limits: Limits
     _nbytes: int
-    _has_place: bool = False
     _held: list[tuple[Budget, int]] = []
 
     def try_enter(self) -> bool:
-        """Hold what an attempt needs if it is free now, or held already."""
         limits, nbytes = self._limits, self._nbytes
-        if self._held:
-            return True
-        self._has_place = self._has_place or limits.samples.try_acquire()
-        if not self._has_place or limits.cool_down.throttled or not limits.dispatch.try_acquire():
+        if limits.cool_down.throttled or not limits.dispatch.try_acquire():
             return False
         if not limits.prompt_nbytes.try_acquire(nbytes):
             limits.dispatch.release()
@@ -228,11 +217,7 @@ class SampleAdmission(msgspec.Struct, eq=False):
         return True
 
     async def enter(self) -> None:
-        """Wait for what an attempt needs, and hold it."""
         limits, gate = self._limits, self._limits.cool_down
-        if not self._has_place:
-            await limits.samples.acquire()
-            self._has_place = True
         try:
             await self._take(limits.dispatch, 1)
             if limits.fails_fast:
@@ -247,13 +232,6 @@ class SampleAdmission(msgspec.Struct, eq=False):
         except BaseException:
             self.leave()
             raise
-
-    def end(self) -> None:
-        """Release everything: the sample is over."""
-        self.leave()
-        if self._has_place:
-            self._has_place = False
-            self._limits.samples.release()
 
     def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
         """Release the resources; also early, when the server has accepted the request but the response takes longer."""

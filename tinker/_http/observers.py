@@ -29,7 +29,8 @@ class Observers:
         self.clock = clock
         self.given: tuple[Observer, ...] = tuple(observers)
         self._own: tuple[Observer, ...] = ()
-        self._all = self.given
+        #: Those of the user and those that are a part of the client.
+        self.active: tuple[Observer, ...] = self.given
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
         self._metadata: Mapping[str, object] = dict(user_metadata or {})
@@ -38,25 +39,25 @@ class Observers:
     def add(self, observer: Observer) -> None:
         """Add an observer of the user."""
         self.given = (*self.given, observer)
-        self._all = (*self.given, *self._own)
+        self.active = (*self.given, *self._own)
 
     def remove(self, observer: Observer) -> None:
         """Remove an observer of the user."""
         self.given = tuple(one for one in self.given if one != observer)
-        self._all = (*self.given, *self._own)
+        self.active = (*self.given, *self._own)
 
     def add_own(self, observer: Observer) -> None:
         """Add an observer that is a part of the client."""
         self._own = (*self._own, observer)
-        self._all = (*self.given, *self._own)
+        self.active = (*self.given, *self._own)
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self.active)
 
     def notify(self, event: Event, progress: OperationProgress | None = None) -> None:
         """Call each observer with the event and its origin: the given operation, or the operation of the current task."""
         told = self._identify(event, progress or PRESENT.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
-        for observer in self._all:
+        for observer in self.active:
             try:
                 observer(told)
             except BaseException as error:
@@ -87,7 +88,7 @@ class Observers:
         """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
         if wait.verdict is Verdict.RESUBMIT:
             return
-        if self._all:
+        if self.active:
             self.notify(RequestRetry(operation=what, failures=wait.failures, delay_seconds=wait.seconds, error=wait.error))
         level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
         shown = _to_line(str(wait.error))

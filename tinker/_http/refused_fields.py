@@ -31,10 +31,7 @@ class RefusedFields:
 
     def __init__(self, findings: Findings | None = None) -> None:
         self._findings = findings
-        self._paths: dict[str, set[Path]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._paths)
+        self.paths: dict[str, set[Path]] = {}
 
     def learn(self, operation: str, body: msgspec.Struct, refusal: object, status: int = 422) -> bool:
         """Return whether a refusal only concerns fields of ``body`` with their default value, and omit these from now on.
@@ -45,7 +42,7 @@ class RefusedFields:
         if not paths or not all(_is_default(body, path) for path in paths):
             return False
         logger.debug("%s: the server refuses %s; omitted from later requests", operation, ", ".join(map(".".join, paths)))
-        known = self._paths.setdefault(operation, set())
+        known = self.paths.setdefault(operation, set())
         known.update(paths)
         if self._findings is not None:
             self._findings.note("fields", operation, f"{', '.join(sorted(map('.'.join, known)))} left out", str(status))
@@ -53,7 +50,7 @@ class RefusedFields:
 
     def without(self, operation: str, body: S) -> S:
         """Return the body without refused fields that have their default value; the same body if it has no such fields."""
-        for path in self._paths.get(operation, ()):
+        for path in self.paths.get(operation, ()):
             if _is_default(body, path):
                 body = _leave_out(body, path)
         return body

@@ -12,7 +12,8 @@ what it says, and reports what came of it. After a failure, the first row that a
     final, but the server expects another number        send under that number, with all its attempts
     anything else                                       fail
 
-What happens between two waits is one attempt. :class:`Retries` alone decides about what is not a submission: polls and files.
+What happens between two waits is one attempt. :class:`Retries` alone decides about polls and files, and about samples that
+were accepted and have no result.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Retries:
 
     def reset(self, now: float) -> None:
         """Forget earlier failures, because the server made progress."""
-        self.count = self._unread = 0
+        self.count = self._unread = self._lost = 0
         self._may_have_arrived = False
         self._began = self._patient_since = now
 
@@ -123,6 +124,19 @@ class Retries:
                 error.add_note(f"Gave up after {self.count} attempts in {elapsed:.1f} s; this is the last error.")
             return Fail(error, pause)
         return Wait(delay, error, verdict, self.count, left, pause)
+
+    def after_accepted(self, error: APIStatusError | RequestFailedError, now: float) -> Wait | Fail:
+        """Decide whether an accepted sample is submitted again: its result is lost, or failed. Nothing else depends on it."""
+        if not isinstance(error, RequestFailedError):
+            self._lost += 1
+            is_final = judge(error) is not Verdict.RESUBMIT or self._lost > RESUBMISSIONS
+            return Fail(error) if is_final else Wait(0.0, error, Verdict.RESUBMIT, self._lost, inf)
+        delay, left = self._delay(Verdict.RETRY, None), self.policy.total_seconds - (now - self._began)
+        limit = REPETITIONS if self.policy.max_retries is None else min(REPETITIONS, self.policy.max_retries)
+        if error.category != "server" or self.count >= limit or delay > left or left <= 0:
+            return Fail(error)
+        self.count += 1
+        return Wait(delay, error, Verdict.RETRY, self.count, left)
 
     def _delay(self, verdict: Verdict, hint: float | None) -> float:
         if verdict is Verdict.PAUSE:
@@ -159,39 +173,12 @@ def read_hint(error: APIError) -> float | None:
     return None if requested is None else min(requested, MAX_HINT_SECONDS)
 
 
-class Resubmissions:
-    """The submissions of one sample whose result the server lost, or failed to compute. Nothing else depends on a sample."""
-
-    def __init__(self, policy: Policy, began: float, random: Callable[[], float]) -> None:
-        self._policy, self._began, self._random = policy, began, random
-        self._lost = self._failed = 0
-
-    def after(self, error: APIStatusError | RequestFailedError, now: float) -> Wait | Fail:
-        """Decide whether the sample is submitted again."""
-        if isinstance(error, RequestFailedError):
-            return self._after_failure(error, now)
-        self._lost += 1
-        if judge(error) is not Verdict.RESUBMIT or self._lost > RESUBMISSIONS:
-            return Fail(error)
-        return Wait(0.0, error, Verdict.RESUBMIT, self._lost, inf)
-
-    def _after_failure(self, error: RequestFailedError, now: float) -> Wait | Fail:
-        policy = self._policy
-        delay = longest_delay(policy.base_delay, policy.max_delay, self._failed) * self._random()
-        left = policy.total_seconds - (now - self._began)
-        limit = REPETITIONS if policy.max_retries is None else min(REPETITIONS, policy.max_retries)
-        if error.category != "server" or self._failed >= limit or delay > left or left <= 0:
-            return Fail(error)
-        self._failed += 1
-        return Wait(delay, error, Verdict.RETRY, self._failed, left)
-
-
 class Submission(msgspec.Struct):
     """One request until the server has it, or it is given up.
 
     ``number`` is its number, and ``numbers`` chooses another one where that is allowed. ``record`` in :meth:`fail` is the body
-    that was sent. ``may_refresh`` is true of a request under the client's own token. The transport clears ``can_repeat`` once a
-    part of a streamed response has been handed over.
+    that was sent. The transport sets ``may_refresh`` for a request under the client's own token, and clears ``can_repeat`` once
+    a part of a streamed response has been handed over.
     """
 
     operation: str
@@ -200,7 +187,7 @@ class Submission(msgspec.Struct):
     began: float
     random: Callable[[], float]
     fields: RefusedFields
-    may_refresh: bool = True
+    may_refresh: bool = False
     number: int = 0
     numbers: Numbering | None = None
     forms: FormAttempt | None = None
@@ -257,5 +244,5 @@ class Submission(msgspec.Struct):
             return failure
         self.number, self.began, self._retries, self._may_have_arrived = other, now, None, False
         if self.forms is not None:
-            self.forms = self.forms.wire.begin(has_sparse=self.forms.has_sparse)
+            self.forms = FormAttempt(self.forms.wire, self.forms.has_sparse)
         return self.send()

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
-import attrs
 import msgspec
 from tinker_wire.runtime import Binary, Request
 
@@ -34,7 +33,7 @@ from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
-from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Resubmissions, Retries, Submission, Variant, Wait
+from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
@@ -91,7 +90,6 @@ class _Call(msgspec.Struct, Generic[T]):
     """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
 
     submission: Submission
-    purpose: Purpose
     read: Callable[[RawResponse], T]
     prepared: dict[Variant, PreparedRequest]
     encode: Encode | None = None
@@ -103,9 +101,10 @@ class _Call(msgspec.Struct, Generic[T]):
     record: msgspec.Struct | None = None  # of its body
 
     async def enter(self) -> None:
-        """Wait for what an attempt holds."""
+        """Wait for what an attempt holds, unless it has that."""
         if self.held is not None and not self.is_admitted:
-            await self.held.enter()
+            if not self.held.try_enter():
+                await self.held.enter()
             self.is_admitted = True
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
@@ -118,41 +117,40 @@ class _Call(msgspec.Struct, Generic[T]):
 _FIRST = Variant()
 
 
-@attrs.frozen
 class Transport:
     """Exchanges with one server under one credential."""
 
-    config: Config
-    clock: Clock
-    auth: Auth
-    engine: HTTPEngine
-    observers: Observers
-    tasks: TaskScope
-    circuits: Circuits | None = None
-    findings: Findings = attrs.field(factory=Findings)
-    refused: RefusedFields = attrs.field(default=attrs.Factory(lambda self: RefusedFields(self.findings), takes_self=True))
-    reachability: Reachability = attrs.field(factory=Reachability)
-    dump: ExchangeSink | None = None
-    _retry_settings: RetrySettings = attrs.field(
-        default=attrs.Factory(lambda self: _retry_settings(self.config), takes_self=True), init=False
-    )
-    _secret_headers: frozenset[str] = attrs.field(
-        default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
-        init=False,
-    )
-    _origin: str = attrs.field(
-        default=attrs.Factory(lambda self: _LOCAL_ORIGIN if self.config.is_local else self.config.base_url, takes_self=True),
-        init=False,
-    )
-    _silences: dict[Purpose, float] = attrs.field(
-        default=attrs.Factory(lambda self: {one: _silence_seconds(self.config, one) for one in Purpose}, takes_self=True),
-        init=False,
-    )
-    _shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = attrs.field(
-        factory=lambda: dict[tuple[str, str | None, str | None], SharedHeaders](), init=False, repr=False
-    )
-    _key_prefix: str = attrs.field(factory=lambda: str(uuid.uuid4())[:24], init=False)
-    _key_numbers: itertools.count[int] = attrs.field(factory=itertools.count, init=False)
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        auth: Auth,
+        engine: HTTPEngine,
+        observers: Observers,
+        tasks: TaskScope,
+        circuits: Circuits | None = None,
+        dump: ExchangeSink | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.auth = auth
+        self.engine = engine
+        self.observers = observers
+        self.tasks = tasks
+        self.findings = Findings()
+        self.reachability = Reachability()
+        self._circuits = circuits
+        self._dump = dump
+        self._refused = RefusedFields(self.findings)
+        self._retry_settings = RetrySettings(
+            patience_seconds=config.patience_seconds, max_retries=config.max_retries, fails_fast=config.fail_fast
+        )
+        self._secret_headers = frozenset(map(str.lower, config.headers)) - {"user-agent"}
+        self._origin = _LOCAL_ORIGIN if config.is_local else config.base_url
+        self._silences = {purpose: _silence_seconds(config, purpose) for purpose in Purpose}
+        self._shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = {}
+        self._key_prefix = str(uuid.uuid4())[:24]
+        self._key_numbers = itertools.count()
 
     def describe_server(self) -> ServerInfo:
         """Return what was found out about the server."""
@@ -177,20 +175,17 @@ class Transport:
         *,
         purpose: Purpose = Purpose.SESSION,
         admit: Admission | None = None,
-        is_admitted: bool = False,
         credential: Credential | None = None,
         check: Callable[[T], str | None] | None = None,
         follow_redirects: bool = True,
     ) -> Coroutine[Any, Any, Reply[T]]:
         """Send a request, again as ``policy`` and the settings say, and decode its response.
 
-        ``admit`` is what each attempt needs; ``is_admitted`` says that the first one holds it already. ``credential`` takes the
-        place of the client's own, and hides the response in errors. ``check`` says what is wrong with a response that decodes
-        and is nevertheless of no use.
+        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
+        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        read = partial(_decode, kind=request.reply, check=check)
-        return self._submit(prepared, policy, read, admit, is_admitted=is_admitted)
+        return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
@@ -205,7 +200,7 @@ class Transport:
     def send_variant(
         self,
         first: Variant,
-        prepared: PreparedRequest,
+        written: dict[Variant, PreparedRequest],
         encode: Encode,
         reply: type[T],
         *,
@@ -213,24 +208,24 @@ class Transport:
         forms: FormAttempt | None = None,
         admit: Admission | None = None,
     ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send as :meth:`send` does, a request that may be sent under another number or in another form than the first."""
-        submission = self._open(prepared, SUBMIT, first.number, numbers, forms)
+        """Send as :meth:`send` does, a request that may be sent under another number or in another form than the first.
+
+        ``written`` are the variants that were encoded already, at least one.
+        """
         read = partial(_decode, kind=reply, check=None)
-        return self._drive(_Call(submission, prepared.purpose, read, {first: prepared}, encode, admit), first)
+        known = next(iter(written.values()))
+        return self._submit(known, SUBMIT, read, admit, None, first, written, encode, numbers, forms)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something.
-
-        The first attempt holds ``admit`` already.
-        """
+        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
         prepared = self.prepare(request, Purpose.STREAM)
         # Nothing may hold events back to pack them.
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
-        return self._submit(prepared, policy, receiver.check, admit, receiver, is_admitted=True)
+        return self._submit(prepared, policy, receiver.check, admit, receiver)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
@@ -243,37 +238,33 @@ class Transport:
         read: Callable[[RawResponse], T],
         admit: Admission | None = None,
         receiver: StreamReceiver | None = None,
-        *,
-        is_admitted: bool = False,
-    ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send a request that is the same in every attempt."""
-        submission = self._open(prepared, policy)
-        call = _Call(submission, prepared.purpose, read, {_FIRST: prepared}, None, admit, receiver, is_admitted)
-        return self._drive(call, _FIRST)
-
-    def _open(
-        self,
-        prepared: PreparedRequest,
-        policy: Policy,
-        number: int = 0,
+        first: Variant = _FIRST,
+        written: dict[Variant, PreparedRequest] | None = None,
+        encode: Encode | None = None,
         numbers: Numbering | None = None,
         forms: FormAttempt | None = None,
-    ) -> Submission:
-        may_refresh = self.auth.can_replace and not prepared.has_own_credential
-        now, random = self.clock.monotonic(), self.clock.random
-        return Submission(
-            prepared.operation, policy, self._retry_settings, now, random, self.refused, may_refresh, number, numbers, forms
+    ) -> Coroutine[Any, Any, Reply[T]]:
+        """Send a request; without ``encode`` it is the same in every attempt."""
+        submission = Submission(
+            operation=prepared.operation,
+            policy=policy,
+            settings=self._retry_settings,
+            began=self.clock.monotonic(),
+            random=self.clock.random,
+            fields=self._refused,
+            number=first.number,
+            numbers=numbers,
+            forms=forms,
         )
+        guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
+        call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
+        return self._drive(call, first)
 
     # ------------------------------------------------------------------------------------------------------- one submission
 
     async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
         """Carry out what a submission decides, until the server has the request or it is given up."""
         submission, sent = call.submission, _FIRST
-        if self.circuits is not None:
-            guard = self.circuits.guard(submission.operation, call.purpose, submission.policy, call.held)
-            if guard is not None:
-                call.held, call.is_admitted = guard, False
         while not isinstance(step, Fail):
             try:
                 step = sent = step if isinstance(step, Variant) else await self._resume(call, step)
@@ -282,6 +273,7 @@ class Transport:
                 submission.accept()
                 return Reply(value, self.clock.monotonic() - submission.began, call.exchanges == 1)
             except Exception as error:  # noqa: BLE001 - any of them decides about the number
+                submission.may_refresh = call.credential is not None and self.auth.can_replace
                 submission.can_repeat = call.receiver is None or not call.receiver.received
                 step = submission.fail(error, sent, call.record, self.clock.monotonic())
                 if isinstance(step, Wait | Fail):
@@ -308,33 +300,36 @@ class Transport:
         if prepared is None:
             assert call.encode is not None
             prepared = call.prepared[send] = await call.encode(send)
-        if call.held is not None and not call.is_admitted:
-            call.is_admitted = call.held.try_enter()
-            await call.enter()
-        if self.refused:
+        if self._refused.paths:
             prepared = self._without_refused(prepared)
         if not prepared.has_own_credential:
-            call.credential = self.auth.key or await self.auth.credential()
-            if prepared.header_parts.shared.credential is not call.credential:
+            call.credential = self.auth.key
+            if call.credential is None:
+                await call.enter()  # first, so that a token is one of the moment when it is sent
+                call.credential = await self.auth.credential()
                 prepared = self._under(call.credential, prepared)
         call.record = prepared.record
-        call.exchanges += 1
+        return await self._exchange(call, prepared)
+
+    async def _exchange(self, call: _Call[Any], prepared: PreparedRequest) -> RawResponse:
+        """Send, and follow redirects; a redirect to another origin loses every credential. Raises the APIError of a failure."""
         if call.receiver is not None:
             call.receiver.begin(prepared)
-        return await self._exchange(prepared)
-
-    async def _exchange(self, prepared: PreparedRequest) -> RawResponse:
-        """Send, and follow redirects; a redirect to another origin loses every credential. Raises the APIError of a failure."""
-        attempt = _ObservedAttempt(self, prepared) if self.observers else None
-        request = prepared
+        call.exchanges += 1
+        if call.held is not None:
+            await call.enter()
+        attempt = _ObservedAttempt(self, prepared) if self.observers.active else None
+        request, redirects = prepared, 0
         try:
-            for _ in range(_MAX_REDIRECTS + 1):
-                sinks = exchange_sinks() if self.dump is None else (*exchange_sinks(), self.dump)
+            while True:
+                sinks = exchange_sinks() if self._dump is None else (*exchange_sinks(), self._dump)
                 sent = send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
                 response = await sent
-                if response.status < 300 or (redirected := _follow_redirect(request, response)) is None:
+                if response.status < 300 or redirects == _MAX_REDIRECTS:
                     break
-                request = redirected
+                if (redirected := _follow_redirect(request, response)) is None:
+                    break
+                request, redirects = redirected, redirects + 1
         except ExchangeFailed as failure:
             raise self._lose(prepared, failure, attempt) from failure
         except BaseException:
@@ -373,10 +368,6 @@ class Transport:
         """Count the failures, since a time, of something promised, which is waited for also where submissions fail fast."""
         settings = msgspec.structs.replace(self._retry_settings, fails_fast=False)
         return Retries(settings.limit(policy), self.clock.monotonic() if began is None else began, self.clock.random)
-
-    def open_resubmissions(self, policy: Policy) -> Resubmissions:
-        """Count the submissions of one sample from now on."""
-        return Resubmissions(self._retry_settings.limit(policy), self.clock.monotonic(), self.clock.random)
 
     async def wait_to_retry(self, what: str, step: Wait | Fail) -> None:
         """Wait until the next attempt; raises the error if there is none."""
@@ -471,7 +462,7 @@ class Transport:
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
         """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
-        record = None if prepared.record is None else self.refused.without(prepared.operation, prepared.record)
+        record = None if prepared.record is None else self._refused.without(prepared.operation, prepared.record)
         if record is None or record is prepared.record:
             return prepared
         body = (json.encode(record),)
@@ -519,10 +510,6 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
     if check is not None and (fault := check(value)) is not None:
         raise invalid_response(response, fault)
     return value
-
-
-def _retry_settings(config: Config) -> RetrySettings:
-    return RetrySettings(patience_seconds=config.patience_seconds, max_retries=config.max_retries, fails_fast=config.fail_fast)
 
 
 def _silence_seconds(config: Config, purpose: Purpose) -> float:

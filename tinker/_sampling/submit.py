@@ -26,7 +26,7 @@ from tinker._http import (
     Policy,
     Purpose,
     Reply,
-    Resubmissions,
+    Retries,
     SampleAdmission,
     is_absent,
 )
@@ -219,20 +219,18 @@ class Sampler:
             await wait_before(self.created, future)
         session, transport = self.runtime.session, self.runtime.transport
         context = session.context or await session.ensure_started()
-        admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-        resubmissions: Resubmissions | None = None
-        try:
+        retries: Retries | None = None
+        async with context.limits.samples:
+            admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             while True:
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
                 except (APIStatusError, RequestFailedError) as error:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
-                    resubmissions = resubmissions or transport.open_resubmissions(self._policy)
-                    step = resubmissions.after(error, transport.clock.monotonic())
+                    retries = retries or transport.open_retries(self._policy)
+                    step = retries.after_accepted(error, transport.clock.monotonic())
                     await transport.wait_to_retry(future.operation, step)
-        finally:
-            admit.end()
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
         """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
@@ -242,7 +240,8 @@ class Sampler:
         absence: APIError | None = None
         if not findings.lacks(_STREAM):
             try:
-                await self._receive(context, future, prompt, options, to)
+                async with context.limits.samples:
+                    await self._receive(context, future, prompt, options, to)
                 return
             except StreamsAbsent:
                 pass
@@ -263,15 +262,12 @@ class Sampler:
     ) -> None:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
+        request = api.stream_sample(self._to_wire(prompt, options))
         admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         receiver = EventReceiver(self.runtime.clock, admit, to)
         try:
-            if not admit.try_enter():
-                await admit.enter()
-            request = api.stream_sample(self._to_wire(prompt, options))
             await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
         finally:
-            admit.end()
             if observers.given and to.received_tokens:
                 use = msgspec.structs.replace(prompt_use(future, prompt), sampled=to.received_tokens)
                 observers.notify(use, future.progress)
@@ -294,14 +290,10 @@ class Sampler:
     ) -> SampleResponse:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
-        if not admit.try_enter():
-            await admit.enter()
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
         completions = self.completions
         with _ALONE if completions is None else completions.submission() as number:
-            submission = await self.runtime.transport.send(
-                request, self._policy, purpose=Purpose.SAMPLE, admit=admit, is_admitted=True
-            )
+            submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
             if completions is None:

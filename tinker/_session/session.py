@@ -5,6 +5,7 @@ Used on the loop only.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -51,6 +52,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     server_config: ServerConfig
+    config: models.ClientConfigResponse  # of the server when the client started
     limits: Limits
     results: ResultPoller
     wire: Negotiation
@@ -58,11 +60,6 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""
         return await self.results.wait(await self.results.transport.send(request, SUBMIT), spec, future)
-
-    @property
-    def config(self) -> models.ClientConfigResponse:
-        """Return the settings the server pushed when the client started."""
-        return self.server_config.config
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,8 +254,9 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
     settings, config = transport.config, server_config.config
     wire = Negotiation(settings.wire, transport.findings)
     wire.note_config_answered(server_config.answered)
+    most = None if config.sample_use_retrieve_futures else max(1, config.sample_max_concurrent_requests)
     limits = Limits(
-        samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),
+        samples=contextlib.nullcontext() if most is None else asyncio.Semaphore(most),
         dispatch=Budget(settings.sample_submissions),
         throttled_dispatch=Budget(THROTTLED_SLOTS),
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
@@ -269,7 +267,9 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
         fails_fast=settings.fail_fast,
     )
     results = ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json")
-    return SessionContext(session_id=session_id, server_config=server_config, limits=limits, results=results, wire=wire)
+    return SessionContext(
+        session_id=session_id, server_config=server_config, config=config, limits=limits, results=results, wire=wire
+    )
 
 
 def _log_messages(created: models.CreateSessionResponse) -> None:

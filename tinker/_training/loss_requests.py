@@ -18,7 +18,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import Holding, PreparedRequest, Purpose, Reply, Transport, Variant, WireFormat
+from tinker._http import FormAttempt, Holding, PreparedRequest, Purpose, Reply, Transport, Variant, WireFormat
 from tinker._session import NotRunError, SessionContext, loss_output, meter, training_use
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers, RunTarget
@@ -111,7 +111,7 @@ class LossRequests(msgspec.Struct, frozen=True):
                 submissions = await self._submit_together(numbers, target, accepted)
             else:
                 for chunk in self.chunks:
-                    submissions.append(await self._send_chunk(chunk, target, accepted, numbers.take(), numbers))
+                    submissions.append(await self._send_chunk(chunk, target, accepted, numbers.next, numbers))
         except Exception as error:
             self._note_accepted(error, len(accepted))
             self._tell_possible_use(accepted, future)
@@ -186,14 +186,11 @@ class LossRequests(msgspec.Struct, frozen=True):
     ) -> SubmitReply:
         """Submit one chunk under a number, or another one of ``numbers``, and in the form that the server reads."""
         encode = partial(self._encode, chunk, target)
-        forms = self.context.wire.begin(has_sparse=chunk.has_sparse)
+        forms = FormAttempt(self.context.wire, chunk.has_sparse)
         first = Variant(number, forms.form)
-        try:
-            prepared = await encode(first)
-        except Exception as error:
-            if numbers is not None:
-                numbers.renumber(number, error)
-            raise
+        prepared = {first: await encode(first)}
+        if numbers is not None:  # used only now, so that a body that cannot be written leaves no hole
+            first = Variant(next(numbers), forms.form)
         held = Holding(self.context.limits.training_nbytes, chunk.nbytes)
         reply = await self.transport.send_variant(
             first, prepared, encode, models.UntypedAPIFuture, numbers=numbers, forms=forms, admit=held

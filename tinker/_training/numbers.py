@@ -9,7 +9,7 @@ still expects it. A server says so when it refuses a request, or as the result o
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -27,25 +27,24 @@ class RunTarget(msgspec.Struct, frozen=True):
     known_failure: int = 0
 
 
-class Numbers:
+class Numbers(Iterator[int]):
     """The sequence numbers of one run: the next one, those that were refused, and those that are used again."""
 
     def __init__(self, findings: Findings | None = None) -> None:
         self._findings = findings
-        self._next = FIRST_NUMBER
+        self.next: int = FIRST_NUMBER  # of the next request
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
         self._expected: int | None = None  # by the server, according to a result, and not sent yet
 
-    @property
-    def next(self) -> int:
-        """Return the number that the next request gets."""
-        return self._next
+    def __next__(self) -> int:
+        self.next += 1
+        return self.next - 1
 
     def take(self, count: int = 1) -> int:
         """Return the first of the next ``count`` numbers, which are used now."""
-        first = self._next
-        self._next += count
+        first = self.next
+        self.next += count
         return first
 
     def accept(self, number: int) -> None:
@@ -73,7 +72,7 @@ class Numbers:
     def restart(self) -> None:
         """Go on with the number that the server expects, if a result has said so; no other request is under way."""
         if self._expected is not None:
-            self._next, self._expected = self._expected, None
+            self.next, self._expected = self._expected, None
 
     def abandon(self, first: int, outcomes: Sequence[object]) -> None:
         """Settle requests that were sent together, numbered from ``first``, and failed at least in part.
@@ -81,7 +80,7 @@ class Numbers:
         ``outcomes`` are in the order of the numbers: an exception for each that failed, None for one that was not sent.
         """
         if all(outcome is None or (isinstance(outcome, Exception) and _is_unseen(outcome)) for outcome in outcomes):
-            self._next = first
+            self.next = first
             self._reused.update(range(first, first + len(outcomes)))
             return
         self._refused.update(
@@ -92,7 +91,7 @@ class Numbers:
         """Settle ``number`` after a failure, and return the number to send the same request under, if there is one."""
         fate = fate_of(error)
         if fate is Fate.UNSEEN:
-            self._next = number
+            self.next = number
             self._reused.add(number)
             return None
         self._refused.add(number)
@@ -101,12 +100,12 @@ class Numbers:
         expected = _find_expected_number(error, number)
         if expected is not None and (expected > number or expected in self._refused):
             self._refused.discard(number)
-            self._next = expected + 1
+            self.next = expected + 1
             self._note_expected(expected, number)
             return expected
         if number in self._reused:  # the server has seen it after all
             self._reused.discard(number)
-            return self.take()
+            return next(self)
         return None
 
     def _note_expected(self, expected: int, number: int) -> None:

@@ -41,10 +41,8 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         async def encode(variant: Variant) -> PreparedRequest:
             return transport.prepare(self.fill(target, variant.number), Purpose.SESSION)
 
-        first = Variant(numbers.next)
-        prepared = await encode(first)  # which waits for nothing, so that the number is the next one still
-        numbers.take()
-        return await transport.send_variant(first, prepared, encode, models.UntypedAPIFuture, numbers=numbers)
+        prepared = {(first := Variant(numbers.next)): await encode(first)}
+        return await transport.send_variant(Variant(next(numbers)), prepared, encode, models.UntypedAPIFuture, numbers=numbers)
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:

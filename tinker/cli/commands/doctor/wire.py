@@ -8,7 +8,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import Negotiation, WireFormat, is_format_refused, is_unexplained
+from tinker._http import FormAttempt, Negotiation, WireFormat, is_format_refused, is_unexplained
 from tinker._wire import json, proto
 from tinker.cli.commands.doctor.prober import Prober
 from tinker.cli.commands.doctor.report import CheckResult
@@ -27,7 +27,7 @@ async def check_wire(prober: Prober) -> CheckResult:
     first = wire.form
     refusals: list[APIStatusError] = []
 
-    accepted, forms = first, wire.begin(has_sparse=False)
+    accepted, forms = first, FormAttempt(wire, has_sparse=False)
     while (refusal := await _find_refusal(prober, accepted)) is not None:
         refusals.append(refusal)
         following = forms.next_after(refusal)
