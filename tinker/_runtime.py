@@ -106,9 +106,9 @@ def run(
 
     Raises RuntimeError in a child made by ``fork``, where the runtime's thread does not run.
     """
-    if not is_of_this_process(runtime):
-        raise RuntimeError(f"{operation}: this client belongs to the parent process; create a client in this process")
     future: APIFuture[T] = APIFuture(operation)
+    if future._thread is not runtime.thread:  # pyright: ignore[reportPrivateUsage]
+        raise RuntimeError(f"{operation}: this client belongs to the parent process; create a client in this process")
     progress, observers = future.progress, runtime.transport.observers
     progress.queued = runtime.clock.monotonic()
     progress.subject, progress.reachability = subject, runtime.transport.reachability

@@ -5,6 +5,7 @@ Operations are called from any thread and take their place in the order by that;
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
@@ -20,11 +21,10 @@ from tinker._session import Session, SessionContext, suggest_loss
 from tinker._training.creation import Creation
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
-from tinker._training.numbers import RunTarget
 from tinker._training.order import Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
 from tinker.errors import SessionLostError
-from tinker.futures import APIFuture, take_over
+from tinker.futures import APIFuture, on_done, take_over
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
@@ -57,6 +57,7 @@ class TrainingRun:
         self._subject = Subject(user_metadata=creation.user_metadata)
         now = self._order.now()
         self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, subject=self._subject)
+        on_done(self.created, self._end_if_cancelled)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -111,7 +112,7 @@ class TrainingRun:
         try:
             create = partial(creation.create, self.runtime, self._order.numbers, future)
             self._session_id, model_id = await self._session.in_session(create)
-            self.model = Model(model_id)
+            self.model, self._order.model_id = Model(model_id), model_id
             self._subject.training_run_id = model_id
         except BaseException as error:
             self._order.end(future, error)
@@ -120,6 +121,11 @@ class TrainingRun:
             turn.leave()
         self.model = Model(model_id, await self._get_info(model_id))
         self._subject.base_model = self.base_model
+
+    def _end_if_cancelled(self, _: object) -> None:
+        """End the run whose creation was cancelled, perhaps before it began."""
+        if self.created.cancelled():
+            self._order.end(self.created, asyncio.CancelledError())
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
@@ -131,7 +137,7 @@ class TrainingRun:
         turn = self._order.take_turn(future, called, changes_run=request.changes_run)
         async with turn as numbers:
             context = self._session.context or await self._session.ensure_started()
-            send = partial(request.submit, self.runtime.transport, self._target, numbers)
+            send = partial(request.submit, self.runtime.transport, turn.target, numbers)
             submission = await send()
         async with turn.result():
             wait = partial(context.results.wait, spec=request.spec, future=future)
@@ -146,7 +152,7 @@ class TrainingRun:
             requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
         try:
             async with turn as numbers:
-                send = partial(requests.submit, numbers, self._target, future)
+                send = partial(requests.submit, numbers, turn.target, future)
                 accepted = await send()
             async with turn.result():
                 return await self._await_result(turn, accepted, partial(requests.result, future=future), send)
@@ -176,17 +182,11 @@ class TrainingRun:
             forward = await prepared.forward(self.runtime.transport, context)
             step = CustomStep(self.runtime.thread, prepared, forward, future)
         async with turn as numbers:
-            submitted = await step.submit(numbers, self._target)
+            submitted = await step.submit(numbers, turn.target)
         async with turn.result():
             return await step.result(submitted)
 
     # --------------------------------------------------------------------------------------------------------- the session
-
-    @property
-    def _target(self) -> RunTarget:
-        """Return what the request whose turn it is says of the run."""
-        assert self.model is not None
-        return RunTarget(self.model.model_id, self._order.known_failure)
 
     async def _find_lost_session(self, error: Exception) -> SessionLostError | None:
         """Return the error of a request that failed because the server no longer knows the session of the run."""
