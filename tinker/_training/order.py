@@ -89,7 +89,7 @@ class Sequencer:
             raise meaning from error
 
     def check(self, turn: Turn) -> None:
-        """Raise what keeps the request whose turn it is from being sent."""
+        """Raise the error that keeps a request from being sent when its turn comes."""
         if self._ended is not None:
             creation, error = self._ended
             turn.future.receipt.share(creation.receipt)
@@ -102,7 +102,7 @@ class Sequencer:
             raise block.stop(turn.future, "sent")
 
     def can_repeat(self, turn: Turn, error: Exception) -> bool:
-        """Return whether a request is sent again whose result says that its number was not the expected one.
+        """Return whether to send a request again whose result says that its number was not the expected one.
 
         It is if no other request of the run is under way, so that the order stays that of the calls. Otherwise the server
         refuses those too, and the next request gets the expected number.
@@ -142,7 +142,7 @@ def _add_note(error: BaseException) -> BaseException:
 
 
 class _QueueLink:
-    """A link of the queue. It comes when every earlier one is over, from which time on it may be over itself."""
+    """A link of the queue. Its turn comes when every earlier one is over."""
 
     __slots__ = ("_after", "_has_come", "_is_over", "_waiter")
 
@@ -284,13 +284,13 @@ class Block:
         self.received: int | None = None
 
     def receive(self) -> None:
-        """Note that the user has the error now; from any thread, any number of times."""
+        """Note that the user has received the error; from any thread, any number of times."""
         with self._lock:
             if self.received is None:
                 self.received = self._sequencer.now()
 
     def stop(self, future: APIFuture[Any], not_done: str) -> PrecedingRequestFailed:
-        """Return the error of an operation that this stops, which was not ``sent`` or not ``run``. It is received with this."""
+        """Return the error of an operation that this stops: it was not ``sent`` or not ``run``. Receiving it receives this."""
         receipt = self._receipt()
         future.receipt.add_action(self.receive if receipt is None else receipt.mark_received)
         first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]
