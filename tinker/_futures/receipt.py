@@ -18,19 +18,19 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class Receipt(msgspec.Struct, eq=False, weakref=True):
-    """What is to happen when the user receives the error of one future. May be used from any thread."""
+    """The actions to take when the user receives the error of one future. May be used from any thread."""
 
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
     _is_of_another: bool = False
 
     def expect(self, operation: str, error: BaseException) -> None:
-        """Log ``error`` finally, unless it was received or passed on before, or another future logs it."""
+        """Log ``error`` at the end, unless it is received or passed on before, or another future logs it."""
         if self._unseen is None and not self._is_of_another:
             self._unseen = _Unseen(operation, error)
 
     def add_action(self, action: Callable[[], object]) -> None:
-        """Have ``action()`` called when the user receives the error; add it before the future is settled."""
+        """Call ``action()`` when the user receives the error. Add it before the future is done."""
         self._actions += (action,)
 
     def share(self, earlier: Receipt) -> None:
@@ -51,7 +51,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
 
 
 class _Unseen:
-    """A failure that nobody has looked at yet; logged when it is collected or at exit."""
+    """A failure that nobody has received yet; logged when it is garbage-collected, or at exit."""
 
     def __init__(self, operation: str, error: BaseException) -> None:
         self._operation = operation or "an operation"

@@ -41,6 +41,8 @@ from tinker._http.retry import (
     START,
     SUBMIT,
     Policy,
+    RetryableException,
+    RetryConfig,
     longest_delay,
     sampling_policy,
 )
@@ -103,6 +105,8 @@ __all__ = [
     "REJECTED_STATUSES",
     "REST",
     "RawResponse",
+    "RetryConfig",
+    "RetryableException",
     "RefusedFields",
     "Reply",
     "SAMPLE",

@@ -14,6 +14,7 @@ import httpx
 
 from tinker._http.asgi_scope import make_scope
 from tinker._http.loading import FOLLOW_LOADING, Follow
+from tinker._loop import loop_thread
 from tinker._wire import EVENT_STREAM
 
 
@@ -37,7 +38,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         if EVENT_STREAM not in request.headers.get("accept", ""):
             return await self._whole.handle_async_request(request)
         exchange = _StreamedExchange(await request.aread())
-        task = asyncio.create_task(self._app(make_scope(request), exchange.receive, exchange.send))
+        task = loop_thread().task(self._app(make_scope(request), exchange.receive, exchange.send), "request in this process")
         task.add_done_callback(exchange.end)
         try:
             await exchange.begun.wait()

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from tinker._clock import Clock
-from tinker._futures import PRESENT, OperationProgress, Subject
+from tinker._futures import CURRENT_OPERATION, EventLabels, OperationProgress
 from tinker._http.statuses import Verdict
 from tinker._http.submission import Wait
 from tinker._loop import must_pass
@@ -56,7 +56,7 @@ class Observers:
 
     def notify(self, event: Event, progress: OperationProgress | None = None) -> None:
         """Call each observer with the event and its origin: the given operation, or the operation of the current task."""
-        told = self._identify(event, progress or PRESENT.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
+        told = self._identify(event, progress or CURRENT_OPERATION.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
         for observer in self.active:
             try:
                 observer(told)
@@ -68,21 +68,21 @@ class Observers:
                     logger.exception("the observer %r failed; it stays registered, and later failures are not logged", observer)
 
     def _identify(self, event: Event, progress: OperationProgress | None) -> Event:
-        subject = None if progress is None else progress.subject
+        labels = None if progress is None else progress.labels
         known: dict[str, Any] = {
             "session_id": self.session_id,
-            "training_run_id": None if subject is None else subject.training_run_id,
-            "sampling_session_id": None if subject is None else subject.sampling_session_id,
+            "training_run_id": None if labels is None else labels.training_run_id,
+            "sampling_session_id": None if labels is None else labels.sampling_session_id,
             "request_id": None if progress is None else progress.request_id,
-            "user_metadata": self._metadata_of(subject),
+            "user_metadata": self._metadata_of(labels),
         }
         return structs.replace(event, **{name: getattr(event, name) or value for name, value in known.items()})
 
-    def _metadata_of(self, subject: Subject | None) -> Mapping[str, object]:
+    def _metadata_of(self, labels: EventLabels | None) -> Mapping[str, object]:
         """Return the user's metadata of the session, overridden by that of the run."""
-        if subject is None or not subject.user_metadata:
+        if labels is None or not labels.user_metadata:
             return self._metadata
-        return {**self._metadata, **subject.user_metadata}
+        return {**self._metadata, **labels.user_metadata}
 
     def report_retry(self, what: str, wait: Wait) -> None:
         """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""

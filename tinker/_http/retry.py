@@ -7,11 +7,12 @@ delay, up to ``MAX_HINT_SECONDS``.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import msgspec
 
 from tinker._http.statuses import Verdict
+from tinker.errors import APIConnectionError
 
 MAX_HINT_SECONDS = 60.0
 HINTED_SECONDS = 2 * MAX_HINT_SECONDS  # so that the longest hint is followed by another try
@@ -97,15 +98,43 @@ DOWNLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
 FILE_UPLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
 
 
-class OfficialRetries(Protocol):
-    """The fields of the official client's ``RetryConfig`` that have an effect."""
+class RetryableException(Exception):
+    """Nothing here raises it; code that catches it, or names it in a :class:`RetryConfig`, goes on working."""
 
-    enable_retry_logic: bool
-    enable_stuck_detection: bool
-    progress_timeout: float
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
-def sampling_policy(wanted: OfficialRetries | None) -> Policy:
+def _official_exceptions() -> tuple[type[Exception], ...]:
+    import httpx
+
+    return (TimeoutError, APIConnectionError, httpx.TimeoutException, RetryableException)
+
+
+@dataclass(unsafe_hash=True)
+class RetryConfig:
+    """How samples are retried: ``enable_retry_logic=False``, not at all; ``progress_timeout``, for so many seconds at most.
+
+    ``enable_stuck_detection=False`` makes the latter the client's own. The other fields have no effect; delays, limits and what
+    is retried are the client's.
+    """
+
+    max_connections: int = 1000
+    progress_timeout: float = 7200
+    retry_delay_base: float = 0.5
+    retry_delay_max: float = 10.0
+    jitter_factor: float = 0.25
+    enable_retry_logic: bool = True
+    enable_stuck_detection: bool = True
+    retryable_exceptions: tuple[type[Exception], ...] = field(default_factory=_official_exceptions)
+
+    def __post_init__(self) -> None:
+        if self.max_connections <= 0:
+            raise ValueError(f"max_connections must be positive, got {self.max_connections}")
+
+
+def sampling_policy(wanted: RetryConfig | None) -> Policy:
     """Return the policy of a sampler for the given settings: a single attempt, or a shorter time limit."""
     if wanted is None:
         return SAMPLE

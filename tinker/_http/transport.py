@@ -19,7 +19,7 @@ from tinker_wire.runtime import Binary, Request
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import PRESENT, Reachability
+from tinker._futures import CURRENT_OPERATION, Reachability
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, Circuits
 from tinker._http.exchange_log import send_logged
@@ -392,7 +392,7 @@ class Transport:
         ``compress`` sends a body as zstd, where this installation can.
         """
         own = {**request.headers}
-        if (present := PRESENT.get()) is not None and present.trace_headers is not None:
+        if (present := CURRENT_OPERATION.get()) is not None and present.trace_headers is not None:
             own |= present.trace_headers
         if request.method != "GET":
             own[_IDEMPOTENCY_HEADER] = f"{self._key_prefix}{next(self._key_numbers):012x}"

@@ -1,4 +1,4 @@
-"""A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its children.
+"""A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its clients.
 
 Used on the loop only.
 """
@@ -48,7 +48,7 @@ _START, _HEARTBEAT, _TELEMETRY = "session start", "session heartbeat", "telemetr
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known once the session exists."""
+    """A session that exists: its id, settings, limits and poller."""
 
     session_id: str
     server_config: ServerConfig
@@ -88,7 +88,7 @@ class Session:
         self._known: SessionContext | None = None
         self._closed = False
         self._heart = Heart(transport)
-        self._expired: set[str] = set()  # those that the server has forgotten
+        self._expired: set[str] = set()  # those that the server no longer knows
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
         self.loss_numbers: itertools.count[int] = itertools.count()
@@ -139,7 +139,7 @@ class Session:
             raise
 
     async def session_lost_error(self, session_id: str, error: Exception) -> SessionLostError | None:
-        """Return the error for a request that failed because the server forgot its session; None for other failures."""
+        """Return the error of a request that failed because the server no longer knows the session; None for others."""
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
         lost = SessionLostError(
@@ -153,7 +153,7 @@ class Session:
         return lost
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
-        """Return whether a request failed because the server forgot its session: it knows heartbeats, but not this one's."""
+        """Return whether a request failed because the server no longer knows its session: it refuses that heartbeat only."""
         if not is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
@@ -185,7 +185,7 @@ class Session:
 
     @property
     def context(self) -> SessionContext | None:
-        """Return what runs and samplers hold of the session; None while there is none to use: see :meth:`ensure_started`."""
+        """Return the session if it can be used now; otherwise None, and :meth:`ensure_started` starts it or raises."""
         return None if self._closed or self._heart.silence is not None else self._known
 
     def adopt(self, session_id: str, server_config: ServerConfig) -> None:
@@ -226,7 +226,7 @@ class Session:
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         """End the session and close every connection; later requests are refused.
 
-        A server that does not answer is not waited for long. What was being started then is given up.
+        A server that does not respond is not waited for long; a session that is still being created then is given up.
         """
         if self._closed:
             return

@@ -19,6 +19,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._http import FormAttempt, Holding, PreparedRequest, Purpose, Reply, Transport, Variant, WireFormat
+from tinker._loop import run_together
 from tinker._session import NotRunError, SessionContext, loss_output, meter, training_use
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers, RunTarget
@@ -164,14 +165,21 @@ class LossRequests(msgspec.Struct, frozen=True):
         """Wait for the chunks and put their results together."""
         if len(accepted) == 1:
             return combine([await self._result(self.chunks[0], accepted[0], future)])
-        pairs = zip(self.chunks, accepted, strict=True)
-        results = [asyncio.ensure_future(self._result(chunk, one, future)) for chunk, one in pairs]
+        pairs = enumerate(zip(self.chunks, accepted, strict=True))
+        results = await run_together({index: self._result_or_stop(chunk, one, future) for index, (chunk, one) in pairs})
+        outputs = [one for one in results.values() if not isinstance(one, NotRunError)]
+        if len(outputs) < len(results):
+            raise next(one for one in results.values() if isinstance(one, NotRunError))
+        return combine(outputs)
+
+    async def _result_or_stop(
+        self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]
+    ) -> ForwardBackwardOutput | NotRunError:
+        """Return the error of a chunk that was not run because of another, whose own failure says more."""
         try:
-            return combine(await asyncio.gather(*results))
-        except NotRunError:
-            for result in results:  # the error of the chunk that failed by itself
-                await result
-            raise
+            return await self._result(chunk, accepted, future)
+        except NotRunError as error:
+            return error
 
     def _result(self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")

@@ -35,7 +35,8 @@ class Numbers(Iterator[int]):
         self.next: int = FIRST_NUMBER  # of the next request
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
-        self._expected: int | None = None  # by the server, according to a result, and not sent yet
+        #: The number that the server expects, as it refused the results of others for theirs; None once it was sent.
+        self.expected: int | None = None
 
     def __next__(self) -> int:
         self.next += 1
@@ -52,11 +53,6 @@ class Numbers(Iterator[int]):
         self._refused.discard(number)
         self._reused.discard(number)
 
-    @property
-    def is_out_of_step(self) -> bool:
-        """Return whether the server has refused results for their numbers, and the number that it expects was not sent yet."""
-        return self._expected is not None
-
     def expect(self, last: int, error: Exception) -> bool:
         """Return whether the result of a request, whose last number was ``last``, says that the server expects a refused one.
 
@@ -65,14 +61,14 @@ class Numbers(Iterator[int]):
         conflict = _find_conflict(error)
         if conflict is None or not conflict[0] < conflict[1] <= last or conflict[0] not in self._refused:
             return False
-        self._expected = conflict[0]
+        self.expected = conflict[0]
         self._note_expected(*conflict)
         return True
 
     def restart(self) -> None:
         """Go on with the number that the server expects, if a result has said so; no other request is under way."""
-        if self._expected is not None:
-            self.next, self._expected = self._expected, None
+        if self.expected is not None:
+            self.next, self.expected = self.expected, None
 
     def abandon(self, first: int, outcomes: Sequence[object]) -> None:
         """Settle requests that were sent together, numbered from ``first``, and failed at least in part.
