@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 import tinker
-from tinker._http.circuits import Circuit, CircuitGuard, CircuitRegistry, CircuitRules
+from tinker._http.auth import Credential
+from tinker._http.circuits import MAX_CIRCUITS, Circuit, CircuitGuard, CircuitRegistry, CircuitRules
 from tinker.circuit_breaker import CircuitStatus
 from tinker.errors import status_error_type
 from tinker.observing import CircuitChange
@@ -347,3 +348,15 @@ def test_its_repr(breaker: tinker.CircuitBreaker) -> None:
     """Says how it is set."""
     try_to(breaker)
     assert repr(breaker) == "CircuitBreaker(failures=3, reset_seconds=10, probes=1, circuits=1)"
+
+
+def test_ever_new_keys_do_not_fill_the_memory() -> None:
+    """Circuits without failures are forgotten when there are many, and those that count failures are kept."""
+    rules = CircuitRules(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    registry = CircuitRegistry(rules, None)
+    failing = registry.circuit("a", Credential("failing"))
+    failing.settle(failing.admit(lambda change: None), success=False, tell=lambda change: None)
+    for index in range(3 * MAX_CIRCUITS):
+        registry.circuit("a", Credential(f"key {index}"))
+    assert len(registry.circuits) <= MAX_CIRCUITS
+    assert registry.circuit("a", Credential("failing")) is failing

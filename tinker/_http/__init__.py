@@ -7,10 +7,12 @@ from tinker._http.circuits import CircuitRegistry, CircuitRules, Circuits
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
 from tinker._http.engines import make_scope, open_engine, open_files, wrap_client
 from tinker._http.findings import Findings
+from tinker._http.forms import FormAttempt, Negotiation, WireFormat
 from tinker._http.headers import TRACING_MODULE, read_trace_headers
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
+    Holding,
     Limits,
     SampleAdmission,
     cool_down_for,
@@ -36,12 +38,12 @@ from tinker._http.retry import (
     ONE_SHOT,
     POLL,
     REST,
-    RESUBMISSIONS,
     SAMPLE,
     START,
     SUBMIT,
-    Attempts,
     Policy,
+    RetryableException,
+    RetryConfig,
     longest_delay,
     sampling_policy,
 )
@@ -54,7 +56,6 @@ from tinker._http.statuses import (
     Fate,
     Verdict,
     fate_of,
-    is_about_format,
     is_absent,
     is_expired_url,
     is_failed_result,
@@ -69,6 +70,7 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
+from tinker._http.submission import Retries, Variant, Wait
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
 
@@ -77,7 +79,6 @@ __all__ = [
     "ABSENT_STATUSES",
     "ARCHIVE",
     "NO_API",
-    "Attempts",
     "Auth",
     "Budget",
     "CircuitRegistry",
@@ -90,6 +91,7 @@ __all__ = [
     "FAILED_STATUSES",
     "FILE_UPLOAD",
     "Fate",
+    "Holding",
     "Limits",
     "ONE_SHOT",
     "Observers",
@@ -100,8 +102,9 @@ __all__ = [
     "Purpose",
     "REJECTED_STATUSES",
     "REST",
-    "RESUBMISSIONS",
     "RawResponse",
+    "RetryConfig",
+    "RetryableException",
     "RefusedFields",
     "Reply",
     "SAMPLE",
@@ -120,6 +123,12 @@ __all__ = [
     "decode_json",
     "default_key",
     "Findings",
+    "FormAttempt",
+    "Negotiation",
+    "Retries",
+    "Variant",
+    "Wait",
+    "WireFormat",
     "explain_handshake",
     "fate_of",
     "find_command",
@@ -127,7 +136,6 @@ __all__ = [
     "find_source",
     "invalid_response",
     "make_scope",
-    "is_about_format",
     "is_absent",
     "is_expired_url",
     "is_failed_result",

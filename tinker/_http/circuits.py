@@ -25,6 +25,8 @@ from tinker.observing import CircuitChange, CircuitState
 Tell: TypeAlias = Callable[[CircuitChange], object]
 # Calls that are refused while others probe are asked to try again after this time.
 PROBE_SECONDS = 1.0
+# With more circuits, as of ever new keys, those that have nothing to say are forgotten.
+MAX_CIRCUITS = 1000
 
 
 class CircuitRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +111,11 @@ class Circuit:
             return "half_open" if self._is_due(self._rules.monotonic()) else self._state
 
     @property
+    def is_idle(self) -> bool:
+        """Return whether it is like a new one."""
+        return self._state == "closed" and self._failures == 0
+
+    @property
     def failures(self) -> int:
         """Return the failures in a row."""
         return self._failures
@@ -176,12 +183,14 @@ class CircuitRegistry:
         with self._lock:
             found = self._circuits.get((name, credential))
             if found is None:
+                if len(self._circuits) >= MAX_CIRCUITS:
+                    self._circuits = {key: one for key, one in self._circuits.items() if not one.is_idle}
                 found = self._circuits[name, credential] = Circuit(name, self.rules)
             return found
 
     @property
     def circuits(self) -> list[Circuit]:
-        """Return all circuits that were used."""
+        """Return all circuits that were used and not forgotten."""
         with self._lock:
             return list(self._circuits.values())
 
@@ -248,7 +257,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
                 self._admit.leave(None)
             raise error from self._last
 
-    def leave(self, error: BaseException | None) -> None:
+    def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
         """Note how the attempt ended, and release what it held."""
         permit, self._permit, self._last = self._permit, None, error
         assert permit is not None
@@ -258,13 +267,13 @@ class CircuitGuard(msgspec.Struct, eq=False):
         finally:
             self._circuit.settle(permit, verdict, self._tell)
             if self._admit is not None:
-                self._admit.leave(error)
+                self._admit.leave(error, pause_seconds)
 
     async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
         """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""
-        loop = asyncio.get_running_loop()
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limit:
                 stop_listening = self._circuit.listen(lambda: loop.call_soon_threadsafe(_end_now, limit))
                 try:
                     if self._circuit.state == "open":

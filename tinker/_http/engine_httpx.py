@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from importlib import metadata
@@ -11,7 +12,6 @@ import msgspec
 
 from tinker._clock import Clock, Deadline
 from tinker._http import trust
-from tinker._http.limits import Budget
 from tinker._http.loading import FOLLOW_LOADING, LoadingNews
 from tinker._http.messages import (
     ANSWER_SECONDS,
@@ -60,7 +60,7 @@ class HttpxEngine:
         self,
         transport: httpx.AsyncBaseTransport,
         observers: Observers | None = None,
-        slots: Mapping[Purpose, Budget] | None = None,
+        slots: Mapping[Purpose, asyncio.Semaphore] | None = None,
     ) -> None:
         self._transport = transport
         self._slots = slots
@@ -75,7 +75,7 @@ class HttpxEngine:
     async def send(self, request: PreparedRequest) -> RawResponse:
         if self._slots is None:
             return await self._exchange(request)
-        async with self._slots[request.purpose].take():
+        async with self._slots[request.purpose]:
             return await self._exchange(request)
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from tinker._http.auth import Credential
 
 if TYPE_CHECKING:
@@ -36,17 +38,17 @@ class SharedHeaders(dict[str, str]):
         return f"SharedHeaders({', '.join(self)})"
 
 
+@attrs.define(eq=False, repr=False)
 class Headers(Mapping[str, str]):
     """All headers of one request: the ``shared`` ones and its ``own``, of which no name is in both."""
 
-    __slots__ = ("own", "shared")
+    shared: SharedHeaders
+    own: Mapping[str, str]
 
-    def __init__(self, shared: SharedHeaders, own: Mapping[str, str]) -> None:
-        if not shared.keys().isdisjoint(own):  # the user's settings name a header of this operation
-            kept = {name: value for name, value in shared.items() if name not in own}
-            shared = SharedHeaders(kept, shared.credential)
-        self.shared: SharedHeaders = shared
-        self.own: Mapping[str, str] = own
+    def __attrs_post_init__(self) -> None:
+        if not self.shared.keys().isdisjoint(self.own):  # the user's settings name a header of this operation
+            kept = {name: value for name, value in self.shared.items() if name not in self.own}
+            self.shared = SharedHeaders(kept, self.shared.credential)
 
     def __getitem__(self, name: str) -> str:
         return self.own[name] if name in self.own else self.shared[name]

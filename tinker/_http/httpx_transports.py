@@ -16,6 +16,7 @@ from tinker._http.engines import make_scope
 from tinker._http.loading import FOLLOW_LOADING, Follow
 from tinker._http.messages import IDLE_SECONDS
 from tinker._installation import install_command
+from tinker._loop import loop_thread
 from tinker._wire import EVENT_STREAM
 
 # The engine limits how many exchanges there are at once.
@@ -160,7 +161,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         if EVENT_STREAM not in request.headers.get("accept", ""):
             return await self._whole.handle_async_request(request)
         exchange = _StreamedExchange(await request.aread())
-        task = asyncio.create_task(self._app(make_scope(request), exchange.receive, exchange.send))
+        task = loop_thread().task(self._app(make_scope(request), exchange.receive, exchange.send), "request in this process")
         task.add_done_callback(exchange.end)
         try:
             await exchange.begun.wait()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from tinker import errors
+from tinker._clock import Clock
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
 from tinker._http.statuses import (
     ABSENT_STATUSES,
@@ -99,7 +100,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     return error
 
 
-def status_error(response: RawResponse) -> errors.APIStatusError:
+def status_error(response: RawResponse, clock: Clock) -> errors.APIStatusError:
     """Return the error for a response with an error status."""
     body = parse_body(response)
     operation = response.request.operation
@@ -113,7 +114,34 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)
     error.operation = operation
+    error.retry_after = read_requested_delay(response.headers, clock)
     return error
+
+
+def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
+    """Read the seconds to wait from ``retry-after-ms``, or from ``retry-after`` in seconds or as a date. None means no hint."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name)
+        if value is None:
+            continue
+        seconds = _seconds(value, scale, clock)
+        if seconds is not None and seconds > 0:
+            return seconds
+    return None
+
+
+def _seconds(value: str, scale: float, clock: Clock) -> float | None:
+    try:
+        seconds = float(value) * scale
+        return seconds if seconds == seconds else None
+    except ValueError:
+        pass
+    from email.utils import parsedate_to_datetime  # a date is rare
+
+    try:
+        return parsedate_to_datetime(value).timestamp() - clock.wall()
+    except (ValueError, TypeError, OverflowError, OSError, IndexError):
+        return None
 
 
 def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:

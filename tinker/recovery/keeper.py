@@ -156,8 +156,8 @@ class RunKeeper:
 
     def start(self, error: BaseException, loop: object | None = None) -> APIFuture[RecoveryNews]:
         """Begin a recovery, if the error means that the run is lost."""
-        subject = self.run.created.progress.subject
-        return run(self.run.runtime, "recover", self._recover, error, loop, subject=subject)
+        labels = self.run.created.progress.labels
+        return run(self.run.runtime, "recover", self._recover, error, loop, labels=labels)
 
     def finish(self, future: APIFuture[RecoveryNews]) -> Recovery | None:
         """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""

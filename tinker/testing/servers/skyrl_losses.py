@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tinker.local.engines import TrainingExample, add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.inputs import add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.protocol import TrainingExample
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData

@@ -1,4 +1,4 @@
-"""What the loop puts in and others take out, blocking or awaiting: the tokens of a stream. It ends when its future is done."""
+"""A closable queue for threads and event loops, and the tokens of a stream, which are handed over by it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SILENCE_SECONDS = 120.0
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
-    """Items in order, each for one taker."""
+class ClosableQueue(Generic[T]):
+    """A queue that the loop fills and others empty, blocking or awaiting. It is closed when its future is done."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -29,26 +29,26 @@ class Mailbox(Generic[T]):
         self._closed = False
 
     def put(self, item: T) -> None:
-        """Put an item in; never blocks."""
+        """Add an item; never blocks."""
         with self._changed:
             self._items.append(item)
             self._wake_all()
 
     def close(self, _: object = None) -> None:
-        """End: what is in it can be taken, and then there is nothing more."""
+        """Close the queue. Its items can still be taken."""
         with self._changed:
             self._closed = True
             self._wake_all()
 
     def take(self, timeout: float | None = None) -> T | None:
-        """Return the next item, None when there are no more. Blocks; TimeoutError after so many seconds."""
+        """Block until there is an item, and return it; None when the queue is closed and empty. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(self._is_ready, timeout):
                 raise TimeoutError
             return self._items.popleft() if self._items else None
 
     async def take_async(self) -> T | None:
-        """Return the next item, None when there are no more."""
+        """Wait for an item and return it; None when the queue is closed and empty."""
         while True:
             with self._changed:
                 if self._is_ready():
@@ -67,20 +67,20 @@ class Mailbox(Generic[T]):
             wake()
 
 
-class TokenMailbox(msgspec.Struct, kw_only=True):
-    """Where the events with tokens go, and how many tokens they had. ``silence_seconds`` is the longest time between them."""
+class TokenQueue(msgspec.Struct, kw_only=True):
+    """The events of a stream, and the number of tokens in them. ``silence_seconds`` is the longest time between two events."""
 
     silence_seconds: float = SILENCE_SECONDS
     received_tokens: int = 0
-    events: Mailbox[models.SampleStreamEvent] = msgspec.field(default_factory=Mailbox[models.SampleStreamEvent])
+    events: ClosableQueue[models.SampleStreamEvent] = msgspec.field(default_factory=ClosableQueue[models.SampleStreamEvent])
 
     def put(self, event: models.SampleStreamEvent) -> None:
-        """Hand an event over."""
+        """Add an event."""
         self.received_tokens += len(event.tokens)
         self.events.put(event)
 
     def put_response(self, response: SampleResponse) -> None:
-        """Hand a whole response over, one event for each of its sequences."""
+        """Add a whole response, one event for each of its sequences."""
         for index, sequence in enumerate(response.sequences):
             self.put(
                 models.SampleStreamEvent(

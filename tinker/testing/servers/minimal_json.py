@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.profiles.base import LATER_SAMPLE_FIELDS, JSONObject, Profile, drop_fields, keep_fields, require_fields
+from tinker.local.profiles import JSONObject, Profile
+from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, keep_fields, require_fields
 
 _OFFERED = frozenset(
     (

@@ -7,7 +7,8 @@ from typing import cast
 from tinker_wire import models
 
 from tinker.local.errors import APIProblem
-from tinker.local.profiles.base import LATER_SAMPLE_FIELDS, JSONObject, Profile, Rewrite
+from tinker.local.profiles import JSONObject, Profile, Rewrite
+from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS
 
 
 def _forbid(*unknown: str) -> Rewrite:

@@ -12,7 +12,8 @@ import msgspec
 from tinker_wire.api import training as training_api
 
 from tinker._config import WireChoice
-from tinker._http import Findings, Verdict, is_about_format, is_format_refused, is_unexplained, judge
+from tinker._http.findings import Findings
+from tinker._http.statuses import Verdict, is_about_format, is_format_refused, is_unexplained, judge
 from tinker.errors import APIStatusError, ConflictError
 
 Media: TypeAlias = Literal["proto", "json"]
@@ -21,6 +22,8 @@ Media: TypeAlias = Literal["proto", "json"]
 SETTLING_FAILURES = 2
 # How often a request whose protobuf form fails without a reason is tried as JSON as well.
 ROUNDS = 3
+# Failures that say nothing about a form.
+_PASSING = frozenset({Verdict.RETRY, Verdict.COOL_DOWN, Verdict.PAUSE})
 _SUBMISSION = training_api.forward_backward.__name__
 
 
@@ -107,67 +110,77 @@ def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
     return is_unexplained(error) or judge(error) is Verdict.FATAL
 
 
-class Trial(msgspec.Struct):
-    """The submission of one request: each attempt is made in the form in use, and where that may not be read in others."""
+class FormAttempt(msgspec.Struct):
+    """The forms of one request: each attempt begins with the form in use, and goes on with others that may be read."""
 
     wire: Negotiation
     has_sparse: bool
-    _form: WireFormat = WireFormat("proto")  # that of the last attempt
-    _rounds: int = 0
+    form: WireFormat = WireFormat("proto")  # the last one; at first that in use
     _failures_before: int = 0
+    _rounds: int = 0
     _refusals: list[tuple[WireFormat, APIStatusError]] = []
     _others: Iterator[WireFormat] = iter(())
     _is_unanswered: bool = False
 
-    def begin(self) -> WireFormat:
-        """Return the form that an attempt begins with: the one in use, or another one that the last attempt broke off in.
+    def __post_init__(self) -> None:
+        self.form, self._failures_before = self.wire.form, self.wire.failures
+
+    def next_attempt(self) -> WireFormat:
+        """Return the form that another attempt begins with: the one in use, or one that the last attempt broke off in.
 
         Frameworks that fail close the connection after their answer, so the next request may get none.
         """
         if self._is_unanswered and not self.wire.is_settled:
-            return self._form
-        self._form, self._failures_before = self.wire.form, self.wire.failures
+            return self.form
+        self.form, self._failures_before = self.wire.form, self.wire.failures
         self._refusals = []
-        return self._form
+        return self.form
 
-    def next_after(self, error: APIStatusError) -> WireFormat:
-        """Return another form for the same attempt. Without one, raises the refusal that says most, the others as notes."""
+    def next_after(self, error: APIStatusError) -> WireFormat | APIStatusError:
+        """Return another form for the same attempt; without one, the most specific refusal, with the others as notes.
+
+        Where one form was refused, and the server has no time for the next one, the attempt ends with that.
+        """
+        if self._refusals and not is_unexplained(self._refusals[0][1]) and judge(error) in _PASSING:
+            return error
         self._is_unanswered = False
         if not self._refusals:
             if self._rounds == ROUNDS:
-                raise error
-            self._others = self.wire.alternatives(error, self._form, has_sparse=self.has_sparse)
-        self._refusals.append((self._form, error))
+                return error
+            self._others = self.wire.alternatives(error, self.form, has_sparse=self.has_sparse)
+        self._refusals.append((self.form, error))
         other = next(self._others, None)
         if other is None:
             self._rounds += is_unexplained(self._refusals[0][1])
-            raise self._most_telling(self._refusals)
-        self._form = other
+            return self._most_specific_error(self._refusals)
+        self.form = other
         self._is_unanswered = True
         return other
 
     def accept(self) -> None:
-        """Note that the server took the last form."""
+        """Note that the server accepted the last form."""
         refusal = self._refusals[0][1] if self._refusals else None
         if refusal is not None and is_unexplained(refusal):
             self.wire.note_accepted_after_failure(
-                self._form, self._failures_before, sparse_seen=self.has_sparse, failure=refusal
+                self.form, self._failures_before, sparse_seen=self.has_sparse, failure=refusal
             )
         else:
-            self.wire.settle(self._form, sparse_seen=self.has_sparse, refusal=refusal)
+            self.wire.settle(self.form, sparse_seen=self.has_sparse, refusal=refusal)
 
-    def _most_telling(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
-        """Return the refusal that says most. One without a reason is believed first: the other forms may really be unread."""
-        first = refusals[0]
-        told = first if is_unexplained(first[1]) and self._rounds < ROUNDS else max(refusals, key=lambda one: _tells(one[1]))
+    def _most_specific_error(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
+        """Return the most specific refusal. One without a reason is believed first: the other forms may really be unread."""
+        first = refusals[0][1]
+        chosen = first
+        if not is_unexplained(first) or self._rounds == ROUNDS:
+            chosen = max((error for _, error in refusals), key=_specificity)
         for form, error in refusals:
-            # A form whose answer says the same, or whose number the first refusal used up, adds nothing.
-            if error is not told[1] and error.body != told[1].body and not isinstance(error, ConflictError):
-                told[1].add_note(f"{form}: {error}")
-        return told[1]
+            # A form whose response says the same, or whose number the first refusal used up, adds nothing.
+            if error is not chosen and error.body != chosen.body and not isinstance(error, ConflictError):
+                chosen.add_note(f"{form}: {error}")
+        return chosen
 
 
-def _tells(error: APIStatusError) -> int:
+def _specificity(error: APIStatusError) -> int:
     """Rate what a refusal says about the request: 0 nothing, 1 that its body is not understood, 2 what is wrong with it."""
     if is_about_format(error):
         return 0

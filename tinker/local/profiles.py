@@ -1,17 +1,23 @@
-"""The fields of a profile, and the functions that profiles are made of."""
+"""Profiles: which server this one passes for, as data and a few functions; those of other servers are in the kit for tests.
+
+A profile changes requests before they are read and answers before they are sent, and lists the operations that do not exist.
+Behind it the same server works.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from importlib import import_module
+from typing import Any, TypeAlias
 
 import attrs
 import msgspec
 
-from tinker.local.errors import APIProblem, conflict, unprocessable
+from tinker.local.errors import APIProblem, conflict
 from tinker.types.results import ForwardBackwardOutput
 
+OTHER_SERVERS = "tinker.testing.servers"  # has the profiles of other servers; loaded when one is named
 JSONObject: TypeAlias = dict[str, Any]
 #: A body as it came, as it shall be read; raises APIProblem to refuse it.
 Rewrite: TypeAlias = Callable[[JSONObject], JSONObject]
@@ -121,32 +127,16 @@ def _read_object(content: bytes) -> JSONObject | None:
         return None
 
 
-def drop_fields(*fields: str) -> Callable[..., JSONObject]:
-    """Return a function of objects: the last one without these fields."""
-    return lambda *bodies: {key: value for key, value in bodies[-1].items() if key not in fields}
+OFFICIAL = Profile(name="official")
 
 
-def keep_fields(*fields: str) -> Callable[..., JSONObject]:
-    """Return a function of objects: the last one with these fields alone."""
-    return lambda *bodies: {key: value for key, value in bodies[-1].items() if key in fields}
-
-
-def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
-    """Return the body with one field rewritten, where that is an object."""
-    value = body.get(field)
-    return {**body, field: rewrite(cast("JSONObject", value))} if isinstance(value, dict) else body
-
-
-def require_fields(body: JSONObject, *fields: str) -> None:
-    for field in fields:
-        if body.get(field) is None:
-            raise unprocessable(field, "Field required", "missing")
-
-
-LATER_SAMPLE_FIELDS = (
-    "topk_sample_logprobs",
-    "target_prompt_logprobs",
-    "prompt_alt_tokens_k",
-    "prompt_logprobs_last_n",
-    "record_stability_info",
-)
+def find_profile(wanted: str | Profile) -> Profile:
+    """Return the profile of that name. Raises ValueError, naming the known ones, for another name."""
+    if isinstance(wanted, Profile):
+        return wanted
+    if wanted == OFFICIAL.name:
+        return OFFICIAL
+    profiles: Mapping[str, Profile] = import_module(OTHER_SERVERS).PROFILES
+    if wanted not in profiles:
+        raise ValueError(f"there is no profile {wanted!r}; the profiles are {', '.join(profiles)}")
+    return profiles[wanted]

@@ -9,17 +9,9 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.errors import APIProblem, unprocessable
-from tinker.local.profiles.base import (
-    LATER_SAMPLE_FIELDS,
-    IdScheme,
-    JSONObject,
-    Profile,
-    drop_fields,
-    keep_fields,
-    require_fields,
-    rewrite_field,
-)
-from tinker.local.profiles.skyrl_losses import SKYRL_LOSSES, check_loss, rewrite_loss_output
+from tinker.local.profiles import IdScheme, JSONObject, Profile
+from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, keep_fields, require_fields, rewrite_field
+from tinker.testing.servers.skyrl_losses import SKYRL_LOSSES, check_loss, rewrite_loss_output
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
 
