@@ -40,13 +40,13 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
 
 @explain_changes
 @attrs.frozen(kw_only=True)
-class _Span(AttrsValue):
+class _TokenSpan(AttrsValue):
     sequence_id: str = attrs.field(validator=_span_id)
     offset: int = attrs.field(default=0, validator=_span_length)
     length: int = attrs.field(validator=_span_length)
 
 
-class PromptProvenanceSpan(_Span):
+class PromptProvenanceSpan(_TokenSpan):
     """A span of tokens that comes from the prompt of a sampled sequence.
 
     Attributes:
@@ -56,7 +56,7 @@ class PromptProvenanceSpan(_Span):
     """
 
 
-class SampledProvenanceSpan(_Span):
+class SampledProvenanceSpan(_TokenSpan):
     """A span of tokens that the model sampled as part of a sequence.
 
     Attributes:
