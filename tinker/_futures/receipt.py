@@ -23,6 +23,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
     _is_of_another: bool = False
+    is_received: bool = False
 
     def expect(self, operation: str, error: BaseException) -> None:
         """Log ``error`` at the end, unless it is received or passed on before, or another future logs it."""
@@ -40,6 +41,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
 
     def mark_received(self) -> None:
         """Note that the user has the error, if only that of an operation that failed because of it."""
+        self.is_received = True
         self.mark_passed_on()
         for action in self._actions:
             action()

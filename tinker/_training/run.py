@@ -57,7 +57,7 @@ class TrainingRun:
         self._labels = EventLabels(user_metadata=creation.user_metadata)
         now = self._order.now()
         self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, labels=self._labels)
-        on_done(self.created, self._notice_cancellation)
+        on_done(self.created, self._end_without_model)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -122,7 +122,7 @@ class TrainingRun:
         self.model = Model(model_id, await self._get_info(model_id))
         self._labels.base_model = self.base_model
 
-    def _notice_cancellation(self, _: object) -> None:
+    def _end_without_model(self, _: object) -> None:
         """End the run whose creation was cancelled, perhaps before it began."""
         if self.created.cancelled():
             self._order.end(self.created, asyncio.CancelledError())
