@@ -1,4 +1,4 @@
-"""A circuit breaker by itself: what opens it, who passes while it is half open, and what it says."""
+"""The states of a circuit breaker: what opens it, which calls pass while it is half open, and its messages."""
 
 from __future__ import annotations
 
