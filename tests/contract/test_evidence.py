@@ -1,4 +1,4 @@
-"""The contract is true: what real clients sent and read fits it, and what it claims to be recorded is."""
+"""The contract fits what real clients sent and read, and what it marks as recorded was recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance kit against our own server: all is supported. And against servers with faults: each is found."""
+"""The conformance kit: our server passes every check, and each fault of other servers is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that no server should give, on a real port: each is a typed error, and one that may pass is tried again."""
+"""Invalid responses on a real port: each is a typed error, or retried if it may be temporary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of a first script: what is said about them, and on whose line."""
+"""Wrong arguments: what is said about them, and on which line of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family of three operations costs: its YAML, one regeneration, three handlers. The rest must come by itself."""
+"""New operations need their YAML, one regeneration and their handlers. Everything else is derived."""
 
 from __future__ import annotations
 

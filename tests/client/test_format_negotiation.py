@@ -1,4 +1,4 @@
-"""Servers that know less than the hosted one."""
+"""The format of training requests on servers that refuse sparse tensors, protobuf or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do with values by habit: dataclasses, pydantic models, pickles, numbers of numpy; and what is refused."""
+"""Types as dataclasses, in pydantic models, in pickles and with values of numpy; and what they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that stops answering: every wait ends within its deadline, with an error that says what was waited for."""
+"""A server that stops responding: every wait ends by its deadline, with an error that says what was awaited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge judges: a fault put into an exchange, or into the document, makes the validation fail."""
+"""The judge of exchanges finds faults in requests, responses and the document."""
 
 from __future__ import annotations
 

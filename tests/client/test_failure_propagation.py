@@ -1,4 +1,4 @@
-"""A failed request stops the later requests of its run until the user has its error, and no longer."""
+"""Which operations fail after a failure: those called before the user has received it, and no others."""
 
 from __future__ import annotations
 

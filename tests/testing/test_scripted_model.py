@@ -1,4 +1,4 @@
-"""What the model of a test server says, by script."""
+"""The scripted model of a test server: samples, log-probabilities and losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts for other versions do: reach behind a client, and give its constructor what later versions ignore."""
+"""Scripts for other versions: the holder behind a client, older arguments and calling forms."""
 
 from __future__ import annotations
 
@@ -246,3 +246,14 @@ def test_saved_weights_are_checked_by_the_model_they_are_of(
     long = types.ModelInput.from_ints([1] * (longest + 1))
     with pytest.raises(ValueError, match="according to the server's capabilities"):
         training.save_weights_and_get_sampling_client().sample(long, 1, types.SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("create", ["create_training_client_from_state", "create_training_client_from_state_with_optimizer"])
+def test_metadata_by_position(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient, create: str) -> None:
+    """What stands second after a state's path is the base model's name, or metadata as in 0.4 to 0.7."""
+    path = training.save_state("0001").result(10).path
+    getattr(service, create)(path, {"a": "b"}).result(10)
+    getattr(service, create)(path, "tinker/toy", {"c": "d"}).result(10)
+    first, second = (exchange.json for exchange in wire.requests("load_weights"))
+    assert (first.get("base_model"), first["user_metadata"]) == (None, {"a": "b"})
+    assert (second["base_model"], second["user_metadata"]) == ("tinker/toy", {"c": "d"})

@@ -1,4 +1,4 @@
-"""A circuit breaker by itself: what opens it, which attempts pass while it is half open, and what it reports."""
+"""The states of a circuit breaker: what opens it, which calls pass while it is half open, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tinker-cookbook and its tests do with our names and values, without a server."""
+"""The names and values that tinker-cookbook and its tests use without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tinker-cookbook does with clients: its calling forms, and methods replaced on the classes."""
+"""How tinker-cookbook calls clients, and which methods it replaces on the classes."""
 
 from __future__ import annotations
 
