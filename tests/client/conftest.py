@@ -15,6 +15,7 @@ import attrs
 import httpx
 import pytest
 from support.judge import Judge
+from support.tls import write_authority
 
 import tinker
 from tinker._wire import proto
@@ -284,3 +285,9 @@ def silent(wire: Wire, connect: Callable[..., tinker.ServiceClient]) -> tinker.T
     """A run on a server that does not say which losses it computes."""
     wire.answer("client/config", lambda *_: httpx.Response(200, json={}))
     return connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+
+
+@pytest.fixture
+def ca_file(tmp_path: Path) -> Path:
+    """The certificate of the authority that issues those of servers and proxies."""
+    return write_authority(tmp_path)

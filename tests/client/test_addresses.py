@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.proxies import tunnel_proxy
-from support.tls import authority, server_context
+from support.tls import server_context
 
 import tinker
 from tinker.testing import toy_server
@@ -105,10 +105,8 @@ def test_nobody_listens_here(resolve: Resolve, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("is_direct", [True, False])
-def test_ipv6(tmp_path: Path, protocol: str, is_direct: bool) -> None:
+def test_ipv6(tmp_path: Path, ca_file: Path, protocol: str, is_direct: bool) -> None:
     """A server at an address of IPv6 is reached, with TLS for that address, directly and through a tunnel."""
-    ca_file = tmp_path / "ca.pem"
-    authority().cert_pem.write_to_path(str(ca_file))
     with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context(protocol)) as url:
         with tunnel_proxy(url.replace("localhost", "127.0.0.1"), host="::1", relays=is_direct) as proxy:
             if is_direct:

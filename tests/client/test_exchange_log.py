@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tls import authority, server_context
+from support.tls import server_context, write_authority
 
 import tinker
 from tinker._http import PreparedRequest, RawResponse
@@ -29,7 +29,7 @@ def reach(server: FaultyServer, protocol: str | None, folder: Path) -> Iterator[
     if protocol is None:
         yield server.service
         return
-    authority().cert_pem.write_to_path(str(folder / "ca.pem"))
+    write_authority(folder)
     with server.on_port(ssl_context=server_context(protocol)) as url, contextlib.ExitStack() as made:
         yield lambda **how: made.enter_context(tinker.ServiceClient(base_url=url, **how))
 

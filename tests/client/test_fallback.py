@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.proxies import tunnel_proxy
-from support.tls import authority, server_context
+from support.tls import server_context
 
 from tinker.testing import toy_server
 
@@ -67,14 +67,6 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def ca_file(tmp_path: Path) -> str:
-    """The certificate of the server's authority."""
-    path = tmp_path / "ca.pem"
-    authority().cert_pem.write_to_path(str(path))
-    return str(path)
-
-
-@pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """A server with TLS."""
     with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context("h2", "http/1.1")) as url:
@@ -101,7 +93,7 @@ def test_what_fails_is_said_the_same_way(url: str) -> None:
 
 def test_the_doctor_names_it(url: str, ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is httpx that is named, and what it has agreed on with the server."""
-    monkeypatch.setenv("TINKER_CA_FILE", ca_file)
+    monkeypatch.setenv("TINKER_CA_FILE", str(ca_file))
     (connection,) = json.loads(run(DOCTOR, url, "", "", "").stdout)["connections"]
     assert connection["engine"].startswith("httpx ")
     assert (connection["http_version"], connection["tls_version"]) == ("HTTP/1.1", "TLSv1.3")

@@ -9,18 +9,19 @@ import socket
 import struct
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import pytest
+from support.engine import EngineCalls, failure, statuses, stream_to, until
 from tinker_wire.runtime import FormPieces, Stored
 
-from tinker._http import phase, pool
+from tinker._http import messages, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.exchange import READ_AHEAD_NBYTES
-from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import Purpose, RawResponse
 from tinker.errors import ClientClosedError
 
 T = TypeVar("T")
@@ -71,19 +72,12 @@ class Peer:
 Script = Callable[[Peer], Awaitable[Any]]
 
 
-@attrs.define
-class Line:
+class Line(EngineCalls):
     """An engine, and the connections that its server has had."""
 
-    engine: HttpEngine
-    url: str
-    peers: list[Peer]
-
-    async def send(self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any) -> RawResponse:
-        return await self.engine.send(PreparedRequest(method="POST", url=self.url + path, headers={}, body=body, **how))
-
-    async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
-        return await asyncio.gather(*(self.send(**how) for _ in range(count)), return_exceptions=True)
+    def __init__(self, engine: HttpEngine, url: str, peers: list[Peer]) -> None:
+        super().__init__(engine, url)
+        self.peers = peers
 
 
 def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None) -> T:
@@ -115,23 +109,6 @@ def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[s
     return asyncio.run(scenario())
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until the other side has done something."""
-    async with asyncio.timeout(GUARD_SECONDS):
-        while not condition():  # noqa: ASYNC110 - the condition has no event
-            await asyncio.sleep(0.001)
-
-
-def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
-    """The status of each answer, or its error."""
-    return [answer.status if isinstance(answer, RawResponse) else answer for answer in answers]
-
-
-def failure(answer: RawResponse | BaseException) -> ExchangeFailed:
-    assert isinstance(answer, ExchangeFailed), answer
-    return answer
-
-
 def first_then_ok(first: Script) -> Script:
     """A script that does this to the first connection, and answers on the others."""
 
@@ -149,21 +126,6 @@ def after_request(answer: bytes) -> Script:
         await peer.send(answer)
 
     return script
-
-
-def stream_to(received: list[bytes], go_on: asyncio.Event | None = None) -> Any:
-    """A receiver that notes the pieces, and takes no more after the first until it may go on. It notes a failure too."""
-
-    async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        try:
-            async for piece in pieces:
-                received.append(piece)
-                if go_on is not None:
-                    await go_on.wait()
-        except ExchangeFailed as error:
-            received.append(str(error).encode())
-
-    return receive
 
 
 def test_connections_are_used_again() -> None:
@@ -278,7 +240,7 @@ BAD = {
 @pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
 def test_responses_that_cannot_be_read(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a response is a typed failure of unknown effect at once, and the next exchange works."""
-    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 100_000)
+    monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def use(line: Line) -> None:
         [error] = await line.send_all(1)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,9 @@ import attrs
 import httpx
 import pytest
 from httpunk import H2Reason
+from support.engine import EngineCalls, failure, statuses, stream_to, until
 from support.http2_server import Connection, Http2Server, Request, Script, http2_server
-from support.tls import authority, server_context
+from support.tls import server_context
 from tinker_wire.runtime import FormPieces, Stored
 
 import tinker
@@ -38,36 +39,21 @@ GUARD_SECONDS = 60
 
 
 @pytest.fixture(autouse=True)
-def trusted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificates of the servers here."""
-    authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+def trusted(ca_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust the authority of the servers here."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
 
 
-@attrs.define
-class Line:
+class Line(EngineCalls):
     """An engine, and the server that it talks to."""
 
-    engine: HttpEngine
-    server: Http2Server
-
-    async def send(self, body: Sequence[bytes | memoryview] = (b"{}",), **how: Any) -> RawResponse:
-        return await self.engine.send(
-            PreparedRequest(method="POST", url=f"{self.server.url}/path", headers={}, body=body, **how)
-        )
-
-    async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
-        return await asyncio.gather(*(self.send(**how) for _ in range(count)), return_exceptions=True)
+    def __init__(self, engine: HttpEngine, server: Http2Server) -> None:
+        super().__init__(engine, server.url)
+        self.server = server
 
     @property
     def requests(self) -> list[Request]:
         return [request for connection in self.server.connections for request in connection.requests.values()]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until the other side has done something."""
-    while not condition():  # noqa: ASYNC110 - the condition is about a server in another thread
-        await asyncio.sleep(0.001)
 
 
 def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None, **settings: Any) -> T:
@@ -86,16 +72,6 @@ def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[s
 
     with http2_server(script, ssl_context=server_context("h2"), **settings) as server:
         return asyncio.run(scenario(server))
-
-
-def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
-    """The status of each answer, or its error."""
-    return [answer.status if isinstance(answer, RawResponse) else answer for answer in answers]
-
-
-def failure(answer: RawResponse | BaseException) -> ExchangeFailed:
-    assert isinstance(answer, ExchangeFailed), answer
-    return answer
 
 
 def test_training_data_for_a_server_without_http_1() -> None:
@@ -229,7 +205,7 @@ def test_a_server_that_is_not_there() -> None:
     """Without a connection nothing ran, and each exchange says so at once."""
 
     async def use(line: Line) -> None:
-        line.server.url = "https://localhost:9"  # where nothing listens
+        line.url = "https://localhost:9"  # where nothing listens
         errors = await line.send_all(1_000)
         assert {(failure(error).never_ran, failure(error).never_connected) for error in errors} == {(True, True)}
 
@@ -341,21 +317,6 @@ def test_ten_thousand_at_once() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------- silence
-
-
-def stream_to(received: list[bytes], go_on: asyncio.Event | None = None) -> Any:
-    """A receiver that notes the pieces, and takes no more after the first until it may go on. It notes a failure too."""
-
-    async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        try:
-            async for piece in pieces:
-                received.append(piece)
-                if go_on is not None:
-                    await go_on.wait()
-        except ExchangeFailed as error:
-            received.append(str(error).encode())
-
-    return receive
 
 
 @pytest.mark.parametrize("doing", ["waiting for a response", "sending a body", "reading a stream"])

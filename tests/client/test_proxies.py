@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 import trustme
 from support.proxies import TunnelProxy, tunnel_proxy
-from support.tls import authority, server_context
+from support.tls import server_context
 
 import tinker
 from tinker.testing import FaultyServer, toy_server
 
 HOST = "server.invalid"
 KINDS = ("http", "https", "socks5", "socks5h")
-
-
-@pytest.fixture
-def ca_file(tmp_path: Path) -> Path:
-    """The certificate of the authority of server and proxy."""
-    path = tmp_path / "ca.pem"
-    authority().cert_pem.write_to_path(str(path))
-    return path
 
 
 @pytest.fixture

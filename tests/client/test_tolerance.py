@@ -1,6 +1,6 @@
 """Servers that say the same otherwise, leave something out, or know more than this client: nothing of that stops it.
 
-What polls may answer is in test_polling, forms of requests in test_servers.
+What polls may answer is in test_polling, forms of requests in test_format_negotiation.
 """
 
 from __future__ import annotations

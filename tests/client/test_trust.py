@@ -27,14 +27,6 @@ STRANGERS = trustme.CA(organization_name="Strangers")
 
 
 @pytest.fixture
-def ca_file(tmp_path: Path) -> Path:
-    """The certificate of the authority that has issued the server's."""
-    path = tmp_path / "ca.pem"
-    authority().cert_pem.write_to_path(str(path))
-    return path
-
-
-@pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A client certificate of that authority with its private key, in one file."""
     path = tmp_path / "client.pem"

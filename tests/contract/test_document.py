@@ -1,4 +1,4 @@
-"""What the document says about itself: its version, and which limits are guesses."""
+"""The document describes itself: its version, and which limits are guesses."""
 
 from __future__ import annotations
 

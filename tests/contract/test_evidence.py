@@ -1,4 +1,4 @@
-"""The contract is true: what real clients sent and read fits it, and what it claims to be recorded is."""
+"""The contract fits what real clients sent and read, and what it marks as recorded was recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.recordings import Exchange, exchanges, restored
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.profiles import read_body
+from tinker.local.bodies import read_body
 
 #: Recordings that do not fit, each with the reason. Nothing is here that fits.
 EXCEPTIONS = {

@@ -1,4 +1,4 @@
-"""The list of what linters may say: what is not on it fails the session, and so does what is on it for nothing."""
+"""The list of accepted linter findings: any other finding fails the session, and so does an unused entry."""
 
 from __future__ import annotations
 

@@ -106,8 +106,9 @@ def test_revoking_a_key(tmp_path: Path) -> None:
     state.close()
 
 
-def test_along_links(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What follows from sessions, models and samplers, on from a few that exist; many operations succeed on the way."""
+@pytest.mark.parametrize("max_examples", [8, pytest.param(60, marks=pytest.mark.soak)])
+def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int) -> None:
+    """Requests that use ids of earlier responses break nothing, and many operations succeed on the way."""
     succeeded: Counter[str] = Counter()
 
     class Machine(schema.as_state_machine()):  # type: ignore[misc]
@@ -126,8 +127,15 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory) -> None:
             if response.status_code < 300:
                 succeeded[fuzzing.operation_of(case).id] += 1
 
-    steps = {"max_examples": 20, "stateful_step_count": 30}
-    Machine.run(settings=settings(**steps, deadline=None, derandomize=True, suppress_health_check=ALL_CHECKS))
+    Machine.run(
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=ALL_CHECKS,
+        )
+    )
     assert "retrieve_future" in succeeded
     assert len(succeeded) >= 15, succeeded  # by chance not always the same
 

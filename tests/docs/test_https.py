@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from support.certificates import Certificates, make_certificates
+from support.tls import Certificates, make_certificates
 
 from tinker.local import Settings, running_server
 from tinker.local.tls import load_tls

@@ -1,4 +1,4 @@
-"""What the pages say in words only."""
+"""Claims of the pages that no code block shows."""
 
 from __future__ import annotations
 

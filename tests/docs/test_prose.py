@@ -1,4 +1,4 @@
-"""The words and the layout of the pages."""
+"""The wording and layout of the pages."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import httpx
 import pytest
-from support.certificates import Certificates, make_certificates
+from support.tls import Certificates, make_certificates
 
 from tinker.local import Settings, running_server
 from tinker.local.connections import Connections

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from support.certificates import make_certificates
+from support.tls import make_certificates
 from tinker_wire.operations import OPERATIONS
 
 from tinker.cli import main

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from support.certificates import Certificates, make_certificates
+from support.tls import Certificates, make_certificates
 from tinker_wire.operations import OPERATIONS
 
 from tinker.cli import main

@@ -1,4 +1,4 @@
-"""A server that keeps every step is killed with -9: its clients go on, and nothing is lost or done twice."""
+"""A server with durable steps is killed with SIGKILL: its clients continue, and nothing is lost or executed twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients next to each other in one process: neither slows, sees or breaks the other, and no order of creations deadlocks."""
+"""Clients in one process do not slow, see or break each other, and no order of their creation deadlocks."""
 
 from __future__ import annotations
 

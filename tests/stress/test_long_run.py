@@ -1,4 +1,4 @@
-"""A day in simulated time: what has to happen again and again happens, in time, until the session ends."""
+"""A day in simulated time: heartbeats, settings and tokens come in time until the session ends."""
 
 from __future__ import annotations
 

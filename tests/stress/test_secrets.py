@@ -1,4 +1,4 @@
-"""Keys and passwords are in no frame of an error's traceback, in no log, and in nothing that travels."""
+"""Keys and passwords do not appear in tracebacks, logs or pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that stop in the middle of an exchange, on real sockets: reading no more of a request, or sending an answer without end."""
+"""Servers that stop in the middle of an exchange, on real sockets: while a request or a response is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of two base models under many clients: nothing fails, and everybody gets on."""
+"""A server with two base models and many clients: no request fails, and every client makes progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults as a tool: what a client meets under each, in the process and on a port."""
+"""Scripted faults: what a client meets under each, in the process and on a port."""
 
 from __future__ import annotations
 

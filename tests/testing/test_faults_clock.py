@@ -1,4 +1,4 @@
-"""Simulated time: who wakes when, and in what order."""
+"""Simulated time: which sleeper wakes when, and in which order."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
-from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
+from tinker._http.circuits import CircuitRegistry, CircuitRules, Circuits
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
-from tinker._http.engines import open_engine, open_files, wrap_client
-from tinker._http.explanations import find_explanation
+from tinker._http.engines import make_scope, open_engine, open_files, wrap_client
 from tinker._http.findings import Findings
 from tinker._http.forms import FormAttempt, Negotiation, WireFormat
+from tinker._http.headers import TRACING_MODULE, read_trace_headers
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
@@ -26,6 +26,7 @@ from tinker._http.responses import (
     UNREACHABLE_HINT,
     connection_error,
     decode_json,
+    find_explanation,
     invalid_response,
     shorten,
     status_error,
@@ -70,7 +71,6 @@ from tinker._http.statuses import (
     judge,
 )
 from tinker._http.submission import Retries, Variant, Wait
-from tinker._http.tracing import TRACING_MODULE, read_trace_headers
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
 
@@ -81,7 +81,6 @@ __all__ = [
     "NO_API",
     "Auth",
     "Budget",
-    "Circuit",
     "CircuitRegistry",
     "ConnectionFacts",
     "CircuitRules",
@@ -98,7 +97,6 @@ __all__ = [
     "Observers",
     "PENDING_STATUSES",
     "POLL",
-    "Permit",
     "Policy",
     "PreparedRequest",
     "Purpose",
@@ -137,6 +135,7 @@ __all__ = [
     "find_explanation",
     "find_source",
     "invalid_response",
+    "make_scope",
     "is_absent",
     "is_expired_url",
     "is_failed_result",

@@ -10,7 +10,7 @@ from typing import Protocol
 import attrs
 from httpunk import HeaderMap
 
-from tinker._http import phase
+from tinker._http import messages
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 from tinker._wire import INLINE_NBYTES, Piece
 
@@ -99,7 +99,7 @@ class Exchange:
             self._source = source
             _finish(self.outcome)
         else:
-            self._ends = self._loop.time() + phase.ANSWER_SECONDS
+            self._ends = self._loop.time() + messages.ANSWER_SECONDS
         self.touch()
 
     def add(self, chunk: bytes) -> bool:
@@ -110,8 +110,8 @@ class Exchange:
         if self.is_streamed:
             _finish(self._waiter)
             return self._nbytes > READ_AHEAD_NBYTES
-        if self._nbytes > phase.MAX_ANSWER_NBYTES:
-            self.fail(ExchangeFailed(f"the response is larger than {phase.MAX_ANSWER_NBYTES} bytes"))
+        if self._nbytes > messages.MAX_ANSWER_NBYTES:
+            self.fail(ExchangeFailed(f"the response is larger than {messages.MAX_ANSWER_NBYTES} bytes"))
         return False
 
     def end(self) -> None:
@@ -197,7 +197,7 @@ class Exchange:
         if self._loop.time() < self._due:
             self._timer = self._loop.call_at(self._due, self._look)
         else:
-            self.fail(phase.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
+            self.fail(messages.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
 
 
 def encode_headers(request: PreparedRequest) -> HeaderMap:

@@ -1,9 +1,11 @@
-"""The headers of a request in two parts: those that many requests of a client have, and those of this one alone."""
+"""The headers of a request: those that many requests of a client share, its own, and those of the caller's trace."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -11,6 +13,11 @@ from tinker._http.auth import Credential
 
 if TYPE_CHECKING:
     from httpunk import HeaderMap
+
+
+logger = logging.getLogger("tinker")
+#: A program that has not imported this has no span, so it is not imported for that.
+TRACING_MODULE = "opentelemetry.trace"
 
 
 class SharedHeaders(dict[str, str]):
@@ -56,3 +63,14 @@ class Headers(Mapping[str, str]):
     def __repr__(self) -> str:
         """Return the names; values may be secret."""
         return f"Headers({', '.join(self)})"
+
+
+def read_trace_headers() -> Mapping[str, str] | None:
+    """Return the headers of W3C Trace Context for the caller's OpenTelemetry span; None without one."""
+    headers: dict[str, str] = {}
+    try:
+        tracecontext: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+        tracecontext.TraceContextTextMapPropagator().inject(headers)
+    except Exception as error:  # noqa: BLE001 - a program whose tracing is broken still trains
+        logger.debug("no trace context: %s", error)
+    return headers or None

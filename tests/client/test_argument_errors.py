@@ -1,0 +1,776 @@
+"""Wrong arguments: what is said about them, and on which line of the user."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import tinker
+from tinker.futures import APIFuture, immediate
+
+PROMPT = tinker.ModelInput.from_ints([1, 2])
+PARAMS = tinker.SamplingParams(max_tokens=2)
+DATUM = tinker.Datum(PROMPT, {"target_tokens": [2, 3]})
+MakeDatum = Callable[..., tinker.Datum]
+
+
+@pytest.fixture
+def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """A sampler of the toy model."""
+    return service.create_sampling_client(base_model="tinker/toy")
+
+
+# Arguments in the wrong place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PROMPT, PARAMS, 1), "num_samples must be an integer, got SamplingParams"),
+        ((1, PROMPT, PARAMS), "prompt must be a ModelInput, got int"),
+        ((PROMPT, 1, 2), r"must be a SamplingParams, such as SamplingParams\(max_tokens=64\); got int"),
+        ((PROMPT, 1, {"max_token": 2}), r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?"),
+        ((PROMPT, "one", PARAMS), "num_samples must be an integer, got str"),
+        ((PROMPT, 1.5, PARAMS), "num_samples must be an integer, got float"),
+        ((PROMPT, True, PARAMS), "num_samples must be an integer, got bool"),
+        ((PROMPT, 1, PARAMS, True, 2.5), "topk_prompt_logprobs must be an integer, got float"),
+        ((PROMPT, 1, PARAMS, True, 0, 0, None, 0, "two"), "prompt_logprobs_last_n must be an integer, got str"),
+    ],
+)
+def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, arguments: Any, message: str) -> None:
+    """Arguments of the wrong type raise from the call, by name, and nothing is sent."""
+    with pytest.raises(TypeError, match=message):
+        sampler.sample(*arguments)
+    assert wire.requests("asample") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cross_entropy", [DATUM]), "data must be a list of Datum, got str"),
+        ((DATUM, "cross_entropy"), r"data must be a list of Datum, got one Datum: write \[datum\]"),
+        ((None, "cross_entropy"), "data must be a list of Datum, got NoneType"),
+        (("cross_entropy", [DATUM]), "data must be a list of Datum, got str: are data and loss_fn swapped[?]"),
+        (
+            ([DATUM], len),
+            "loss_fn must be the name of a loss, got builtin.*; for your own function, use forward_backward_custom",
+        ),
+        (([DATUM], None), "loss_fn must be the name of a loss, got NoneType$"),
+        (([PROMPT], "cross_entropy"), r"data\[0\] must be a Datum, got ModelInput: make one with Datum\("),
+    ],
+)
+def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, arguments: Any, message: str) -> None:
+    """Arguments of the wrong type or order raise from the call, in words, and nothing is sent."""
+    for call in (training.forward_backward, training.forward):
+        with pytest.raises(TypeError, match=message):
+            call(*arguments)
+    assert wire.requests("forward_backward") == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tinker.Datum({"weights": [1]}, PROMPT), TypeError, "loss_fn_inputs must be a mapping .*, got ModelInput"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, "weights must be numbers, got text"),  # type: ignore[dict-item]
+        (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: use tokenizer.encode\(text\)"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum(PROMPT, {"weights": [None, 2.0]}), ValueError, r"but weights\[0\] is None$"),  # type: ignore[dict-item]
+        (lambda: tinker.Datum([1, 2], {}), TypeError, r"must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"),  # type: ignore[arg-type]
+        (lambda: tinker.Datum("hi", {}), TypeError, "Datum.model_input must be a ModelInput, got str"),  # type: ignore[arg-type]
+        (lambda: tinker.ModelInput.from_ints([1, -2]), ValueError, "token ids must not be negative, got -2 at position 1"),
+        (lambda: tinker.ModelInput.from_ints(["1", "h"]), ValueError, "tokens must be integers, got 'h' at position 1"),  # type: ignore[list-item]
+        (lambda: tinker.ModelInput.from_ints([1, None]), ValueError, "tokens must be integers, got None at position 1"),  # type: ignore[list-item]
+        (lambda: tinker.ModelInput.from_ints([1.0, 2.5]), ValueError, "tokens must be integers, got 2.5 at position 1"),  # type: ignore[list-item]
+        (lambda: tinker.ModelInput.from_ints([np.inf]), ValueError, "tokens must be integers, got inf at position 0"),
+        (lambda: tinker.ModelInput.from_ints([1, 2**70]), ValueError, "tokens must fit in 32 bits"),
+        (lambda: tinker.ModelInput.from_ints(None), ValueError, "tokens must be a list of token ids, got NoneType"),  # type: ignore[arg-type]
+        (lambda: tinker.ModelInput.from_ints({"input_ids": [1]}), ValueError, "got dict: take its .'input_ids'."),
+        (lambda: tinker.ModelInput.from_ints([[1], [2, 3]]), ValueError, "got lists of different lengths"),  # type: ignore[list-item]
+        (lambda: tinker.ServiceClient("local://"), TypeError, "user_metadata must be a mapping .*, got str; .* base_url"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_the_wrong_kind(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    """What is no example, no tokens or no metadata is refused where it is made, in words that say what to write."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "advice"),
+    [
+        ("service", "sample", r"use create_sampling_client\(base_model=...\).sample\(...\)"),
+        ("service", "list_checkpoints", r"use create_rest_client\(\), which has this method"),
+        ("training", "sample", r"use save_weights_and_get_sampling_client\(\).sample\(...\)"),
+        ("training", "step", r"use optim_step\(AdamParams\(learning_rate=...\)\)"),
+        ("sampler", "generate", r"use sample\(prompt, num_samples, sampling_params\)"),
+        ("sampler", "nothing", "'SamplingClient' object has no attribute 'nothing'$"),
+    ],
+)
+def test_methods_of_another_client(request: pytest.FixtureRequest, client: str, name: str, advice: str) -> None:
+    """The name of a method that another client or library has is answered with the method to use."""
+    with pytest.raises(AttributeError, match=advice):
+        getattr(request.getfixturevalue(client), name)
+
+
+@pytest.mark.parametrize("path", ["/home/adapter", "./adapter", "~/adapter"])
+def test_folders_in_the_place_of_checkpoints(training: tinker.TrainingClient, wire: Any, path: str) -> None:
+    """A folder is answered with the function that uploads it, and nothing is sent."""
+    with pytest.raises(ValueError, match=r"to use an adapter in a folder, upload it with tinker.checkpoints.upload"):
+        training.load_state(path)
+    assert wire.requests("load_weights") == []
+
+
+def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A prompt that is none is refused on the line that asks for its log-probabilities."""
+    with pytest.raises(TypeError, match=r"prompt must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"):
+        sampler.compute_logprobs([1, 2])  # type: ignore[arg-type]
+    assert wire.requests("asample") == []
+
+
+@pytest.mark.parametrize("load", ["load_state", "load_state_with_optimizer"])
+def test_paths_of_states(training: tinker.TrainingClient, wire: Any, load: str) -> None:
+    """A path without a scheme is refused on the line of the call, and nothing is sent."""
+    with pytest.raises(ValueError, match="my-checkpoint"):
+        getattr(training, load)("my-checkpoint")
+    assert wire.requests("load_weights") == []
+
+
+def test_integers_of_numpy(sampler: tinker.SamplingClient) -> None:
+    """A number of numpy is an integer."""
+    assert len(sampler.sample(PROMPT, np.int64(2), PARAMS).result(10).sequences) == 2  # type: ignore[arg-type]
+
+
+# Timeouts of the wrong type
+
+
+@pytest.mark.parametrize("timeout", ["3", [1], {"seconds": 3}, 3j])
+@pytest.mark.parametrize("ask", ["result", "exception", "result_async"])
+def test_timeouts(timeout: Any, ask: str) -> None:
+    """A timeout that is not a number raises from the call, by name, whether or not there is a result."""
+    for future in (immediate(1), APIFuture[int]("sample")):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds or None, got"):
+            asyncio.run(asked(future, ask, timeout))
+
+
+async def asked(future: APIFuture[int], ask: str, timeout: Any) -> object:
+    """What the future answers, by either kind of method."""
+    answer = getattr(future, ask)(timeout)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def test_timeouts_of_clients(training: tinker.TrainingClient) -> None:
+    """A client says so too."""
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        training.result("3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [None, 3, 0.5, np.float32(3), np.int64(3)])
+def test_numbers_are_timeouts(timeout: Any) -> None:
+    """Every real number is a timeout, and None is none."""
+    assert immediate(1).result(timeout) == 1
+    assert immediate(1).exception(timeout) is None
+    assert asyncio.run(immediate(1).result_async(timeout)) == 1
+
+
+# A result that was not waited for
+
+
+def test_attributes_of_results(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """An attribute that a future does not have is looked for on the result: the error says how to get that."""
+    future: Any = training.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(AttributeError) as caught:
+        _ = future.loss
+    assert "'APIFuture' object has no attribute 'loss'" in str(caught.value)
+    assert "forward_backward" in str(caught.value)
+    assert ".result()" in str(caught.value)
+    assert "await" in str(caught.value)
+    assert future.result(10).loss > 0
+
+
+def test_attributes_that_are_looked_for() -> None:
+    """`hasattr` and `getattr` with a default work; private names and clients have the usual message."""
+    future: Any = immediate(1)
+    assert not hasattr(future, "loss")
+    assert getattr(future, "loss", 2) == 2
+    with pytest.raises(AttributeError) as caught:
+        _ = future._anything
+    assert "await" not in str(caught.value)
+
+
+def test_attributes_of_clients(training: Any) -> None:
+    """A client has no result to look at."""
+    with pytest.raises(AttributeError) as caught:
+        _ = training.forward_backwards
+    assert "'TrainingClient' object has no attribute 'forward_backwards'" in str(caught.value)
+    assert "await" not in str(caught.value)
+
+
+# Subclasses
+
+
+@pytest.mark.parametrize(
+    "client", [tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient, tinker.AdminClient]
+)
+def test_subclasses_without_init(client: type) -> None:
+    """A stand-in that does not call the constructor can be shown, as debuggers and failing tests do."""
+
+    class StandIn(client):
+        def __init__(self) -> None:
+            pass
+
+    assert client.__name__ in repr(StandIn()) or "StandIn" in repr(StandIn())
+
+
+def test_futures_without_init() -> None:
+    """A future whose constructor was not called has the usual errors for what it lacks."""
+
+    class StandIn(APIFuture[int]):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttributeError, match="operation"):
+        _ = StandIn().operation
+
+
+# Misspelled names
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tinker.AdamParams(learning_rte=1), "AdamParams has no 'learning_rte'; did you mean 'learning_rate'?"),
+        (lambda: tinker.Datum(model_inputs=PROMPT), "Datum has no 'model_inputs'; did you mean 'model_input'?"),
+        (lambda: tinker.TensorData([1], dtyp="int64"), "TensorData has no 'dtyp'; did you mean 'dtype'?"),
+        (lambda: tinker.types.EncodedTextChunk(token=[1]), "EncodedTextChunk has no 'token'; did you mean 'tokens'?"),
+        (lambda: tinker.types.ImageChunk(data=b"x", formt="png"), "ImageChunk has no 'formt'; did you mean 'format'?"),
+        (
+            lambda: tinker.ModelInput(xyz=[]),
+            "ModelInput has no 'xyz'; it has chunks; for token ids use ModelInput.from_ints(tokens)",
+        ),
+        (lambda: tinker.types.LoraConfig(rnk=1), "LoraConfig has no 'rnk'; did you mean 'rank'?"),
+    ],
+)
+def test_misspelled_fields(make: Callable[[], object], message: str) -> None:
+    """A field that a public type does not have is refused by the constructor, with the one that was meant."""
+    with pytest.raises(TypeError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_other_mistakes_of_constructors_keep_their_words() -> None:
+    """Only a wrong name is explained; signatures are those of the constructors."""
+    with pytest.raises(TypeError, match="needs a dtype: 'float32' or 'int64'"):
+        tinker.TensorData([1])
+    with pytest.raises(TypeError, match="missing 1 required"):
+        tinker.Datum()  # type: ignore[call-arg]
+    assert list(inspect.signature(tinker.TensorData).parameters)[:2] == ["data", "dtype"]
+    assert "model_input" in inspect.signature(tinker.Datum).parameters
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"target_tokens": [1, 2], "weight": [1.0, 1.0]}, "did you mean 'weights' instead of 'weight'?"),
+        ({"target_token": [1, 2]}, "needs; did you mean 'target_tokens' instead of 'target_token'?"),
+    ],
+)
+def test_misspelled_loss_inputs(training: tinker.TrainingClient, wire: Any, inputs: Any, message: str) -> None:
+    """An input that the loss does not know is refused on the line of the call, with the one that was meant."""
+    with pytest.raises(ValueError, match="loss_fn_inputs") as caught:
+        training.forward_backward([tinker.Datum(PROMPT, inputs)], "cross_entropy")
+    assert str(caught.value).endswith(message)
+    assert wire.requests("forward_backward") == []
+
+
+MISSPELLED_LOSSES: list[tuple[str, dict[str, float], str]] = [
+    ("cross_entrophy", {}, "unknown loss_fn 'cross_entrophy'; {0} has .*; did you mean 'cross_entropy'"),
+    (
+        "ppo",
+        {"clip_low_treshold": 0.8},
+        "unknown loss_fn_config key 'clip_low_treshold'; .*; did you mean 'clip_low_threshold'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "said"), MISSPELLED_LOSSES)
+def test_misspelled_losses(training: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str) -> None:
+    """Where the server has said what it computes, another loss or setting is refused at the call and has no number."""
+    ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], **({} if name != "ppo" else POLICY_INPUTS)})
+    for call in (training.forward_backward, training.forward):
+        with pytest.raises(ValueError, match=said.format("the server")):
+            call([ready], name, config)
+    assert wire.requests("forward_backward") == []
+    training.optim_step(tinker.AdamParams(learning_rate=0.0)).result(10)
+    assert wire.requests("optim_step")[0].seq_id == 1
+
+
+@pytest.mark.parametrize(("name", "config", "said"), MISSPELLED_LOSSES)
+def test_misspelled_losses_that_the_server_refuses(
+    silent: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str
+) -> None:
+    """A server that has not said what it computes is asked; ours says in one line which loss, or setting, was meant."""
+    ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], **({} if name != "ppo" else POLICY_INPUTS)})
+    error = silent.forward_backward([ready], name, config).exception(10)
+    assert isinstance(error, tinker.UnprocessableEntityError)
+    assert re.search(said.format("this server"), str(error))
+    assert getattr(error, "__notes__", []) == []
+
+
+POLICY_INPUTS = {"logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
+
+
+def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire: Any) -> None:
+    """Where the server does not say which loss was meant, the error does; of a name that resembles none it says nothing."""
+    for name, notes in (
+        ("importance_samplng", ["loss function 'importance_samplng': did you mean 'importance_sampling'?"]),
+        ("mine", []),
+        ("ppo", []),
+    ):
+        wire.fail("forward_backward", 422, body={"detail": f"{name} is not a loss"})
+        error = silent.forward_backward([tinker.Datum(PROMPT, {"target_tokens": [1, 2], **POLICY_INPUTS})], name).exception(10)
+        assert isinstance(error, tinker.UnprocessableEntityError)
+        assert [note for note in getattr(error, "__notes__", []) if "did you mean" in note] == notes
+
+
+def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire: Any) -> None:
+    """Where the server has told what it offers, and refuses a name like one of these, the error says what was meant."""
+    service.get_server_capabilities()
+    meant = ["base model 'tinker/toi': did you mean 'tinker/toy'?"]
+    for operation, create in (
+        ("create_model", lambda: service.create_lora_training_client("tinker/toi")),
+        ("create_sampling_session", lambda: service.create_sampling_client(base_model="tinker/toi")),
+    ):
+        wire.fail(operation, 400, body={"detail": "no such model: tinker/toi"})
+        with pytest.raises(tinker.BadRequestError) as caught:
+            create().result(10)
+        assert caught.value.__notes__ == meant
+    wire.fail("create_model", 400, body={"detail": "no adapters today"})
+    error = service.create_lora_training_client("tinker/toi").exception(10)
+    assert getattr(error, "__notes__", []) == []
+    assert len(wire.requests("get_server_capabilities")) == 1
+
+
+def test_misspelled_arguments_of_the_service() -> None:
+    """The address or the key under another name is a TypeError; another argument without effect is named in a warning."""
+    for name, meant in (
+        ("base_ul", "base_url"),
+        ("url", "base_url"),
+        ("baseurl", "base_url"),
+        ("apikey", "api_key"),
+        ("token", "api_key"),
+    ):
+        with pytest.raises(TypeError, match=f"^ServiceClient has no argument '{name}'; did you mean '{meant}'"):
+            tinker.ServiceClient(base_url="http://server", **{name: "http://other"})
+    with pytest.warns(FutureWarning, match=r"arguments: telemetri \(did you mean telemetry=...\?\)"):
+        tinker.ServiceClient(telemetri=False, base_url="http://server")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": float("nan")}, "temperature must be at least 0, got nan"),
+        ({"top_p": 2}, "top_p must be from 0 to 1, got 2"),
+        ({"top_k": -5}, "top_k must be at least -1, got -5"),
+        ({"max_tokens": -3}, "max_tokens must be at least 0, got -3"),
+    ],
+)
+def test_sampling_parameters_that_cannot_be(wrong: Any, words: str) -> None:
+    """What is outside the limits of the contract is refused where the parameters are made."""
+    with pytest.raises(ValueError, match=f"^SamplingParams.{words}"):
+        tinker.SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        (None, TypeError, r"^optim_step needs AdamParams or DimuonParams, such as AdamParams\(learning_rate=1e-4\); got None"),
+        (1e-4, TypeError, "got float$"),
+    ],
+)
+def test_parameters_of_an_optimizer_that_cannot_be(
+    training: tinker.TrainingClient, wire: Any, params: Any, error: type[Exception], words: str
+) -> None:
+    """A value that cannot be sampling parameters is refused at the call, and nothing is sent."""
+    with pytest.raises(error, match=words):
+        training.optim_step(params)
+    assert wire.requests("optim_step") == []
+
+
+def test_a_rank_that_cannot_be(service: tinker.ServiceClient, wire: Any) -> None:
+    """A negative rank is refused on the line of the call, and nothing is sent; some servers take 0."""
+    with pytest.raises(ValueError, match=r"^rank must be at least 0, got -1$"):
+        service.create_lora_training_client("tinker/toy", rank=-1)
+    assert wire.requests("create_model") == []
+
+
+def test_names_that_other_clients_have(sampler: tinker.SamplingClient) -> None:
+    """A name that a response does not have, but its sequences or a tokenizer, is answered with where it is."""
+    response = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    with pytest.raises(AttributeError, match=r"use response.sequences\[0\].tokens$"):
+        response.tokens  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r": use tokenizer.decode\(response.sequences\[0\].tokens\)$"):
+        response.text  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r": use tokenizer.decode\(sequence.tokens\)$"):
+        response.sequences[0].text  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'SampleResponse' object has no attribute 'nothing'$"):
+        response.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_custom_loss_that_returns_the_loss_alone(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """The error says what to return."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"must return \(loss, metrics\), got Tensor: return loss, \{\}"):
+        training.forward_backward_custom([datum()], lambda _, logprobs: -torch.cat(logprobs).sum()).result(30)
+
+
+def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """A TypeError names the client and the way to the other process."""
+    with pytest.raises(TypeError, match="a ServiceClient cannot be pickled or copied; create one in each process"):
+        pickle.dumps(service)
+    with pytest.raises(TypeError, match="create_training_client_from_state"):
+        pickle.dumps(training)
+
+
+# Tracebacks
+
+
+def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient) -> None:
+    """A failure on the server is raised without the frames of the thread that found it, however often it is raised."""
+    bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
+    future = training.forward_backward([bad], "cross_entropy")
+    for _ in range(2):
+        with pytest.raises(tinker.RequestFailedError) as caught:
+            future.result(10)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [frame.name for frame in frames][:2] == ["test_tracebacks_show_the_line_of_the_user", "result"]
+        assert len(frames) <= 3
+    assert [entry.name for entry in caught.traceback.filter(caught)] == ["test_tracebacks_show_the_line_of_the_user"]
+
+
+def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """An error of the user's own loss function shows where it was raised, without our frames, however often it is raised."""
+
+    def fail(*_: object) -> Any:
+        raise ValueError("mine")
+
+    future = training.forward_backward_custom([datum()], tinker.with_gradients(fail))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine") as caught:
+            future.result(60)
+        frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert frames == ["test_frames_of_functions_of_the_user_stay", "result", "fail"]
+
+
+@pytest.mark.parametrize("value", [[1.0, 0.0, 1.0], np.array([1, 0, 1], np.float64)])
+def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) -> None:
+    """A value that is assigned to a name becomes the tensor that the constructor makes of it, in every way to assign it."""
+    wanted = tinker.Datum(datum().model_input, {"weights": value}).loss_fn_inputs["weights"]
+    for assign in (
+        lambda inputs: inputs.__setitem__("weights", value),
+        lambda inputs: inputs.update(weights=value),
+        lambda inputs: inputs.__ior__({"weights": value}),
+        lambda inputs: (inputs.pop("weights", None), inputs.setdefault("weights", value)),
+    ):
+        one = datum()
+        assign(one.loss_fn_inputs)
+        assert one.loss_fn_inputs["weights"] == wanted
+        assert type(one.loss_fn_inputs["weights"]) is tinker.TensorData
+    assert pickle.loads(pickle.dumps(one)) == one == tinker.Datum.model_validate_json(one.model_dump_json())
+
+
+def test_a_loss_input_that_is_no_tensor_is_refused_where_it_is_assigned(datum: MakeDatum) -> None:
+    """The assignment raises what the constructor raises, and the datum keeps what it had."""
+    one = datum()
+    before = dict(one.loss_fn_inputs)
+    with pytest.raises(TypeError, match=r"^loss_fn_inputs\['weights'\] must be a list, .*, got NoneType"):
+        one.loss_fn_inputs["weights"] = None  # type: ignore[assignment]
+    assert one.loss_fn_inputs == before
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "lr", "learning_rte"])
+@pytest.mark.parametrize("change", [lambda value, name: setattr(value, name, 1.0), delattr])
+def test_a_field_that_is_changed(name: str, change: Callable[[object, str], object]) -> None:
+    """A record says how to make another one, and which field was meant."""
+    params = tinker.AdamParams(learning_rate=1e-3)
+    wanted = "make another, such as dataclasses.replace(value, learning_rate=...)"
+    if name != "learning_rate":
+        wanted = f"AdamParams has no {name!r}; did you mean 'learning_rate'?"
+    with pytest.raises(AttributeError, match=re.escape(wanted)):
+        change(params, name)
+    assert params.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (DATUM, "model_input"),
+        (DATUM.model_input, "chunks"),
+        (DATUM.model_input.chunks[0], "tokens"),
+        (DATUM.loss_fn_inputs["target_tokens"], "data"),
+        (tinker.types.SaveWeightsResponse(path="tinker://a/weights/b"), "path"),
+    ],
+)
+def test_a_value_that_is_changed(value: Any, name: str) -> None:
+    """Every other value says so too, with an error that attrs and Python know."""
+    with pytest.raises(attrs.exceptions.FrozenInstanceError, match=rf"make another, such as .*\(value, {name}=...\)"):
+        setattr(value, name, None)
+
+
+def test_a_save_in_the_place_of_its_path(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
+    """What a save returns is answered with how to get the path."""
+    saved = training.save_state("a")
+    with pytest.raises(TypeError, match=r"model_path must be a string, got APIFuture: pass future.result\(\).path"):
+        training.load_state(saved)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"got SaveWeightsResponse: pass response\.path"):
+        service.create_sampling_client(saved.result(10))  # pyright: ignore
+
+
+def test_a_refused_key(service: tinker.ServiceClient, wire: Any) -> None:
+    """A server that refuses the key is shown with where the key comes from."""
+    wire.fail("create_model", 401, body={"detail": "wrong key"})
+    error = service.create_lora_training_client("tinker/toy").exception(10)
+    assert str(error) == "Error code: 401 - wrong key; check the key (api_key or TINKER_API_KEY) (create_model)"
+
+
+def test_what_is_printed_of_helpers() -> None:
+    """Metrics and a simulated clock show their state."""
+    assert repr(tinker.observing.Metrics()) == "<Metrics: 0 operations, 0 retries; snapshot() returns the numbers>"
+    assert repr(tinker.testing.SteppedClock()) == "<SteppedClock at 1000 s, 0 sleeps>"
+
+
+def test_names_of_modules() -> None:
+    """Completion shows the public names of a module whose names are loaded on use."""
+    for module in (tinker.testing, tinker.local, tinker.observing):
+        assert [name for name in dir(module) if not name.startswith("_")] == sorted(module.__all__)
+
+
+def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> None:
+    """asyncio.wait refuses futures at once, with what to pass, instead of waiting forever."""
+
+    async def scenario() -> tuple[set[Any], set[Any]]:
+        future = training.optim_step(tinker.AdamParams(learning_rate=1e-3))
+        with pytest.raises(TypeError, match=r"pass asyncio.ensure_future\(future\)"):
+            await asyncio.wait([future])
+        return await asyncio.wait([asyncio.ensure_future(future)])
+
+    done, pending = asyncio.run(scenario())
+    assert [one.result().metrics is not None for one in done] == [True]
+    assert not pending
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tinker.Datum("abc", {}), TypeError, r"got str: use ModelInput.from_ints\(tokenizer.encode\(text\)\)"),
+        (
+            lambda: tinker.Datum(PROMPT, {"weights": (1.0,)}),
+            TypeError,
+            r"loss_fn_inputs\['weights'\] .*, got tuple: write list",
+        ),
+        (lambda: tinker.Datum(PROMPT, labels=[1]), TypeError, "Datum has no 'labels'; did you mean 'loss_fn_inputs'"),
+        (
+            lambda: tinker.Datum(model_input=PROMPT, loss_fn_inputs={}, label=[1]),
+            TypeError,
+            "it has .*loss_fn_inputs, model_input",
+        ),
+        (lambda: f"{APIFuture('x'):.3f}", TypeError, r"has no format '.3f': call .result\(\) or await it"),
+        (lambda: tinker.ModelInput([1, 2]), TypeError, r"; for token ids use ModelInput.from_ints\(tokens\)"),
+        (lambda: tinker.ModelInput(tokens=[1]), TypeError, "has no 'tokens'; it has chunks; for token ids use ModelInput"),
+        (lambda: tinker.ServiceClient(base_url="host:80"), ValueError, "got 'host:80'; did you mean 'http://host:80'?"),
+        (lambda: tinker.ServiceClient(base_url="local:toy"), ValueError, "got 'local:toy'; did you mean 'local://toy'?"),
+        (lambda: tinker.ServiceClient(base_url="local"), ValueError, "got 'local'; did you mean 'local://'?"),
+        (lambda: tinker.ServiceClient(base_url="local:80"), ValueError, "did you mean 'http://local:80'?"),
+        (lambda: pickle.dumps(APIFuture()), TypeError, "pickle future.result\\(\\) instead"),
+        (lambda: tinker.ModelInput(chunks=[1, 2]), TypeError, "got int; for token ids use ModelInput.from_ints"),
+        (lambda: tinker.AdamParams(1e-4), TypeError, r"takes no positional arguments: write AdamParams\(learning_rate=...\)"),
+        (lambda: tinker.ServiceClient(api_key=3), TypeError, "api_key must be a string, got int"),
+        (
+            lambda: tinker.ServiceClient(base_url="http://h/api/v1"),
+            ValueError,
+            "base_url ends in /api/v1, which the client adds; write 'http://h'",
+        ),
+        (lambda: getattr(tinker, "Client"), AttributeError, "no attribute 'Client'; use tinker.ServiceClient"),  # noqa: B009
+        (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
+        (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
+        (lambda: tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),
+        (lambda: tinker.AdamParams(eps=-1), ValueError, "^AdamParams.eps must be at least 0, got -1.0"),
+        (lambda: tinker.AdamParams(beta2=1), ValueError, "^AdamParams.beta2 must be at least 0 and below 1, got 1.0"),
+        (lambda: tinker.AdamParams(weight_decay=float("nan")), ValueError, "^AdamParams.weight_decay must be finite, got nan"),
+        (lambda: tinker.types.LoraConfig(rank=1.5), ValueError, "LoraConfig.rank must be an integer, got 1.5"),
+        (lambda: tinker.SamplingParams(seed="a"), ValueError, "SamplingParams.seed must be an integer or None, got 'a'"),
+    ],
+)
+def test_values_of_the_wrong_type(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    """The line that makes the value says what it must be, and how to write it."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"beta1": 1}, "beta1 must be at least 0 and below 1, got 1"),
+        ({"beta2": -0.5}, "beta2 must be at least 0 and below 1, got -0.5"),
+        ({"eps": -1e-8}, "eps must be at least 0, got -1e-08"),
+    ],
+)
+def test_steps_that_no_optimizer_can_make(training: tinker.TrainingClient, wire: Any, wrong: Any, message: str) -> None:
+    """They are refused on the line of the step, and nothing is sent."""
+    with pytest.raises(ValueError, match=f"^AdamParams.{message}"):
+        training.optim_step(tinker.AdamParams(**wrong))
+    assert wire.requests("optim_step") == []
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (lambda service: service.create_lora_training_client(None), "base_model must be the name of a model, got NoneType"),
+        (lambda service: service.create_sampling_client(base_model=3), "base_model must be the name of a model, got int"),
+        (lambda service: service.create_lora_training_client("a/b", optimizer="adam"), "optimizer must be AdamOptimizerConfig"),
+    ],
+)
+def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: Callable[[Any], object], message: str) -> None:
+    """A model or optimizer that cannot be one is refused on the line that creates the client, and nothing is sent."""
+    with pytest.raises(TypeError, match=f"^{message}"):
+        create(service)
+    assert wire.requests("create_model") == wire.requests("create_sampling_session") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "advice"),
+    [
+        (tinker.types.SampledSequence("stop", tokens=[1]), "text", r"tokenizer.decode\(sequence.tokens\)"),
+        (tinker.types.SampledSequence("stop", tokens=[1]), "token_ids", "sequence.tokens"),
+        (tinker.types.SampledSequence("stop", tokens=[1]), "finish_reason", "sequence.stop_reason"),
+        (tinker.ForwardBackwardOutput("x", []), "logprobs", r"output.loss_fn_outputs\[0\]\['logprobs'\]"),
+        (tinker.ForwardBackwardOutput("x", []), "loss", "the server did not send the metric 'loss:sum'; it sent: none"),
+    ],
+)
+def test_attributes_of_values(value: Any, name: str, advice: str) -> None:
+    """They say where the thing is; an attribute that nobody looks for has the usual message."""
+    with pytest.raises(AttributeError, match=advice):
+        getattr(value, name)
+    with pytest.raises(AttributeError, match=f"^'{type(value).__name__}' object has no attribute 'unheard_of'$"):
+        _ = value.unheard_of
+
+
+@pytest.mark.parametrize(
+    ("client", "maker"),
+    [
+        (tinker.TrainingClient, r"ServiceClient.create_lora_training_client\(base_model\)"),
+        (tinker.SamplingClient, r"ServiceClient.create_sampling_client\(base_model=...\)"),
+    ],
+)
+def test_clients_that_a_service_makes(client: Callable[..., object], maker: str) -> None:
+    """Their signature has no parameter, and calling one says which method makes it."""
+    assert not inspect.signature(client).parameters
+    for arguments in ((), ("tinker/toy",)):
+        with pytest.raises(TypeError, match=maker):
+            client(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "loss_fn", "message"),
+    [
+        ({"target_tokens": [-100, 3]}, "cross_entropy", r"\['target_tokens'\] has negative token ids; to ignore a token"),
+        (
+            {"target_tokens": [2, 3], "weights": [np.inf, 0.0]},
+            "cross_entropy",
+            r"\['weights'\] contains infinity at position 0",
+        ),
+        ({"target_tokens": [2, 3], "weights": [1e30, np.nan]}, "cross_entropy", r"\['weights'\] contains NaN at position 1"),
+    ],
+)
+def test_values_that_no_loss_can_use(
+    training: tinker.TrainingClient, wire: Any, inputs: Any, loss_fn: str, message: str
+) -> None:
+    """They are refused on the line of the call, by the index of the datum and the field, and nothing is sent."""
+    with pytest.raises(ValueError, match=r"^data\[1\].loss_fn_inputs" + message):
+        training.forward_backward([DATUM, tinker.Datum(PROMPT, inputs)], loss_fn)
+    assert wire.requests("forward_backward") == []
+
+
+def test_large_weights_are_no_infinity(training: tinker.TrainingClient) -> None:
+    """Weights whose squares no float32 holds are as good as others."""
+    heavy = tinker.Datum(PROMPT, {"target_tokens": [2, 3], "weights": [1e25, 0.0]})
+    training.forward([heavy], "cross_entropy").result(10)
+
+
+def test_a_future_in_the_place_of_its_result() -> None:
+    """Iterating over a future, or taking an item of it, says how to get the result."""
+    future: Any = APIFuture("sample")
+    for use in (lambda: future[0], lambda: list(future)):
+        with pytest.raises(TypeError, match=r"call .result\(\) or await it"):
+            use()
+    assert future  # is there, and has no length
+
+
+def test_tensors_read_like_arrays() -> None:
+    """Their repr shows the first values, and they have a length, items and an iterator."""
+    tensor = tinker.TensorData([1.0, 2.5], "float32")
+    assert repr(tensor) == "TensorData([1, 2.5], float32, shape=[2])"
+    assert repr(tinker.TensorData(list(range(9)), "int64")) == "TensorData([0, 1, 2, 3, 4, 5, 6, 7, ...], int64, shape=[9])"
+    assert (len(tensor), sum(tensor), tensor[1]) == (2, 3.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, n=2, sampling_params=PARAMS),
+            "SamplingClient.sample has no 'n'; did you mean 'num_samples'?",
+        ),
+        (
+            lambda service: service.create_lora_training_client(model="tinker/toy"),
+            "ServiceClient.create_lora_training_client has no 'model'; did you mean 'base_model'?",
+        ),
+        (
+            lambda service: service.create_lora_training_client("tinker/toy", lora_rank=4),
+            "ServiceClient.create_lora_training_client has no 'lora_rank'; did you mean 'rank'?",
+        ),
+        (
+            lambda service: service.create_rest_client().list_sessions(limt=1),
+            "RestClient.list_sessions has no 'limt'; did you mean 'limit'?",
+        ),
+        (
+            lambda service: asyncio.run(service.create_rest_client().list_sessions_async(limt=1)),
+            "RestClient.list_sessions_async has no 'limt'; did you mean 'limit'?",
+        ),
+        (
+            lambda service: asyncio.run(service.create_lora_training_client_async(model="tinker/toy")),
+            "ServiceClient.create_lora_training_client has no 'model'; did you mean 'base_model'?",
+        ),
+        (lambda service: service.create_lora_training_client(), r"missing 1 required positional argument: 'base_model'"),
+    ],
+)
+def test_misspelt_arguments(service: tinker.ServiceClient, call: Callable[[Any], object], message: str) -> None:
+    """An argument that a method does not have is named, with the one that was meant; other errors of a call stay Python's."""
+    with pytest.raises(TypeError, match=re.escape(message)):
+        call(service)
+
+
+@pytest.mark.parametrize("client", [tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient])
+def test_methods_look_as_they_are_written(client: type) -> None:
+    """The signature of a public method names its parameters, and coroutine functions stay such."""
+    for name, method in inspect.getmembers(client, inspect.isfunction):
+        if not name.startswith("_"):
+            written = inspect.unwrap(method)
+            assert inspect.signature(method) == inspect.signature(written)
+            assert inspect.iscoroutinefunction(method) == inspect.iscoroutinefunction(written)
+            assert not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(method).parameters.values())
+
+
+@pytest.mark.parametrize("loss", [lambda logprobs: (0.0, {}), lambda data, logprobs, more: (0.0, {})])
+def test_a_custom_loss_with_other_parameters(training: tinker.TrainingClient, datum: MakeDatum, loss: Any) -> None:
+    """A function that cannot be called with data and log-probabilities is refused on the line of the call."""
+    with pytest.raises(TypeError, match=r"a custom loss is called as loss_fn\(data, logprobs\), but this function takes \("):
+        training.forward_backward_custom([datum()], loss)

@@ -1,0 +1,755 @@
+"""Which operations fail after a failure: those called before the user has received it, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from tinker_wire import models
+
+import tinker
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.toy import ToyEngine
+
+MakeDatum = Callable[..., tinker.Datum]
+Operation = Callable[[tinker.TrainingClient, tinker.Datum], Any]
+ADAM = tinker.AdamParams(learning_rate=0.01)
+
+
+FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
+
+
+def far(datum: tinker.Datum) -> tinker.Datum:
+    """A datum that every server accepts, and that fails when it runs: it has a token that no vocabulary has."""
+    return attrs.evolve(datum, model_input=FAR)
+
+
+@tinker.with_gradients
+def own_loss(data: Any, logprobs: Any) -> Any:
+    return 1.0, [0 * part - 1 for part in logprobs]
+
+
+@tinker.with_gradients
+def failing_loss(data: Any, logprobs: Any) -> Any:
+    raise LookupError("no reward for this")
+
+
+@pytest.fixture
+def training(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> tinker.TrainingClient:
+    """A run whose first request, numbered 1, has settled in which form its requests are written."""
+    training.forward([datum()], "cross_entropy").result(10)
+    wire.exchanges.clear()
+    return training
+
+
+# The wire operation that fails, and the call that sends it.
+CHANGES: dict[str, tuple[str, Operation]] = {
+    "forward_backward": ("forward_backward", lambda training, datum: training.forward_backward([datum], "cross_entropy")),
+    "forward_backward_custom": (
+        "forward_backward",
+        lambda training, datum: training.forward_backward_custom([datum], own_loss),
+    ),
+    "optim_step": ("optim_step", lambda training, datum: training.optim_step(ADAM)),
+    "load_state": ("load_weights", lambda training, datum: training.load_state("tinker://some-run/weights/kept")),
+}
+# A status, its headers, and whether the server has read the number of the request.
+REFUSALS = {
+    400: ({}, True),
+    401: ({}, False),
+    403: ({}, False),
+    404: ({}, False),
+    409: ({}, True),
+    413: ({}, False),
+    422: ({}, True),
+    429: ({"x-should-retry": "false", "retry-after": "1"}, False),
+    503: ({"x-should-retry": "false"}, True),
+}
+RECEIPTS: dict[str, Callable[[Any], object]] = {
+    "result": lambda future: raised(future),
+    "exception": lambda future: future.exception(10),
+    "await": lambda future: asyncio.run(awaited(future)),
+    "gather": lambda future: asyncio.run(gathered(future)),
+    "callback": lambda future: called_back(future),
+    "another thread": lambda future: concurrent.futures.ThreadPoolExecutor(1).submit(future.exception, 10).result(10),
+}
+
+
+def raised(future: Any) -> None:
+    with pytest.raises(tinker.TinkerError):
+        future.result(10)
+
+
+async def awaited(future: Any) -> None:
+    with pytest.raises(tinker.TinkerError):
+        await future
+
+
+async def gathered(future: Any) -> None:
+    (error,) = await asyncio.gather(future, return_exceptions=True)
+    assert isinstance(error, tinker.TinkerError)
+
+
+def called_back(future: Any) -> None:
+    called = threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    assert called.wait(10)
+
+
+def finish(*futures: Any) -> None:
+    """Wait until these are done, without receiving anything."""
+    assert not concurrent.futures.wait(futures, 10).not_done
+
+
+def goes_on(training: tinker.TrainingClient, datum: tinker.Datum, name: str = "afterwards") -> None:
+    assert training.forward_backward([datum], "cross_entropy").result(10).loss > 0
+    assert training.optim_step(ADAM).result(10)
+    assert training.save_state(name).result(10).path
+
+
+@pytest.mark.parametrize("operation", CHANGES)
+@pytest.mark.parametrize("status", REFUSALS)
+def test_every_refusal(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str, status: int) -> None:
+    """Requests called before the error was received are not sent and say which request failed; later ones are done."""
+    name, call = CHANGES[operation]
+    wire.fail(name, status, headers=REFUSALS[status][0])
+    failed = call(training, datum())
+    behind = [training.optim_step(ADAM), training.save_state("early"), training.forward_backward([datum()], "cross_entropy")]
+    finish(failed, *behind)
+    late = training.optim_step(ADAM)  # however late it is called
+    finish(late)
+    assert len(wire.requests("optim_step")) == (1 if operation == "optim_step" else 0)
+    assert wire.requests("save_weights") == []
+    cause = failed.exception(10)
+    assert isinstance(cause, tinker.APIStatusError)
+    assert cause.status_code == status
+    for future, called in zip([*behind, late], ["optim_step", "save_state", "forward_backward", "optim_step"]):
+        with pytest.raises(tinker.PrecedingRequestFailed) as caught:
+            future.result(10)
+        first_line = str(caught.value).splitlines()[0]
+        assert first_line.startswith(f"{called} was not sent, because the {operation} before it failed: ")
+        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (type(cause), str(cause))
+        assert (caught.value.operation, caught.value.failed_operation) == (called, operation)
+    goes_on(training, datum())
+    numbers = [exchange.seq_id for exchange in wire.exchanges if exchange.operation in ("forward_backward", "optim_step")]
+    assert numbers[-2] == (3 if REFUSALS[status][1] else 2)  # what was not read keeps its number for the next request
+
+
+@pytest.mark.parametrize("receipt", RECEIPTS)
+@pytest.mark.parametrize("of_what", ["the failure", "a request that was not sent"])
+def test_every_way_to_receive(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, receipt: str, of_what: str) -> None:
+    """However the user gets the error, of the failed request or of one behind it, what is called then is done."""
+    wire.fail("forward_backward", 422)
+    failed, behind = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    finish(failed, behind)
+    RECEIPTS[receipt](failed if of_what == "the failure" else behind)
+    goes_on(training, datum())
+
+
+def test_looking_on_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) -> None:
+    """Observers, `done`, `concurrent.futures.wait` and printing a future receive nothing: the run stays stopped."""
+    seen: list[object] = []
+    training = connect(observers=[seen.append]).create_lora_training_client("tinker/toy", rank=4)
+    training.forward([datum()], "cross_entropy").result(10)
+    wire.fail("forward_backward", 422)
+    failed = training.forward_backward([datum()], "cross_entropy")
+    finish(failed)
+    assert failed.done()
+    assert "forward_backward" in str(seen)
+    assert repr(failed)
+    step = training.optim_step(ADAM)
+    finish(step)
+    assert wire.requests("optim_step") == []
+    assert isinstance(step.exception(10), tinker.PrecedingRequestFailed)
+
+
+def test_sequential_caller(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A caller who waits for each request meets one error and goes on; nothing else fails."""
+    for status in (400, 401, 413, 422):
+        wire.fail("forward_backward", status)
+        with pytest.raises(tinker.APIStatusError):
+            training.forward_backward([datum()], "cross_entropy").result(10)
+        goes_on(training, datum(), f"after-{status}")
+
+
+def test_async_loop(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """In asyncio a pipelined step fails with its gradient, and the next pair is done."""
+
+    async def scenario() -> None:
+        wire.fail("forward_backward", 422)
+        gradient = await training.forward_backward_async([datum()], "cross_entropy")
+        step = await training.optim_step_async(ADAM)
+        with pytest.raises(tinker.UnprocessableEntityError):
+            await gradient
+        with pytest.raises(tinker.PrecedingRequestFailed):
+            await step
+        gradient = await training.forward_backward_async([datum()], "cross_entropy")
+        step = await training.optim_step_async(ADAM)
+        assert (await gradient).loss > 0
+        assert await step
+
+    asyncio.run(scenario())
+
+
+def test_two_threads(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """What another thread calls after the error was received is done, whatever thread received it."""
+    wire.fail("forward_backward", 422)
+    failed = training.forward_backward([datum()], "cross_entropy")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        early = pool.submit(training.optim_step, ADAM).result(10)
+        assert isinstance(early.exception(10), tinker.PrecedingRequestFailed)
+        pool.submit(goes_on, training, datum()).result(10)
+    assert isinstance(failed.exception(10), tinker.UnprocessableEntityError)
+
+
+def test_each_failure_must_be_received(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """After one failure was received, another that was not goes on stopping what comes behind it."""
+    wire.fail("forward_backward", 422)
+    first = training.forward_backward([datum()], "cross_entropy")
+    assert first.exception(10)
+    wire.fail("forward_backward", 400)
+    second = training.forward_backward([datum()], "cross_entropy")
+    finish(second)
+    assert first.exception(10)
+    with pytest.raises(tinker.PrecedingRequestFailed, match="400"):
+        training.optim_step(ADAM).result(10)
+    goes_on(training, datum())
+
+
+def test_an_accepted_gradient_that_fails(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A gradient that fails on the server after it was accepted stops the steps and saves called before its error is received."""
+    failed = training.forward_backward([datum([10**6])], "cross_entropy")
+    finish(failed)
+    step, save = training.optim_step(ADAM), training.save_state("never")
+    finish(step, save)
+    assert wire.requests("optim_step") == wire.requests("save_weights") == []
+    assert isinstance(failed.exception(10), tinker.RequestFailedError)
+    for future in (step, save):
+        with pytest.raises(tinker.PrecedingRequestFailed, match="the forward_backward before it failed"):
+            future.result(10)
+    goes_on(training, datum())
+
+
+def test_a_loop_that_looks_at_nothing(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Steps of a loop that drops every future are not done without their gradients; the next look says why."""
+    for _ in range(3):
+        finish(training.forward_backward([datum([10**6])], "cross_entropy"))
+        finish(training.optim_step(ADAM))
+    assert wire.requests("optim_step") == []
+    with pytest.raises(tinker.PrecedingRequestFailed, match="save_state was not sent, because the forward_backward before"):
+        training.save_state("untrained").result(10)
+
+
+def test_custom_loss(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A loss function that fails stops the step behind it; once its error is received the run goes on."""
+    failed, step = training.forward_backward_custom([datum()], failing_loss), training.optim_step(ADAM)
+    with pytest.raises(LookupError):
+        failed.result(10)
+    with pytest.raises(tinker.PrecedingRequestFailed, match="no reward for this") as caught:
+        step.result(10)
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert wire.requests("optim_step") == []
+    goes_on(training, datum())
+
+
+def test_a_failure_stops_only_what_is_behind_it(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Requests called before the one that failed are done."""
+    before = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    wire.fail("load_weights", 403)
+    failed = training.load_state("tinker://some-run/weights/kept")
+    assert [future.exception(10) for future in before] == [None, None]
+    assert isinstance(failed.exception(10), tinker.PermissionDeniedError)
+
+
+def test_cancelled_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """The failure of a request whose future was cancelled is met by the next request, once."""
+    arrived, release = threading.Event(), threading.Event()
+
+    def hold(_: httpx.Request, __: bytes) -> httpx.Response:
+        arrived.set()
+        assert release.wait(10)
+        return httpx.Response(422, json={"detail": "refused"})
+
+    wire.answer("forward_backward", hold)
+    cancelled = training.forward_backward([datum()], "cross_entropy")
+    assert arrived.wait(10)
+    assert cancelled.cancel()
+    release.set()
+    with pytest.raises(tinker.PrecedingRequestFailed):
+        training.optim_step(ADAM).result(10)
+    goes_on(training, datum())
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 422, 429, 501])
+@pytest.mark.parametrize("name", ["save_weights", "forward"])
+def test_what_changes_nothing_stops_nothing(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, name: str, status: int
+) -> None:
+    """A refused save or forward pass leaves the run as it is, so what was called behind it is done."""
+    calls: dict[str, Callable[[], Any]] = {
+        "save_weights": lambda: training.save_state("refused"),
+        "forward": lambda: training.forward([datum()], "cross_entropy"),
+    }
+    wire.fail(name if name != "forward" else "forward_backward", status, headers={"x-should-retry": "false"})
+    failed, step = calls[name](), training.optim_step(ADAM)
+    assert step.result(10)
+    assert failed.exception(10).status_code == status
+
+
+def test_creation(wire: Any, service: tinker.ServiceClient, datum: MakeDatum) -> None:
+    """Where there is no run, every request fails with the creation's error, also after it was received."""
+    wire.fail("create_model", 403)
+    training = service.create_lora_training_client("tinker/toy")
+    for _ in range(2):
+        with pytest.raises(tinker.PermissionDeniedError):
+            training.optim_step(ADAM).result(10)
+
+
+def test_it_pickles() -> None:
+    """PrecedingRequestFailed keeps what it says on the way to another process."""
+    error = tinker.PrecedingRequestFailed("optim_step was not sent", "optim_step", "forward_backward")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.operation, again.failed_operation) == (
+        "optim_step was not sent",
+        "optim_step",
+        "forward_backward",
+    )
+
+
+# Numbers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A server that counts only what it accepts says which number it expects, and is sent that one, once."""
+
+    def refuse(request: httpx.Request, body: bytes) -> httpx.Response:
+        return httpx.Response(400, json={"detail": "Sequence conflict: expected 2, got 3."})
+
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.answer("optim_step", refuse)
+    assert training.optim_step(ADAM).result(10)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2]
+    assert training.save_state("kept").result(10).path
+    assert wire.requests("save_weights")[-1].seq_id == 3
+    wire.fail("optim_step", 400, body={"detail": "expected 2, got 4"})
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2, 4]
+
+
+def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
+    """Accept the next request of an operation, and answer with a result that refuses its number."""
+    wire.answer(operation, lambda *_: httpx.Response(200, json={"request_id": f"refused-{got}"}))
+    conflict = {"detail": f"Sequence conflict: expected {expected}, got {got}."}
+    wire.answer("retrieve_future", lambda *_: httpx.Response(409, json=conflict))
+
+
+@pytest.mark.parametrize("operation", ["optim_step", "forward_backward"])
+def test_a_result_that_refuses_the_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str) -> None:
+    """A request whose result says that the number of a refused request is expected is sent again under that one, once."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    refuse_number(wire, operation, expected=2, got=3)
+    send = CHANGES[operation][1]
+    assert send(training, datum()).result(10)
+    assert [exchange.seq_id for exchange in wire.requests(operation)] == [3, 2]
+    assert training.save_state("kept").result(10).path
+    assert wire.requests("save_weights")[-1].seq_id == 3
+
+
+@pytest.mark.parametrize("step_fails_first", [False, True])
+def test_results_that_refuse_the_numbers_of_several(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, step_fails_first: bool
+) -> None:
+    """Where later requests are under way, none is sent again out of order: they fail, and the next call gets the number."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    release = wire.hold("retrieve_future")
+    refuse_number(wire, "forward_backward", expected=2, got=3)
+    refuse_number(wire, "optim_step", expected=2, got=4)
+    gradient, step = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    if step_fails_first:
+        assert isinstance(step.exception(10), tinker.ConflictError)
+    wire.wait_for("optim_step")
+    release()
+    assert isinstance(gradient.exception(10), tinker.ConflictError)
+    assert isinstance(step.exception(10), tinker.ConflictError)
+    assert training.forward_backward([datum()], "cross_entropy").result(10)
+    assert training.optim_step(ADAM).result(10)
+    sent = [one for one in wire.exchanges if one.operation in ("forward_backward", "optim_step")]
+    assert [exchange.seq_id for exchange in sent] == [3, 4, 2, 3]
+
+
+def test_a_result_that_expects_an_accepted_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A request is not sent again under a number that the server has accepted before."""
+    assert training.forward_backward([datum()], "cross_entropy").result(10)
+    refuse_number(wire, "optim_step", expected=2, got=3)
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.ConflictError)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3]
+
+
+def test_a_custom_loss_whose_number_is_refused(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A step of several requests fails when the number of its first is refused; the next one gets the expected number."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    refuse_number(wire, "forward_backward", expected=2, got=3)
+    assert isinstance(training.forward_backward_custom([datum()], own_loss).exception(10), tinker.ConflictError)
+    assert training.forward_backward_custom([datum()], own_loss).result(10)
+    assert [exchange.seq_id for exchange in wire.requests("forward_backward")] == [3, 2, 3]
+
+
+def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Where a server has read a request that it turned away, its number is not used again for long."""
+    wire.fail("save_weights", 403, apply=True)
+    assert training.save_state("kept").exception(10)
+    assert training.optim_step(ADAM).result(10)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 3]
+
+
+@pytest.mark.parametrize("asked", [2, 7])
+def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, asked: int) -> None:
+    """A server that asks for a number it has accepted before is not sent another request under it."""
+    assert training.forward_backward([datum()], "cross_entropy").result(10)
+    wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 3"})
+    failed = training.optim_step(ADAM)
+    if asked == 2:
+        assert isinstance(failed.exception(10), tinker.BadRequestError)
+    else:
+        assert failed.result(10)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == ([3] if asked == 2 else [3, 7])
+
+
+def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.TrainingClient) -> None:
+    """A server that asked for a later number, and was sent that one, is not sent another request under the earlier one."""
+    wire.fail("optim_step", 400, body={"detail": "expected 7, got 2"})
+    assert training.optim_step(ADAM).result(10)
+    wire.fail("optim_step", 400, body={"detail": "expected 2, got 8"})
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 7, 8]
+
+
+def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A request that the server may have accepted keeps its number, also when a later attempt was turned away."""
+    wire.drop("forward_backward", apply=True)
+    wire.fail("forward_backward", 401)
+    assert isinstance(training.forward_backward([datum()], "cross_entropy").exception(10), tinker.AuthenticationError)
+    assert training.optim_step(ADAM).result(10)
+    assert wire.requests("optim_step")[-1].seq_id == 3
+
+
+def test_an_unknown_fate_that_was_a_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A gradient that the server accepted and failed, of which the caller has another error, is known: what is called then runs."""
+    wire.drop("forward_backward", apply=True)
+    wire.fail("forward_backward", 401)
+    assert isinstance(training.forward_backward([far(datum())], "cross_entropy").exception(10), tinker.AuthenticationError)
+    goes_on(training, datum())
+
+
+def in_chunks(settings: Settings, *, together: bool) -> Settings:
+    config = models.ClientConfigResponse(fwdbwd_max_chunk_len=1, parallel_fwdbwd_chunks=together)
+    return attrs.evolve(settings, client_config=config)
+
+
+def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
+    """A batch of which some requests were accepted says so, as their gradients count; the run goes on behind it."""
+    state.settings = in_chunks(state.settings, together=False)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+
+    def refuse_second(request: httpx.Request, body: bytes) -> httpx.Response | None:
+        return httpx.Response(413, json={"detail": "too large"})
+
+    wire.answer("forward_backward", refuse_second, after=1)
+    with pytest.raises(tinker.APIStatusError) as caught:
+        training.forward_backward([datum(), datum(), datum()], "cross_entropy").result(10)
+    assert "accepted 1 of the 3 requests of this batch" in str(caught.value.__notes__)
+    assert training.optim_step(ADAM).result(10)
+    assert wire.requests("optim_step")[-1].seq_id == 2
+
+
+@pytest.mark.parametrize(("operation", "accepted"), [("forward", 1), ("forward_backward", 0)])
+def test_a_batch_without_gradients(
+    wire: Any, connect: Any, state: State, datum: MakeDatum, operation: str, accepted: int
+) -> None:
+    """A batch of which nothing was accepted, or that computes no gradients, says nothing of gradients that count."""
+    state.settings = in_chunks(state.settings, together=False)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    if accepted:
+        wire.answer("forward_backward", lambda *_: httpx.Response(413, json={"detail": "too large"}), after=accepted)
+    else:
+        wire.fail("forward_backward", 413)
+    with pytest.raises(tinker.APIStatusError) as caught:
+        getattr(training, operation)([datum(), datum(), datum()], "cross_entropy").result(10)
+    assert "gradients" not in str(getattr(caught.value, "__notes__", ""))
+
+
+@pytest.mark.parametrize("status", [401, 422])
+def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: MakeDatum, status: int) -> None:
+    """Where the requests of a batch are sent together and all are turned away, their numbers are used by what follows."""
+    state.settings = in_chunks(state.settings, together=True)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.fail("forward_backward", status, times=2)
+    assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
+    assert training.optim_step(ADAM).result(10)
+    assert wire.requests("optim_step")[-1].seq_id == (1 if status == 401 else 4)
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_a_number_of_a_batch_that_the_server_expects_again(
+    wire: Any, connect: Any, state: State, datum: MakeDatum, asked: int
+) -> None:
+    """When a batch sent together was turned away, a server that still expects one of its numbers is sent that one."""
+    state.settings = in_chunks(state.settings, together=True)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.fail("forward_backward", 422, times=2)
+    assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
+    wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 4"})
+    assert training.optim_step(ADAM).result(10)
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [4, asked]
+
+
+@pytest.mark.parametrize("profile", ["official", "skyrl", "minimal-json"])
+def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: MakeDatum, profile: str) -> None:
+    """A loss that no server knows costs one error on every kind of server: steps and saves are done behind it."""
+    settings = Settings(data_dir=tmp_path / "other", hold_seconds=0.2, gap_seconds=0.2, profile=profile)
+    state = State(ToyEngine, settings)
+    transport = httpx.ASGITransport(create_app(state))
+    service = tinker.ServiceClient(base_url="http://server", api_key="tml-secret", transport=transport, clock=clock.clock())
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    with pytest.raises((tinker.TinkerError, ValueError), match=r"no_such_loss|one of cross_entropy"):
+        training.forward_backward([datum()], "no_such_loss").result(10)  # at once where the server has said what it has
+    training.optim_step(ADAM).result(10)
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    training.optim_step(ADAM).result(10)
+    assert training.save_state("kept").result(10).path
+    service.close().result(10)
+    state.close()
+
+
+# What the server has accepted when the failure arrives -------------------------------------------------------------------
+
+# Gradients that every server accepts, and that fail when they run.
+ACCEPTED: dict[str, Operation] = {
+    "token": lambda training, datum: training.forward_backward([far(datum)], "cross_entropy"),
+    "load": lambda training, datum: training.load_state("tinker://some-run/weights/kept"),
+    "step": lambda training, datum: training.optim_step(tinker.AdamParams(learning_rate=0.01, grad_clip_norm=-1.0)),
+}
+
+
+@pytest.mark.parametrize("failing", ACCEPTED)
+def test_requests_that_were_accepted_behind_a_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, failing: str
+) -> None:
+    """A step, a save and a gradient that were sent before their failure arrived are not run; each says what failed."""
+    release = wire.hold("retrieve_future")
+    failed = ACCEPTED[failing](training, datum())
+    calls = {
+        "optim_step": training.optim_step(ADAM),
+        "save_state": training.save_state("early"),
+        "forward_backward": training.forward_backward([datum()], "cross_entropy"),
+        "save_weights_for_sampler": training.save_weights_for_sampler("early"),
+    }
+    wire.wait_for("save_weights_for_sampler")
+    release()
+    finish(failed, *calls.values())
+    cause = failed.exception(10)
+    assert isinstance(cause, tinker.RequestFailedError)
+    for called, future in calls.items():
+        with pytest.raises(tinker.PrecedingRequestFailed) as caught:
+            future.result(10)
+        assert str(caught.value).startswith(f"{called} was not run, because the {failed.operation} before it failed: ")
+        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (type(cause), str(cause))
+    goes_on(training, datum())
+
+
+def test_no_weights_change_behind_a_failed_gradient(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A loop that calls both at once, and looks only at its steps, trains nothing while its gradients fail."""
+    training.forward_backward([datum()], "cross_entropy").result(10)
+    training.optim_step(ADAM).result(10)
+    before = training.forward([datum()], "cross_entropy").result(10).loss
+    for _ in range(10):
+        training.forward_backward([far(datum())], "cross_entropy")
+        with pytest.raises(tinker.PrecedingRequestFailed):
+            training.optim_step(ADAM).result(10)
+    assert training.forward([datum()], "cross_entropy").result(10).loss == before
+
+
+def test_an_accepted_request_tells_of_the_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Receiving the error of an accepted step counts as receiving the gradient's: what is called then is done."""
+    release = wire.hold("retrieve_future")
+    training.forward_backward([far(datum())], "cross_entropy")
+    step = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    release()
+    assert isinstance(step.exception(10), tinker.PrecedingRequestFailed)
+    goes_on(training, datum())
+
+
+def test_what_runs_behind_a_received_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A step that is called when its error is received runs, and every request says which failure its caller knew of."""
+    assert training.forward_backward([far(datum())], "cross_entropy").exception(10)
+    assert training.optim_step(ADAM).result(10)
+    goes_on(training, datum())
+    assert training.forward_backward([far(datum())], "cross_entropy").exception(10)
+    assert training.save_state("kept").result(10).path
+    sent = [request for request in wire.exchanges if request.operation in ("forward_backward", "optim_step", "save_weights")]
+    assert [request.request.headers["x-tinker-known-failure"] for request in sent] == ["0", "2", "2", "2", "2", "2", "7"]
+
+
+def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A gradient that failed after its future was cancelled stops the step behind it, whose error tells what failed, once."""
+    release = wire.hold("retrieve_future")
+    cancelled = training.forward_backward([far(datum())], "cross_entropy")
+    wire.wait_for("retrieve_future")
+    assert cancelled.cancel()
+    release()
+    step, save = training.optim_step(ADAM), training.save_state("early")
+    finish(step, save)
+    for future in (step, save):
+        with pytest.raises(tinker.PrecedingRequestFailed, match=r"was not .*, because the .* before it failed"):
+            future.result(10)
+    goes_on(training, datum())
+
+
+def test_a_part_of_a_batch_that_fails(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
+    """Of a batch in several requests, one fails by itself, the later ones are not run, and the error is that of the first."""
+    state.settings = in_chunks(state.settings, together=True)
+    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    bad = far(datum())
+    with pytest.raises(tinker.RequestFailedError, match="1000000") as caught:
+        training.forward_backward([datum(), bad, datum(), datum()], "cross_entropy").result(10)
+    assert "before it failed" not in str(caught.value)
+    goes_on(training, datum())
+
+
+def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A forward pass that fails on the server changes nothing, so what was sent behind it runs."""
+    release = wire.hold("retrieve_future")
+    failed = training.forward([far(datum())], "cross_entropy")
+    step = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    release()
+    assert step.result(10)
+    assert isinstance(failed.exception(10), tinker.RequestFailedError)
+
+
+# Failures that nobody looks at -------------------------------------------------------------------------------------------
+
+
+def unseen(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """What the log says about failures with this text that nobody looked at, once everything dropped is collected."""
+    gc.collect()
+    return [record.getMessage() for record in caplog.records if text in record.getMessage() and "never retrieved" in record.msg]
+
+
+def test_an_error_nobody_looks_at_is_logged_once(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failed future that is dropped unseen is named in the log with its operation; what it stopped is not."""
+    wire.fail("forward_backward", 422, body={"detail": "dropped unseen"})
+    futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
+    finish(*futures)
+    futures.clear()
+    lines = unseen(caplog, "dropped unseen")
+    for _ in range(20):
+        if lines:
+            break
+        training.forward([datum()], "cross_entropy").exception(10)  # let the queue and the I/O thread let go of it
+        lines = unseen(caplog, "dropped unseen")
+    assert len(lines) == 1
+    assert lines[0].startswith("forward_backward failed, and its error was never retrieved: UnprocessableEntityError")
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_an_error_nobody_looks_at_is_logged_at_exit(collected: bool) -> None:
+    """A failure whose future lives until the process ends, or is never collected, is named in the log then, once."""
+    script = (
+        "import concurrent.futures, threading, tinker\n"
+        "service = tinker.ServiceClient(base_url='local://toy')\n"
+        "client = service.create_lora_training_client('no/such-model')\n"
+        "concurrent.futures.wait([client.future()])\n"
+    )
+    if not collected:
+        script += "threading.Thread(target=lambda kept: threading.Event().wait(), args=(client,), daemon=True).start()\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("create_lora_training_client failed, and its error was never retrieved: BadRequestError") == 1
+
+
+def test_an_error_of_a_creation_is_logged_once() -> None:
+    """A creation that fails is named in the log, and not the requests that failed with it."""
+    script = (
+        "import concurrent.futures, tinker\n"
+        "service = tinker.ServiceClient(base_url='local://toy')\n"
+        "client = service.create_lora_training_client('no/such-model')\n"
+        "futures = [client.optim_step(tinker.AdamParams(learning_rate=1e-3)) for _ in range(3)]\n"
+        "sampler = service.create_sampling_client(base_model='no/such-model')\n"
+        "prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)\n"
+        "futures += [sampler.sample(prompt, 1, params) for _ in range(3)]\n"
+        "concurrent.futures.wait(futures)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    lines = [line.partition(" failed")[0] for line in done.stderr.splitlines() if "never retrieved" in line]
+    assert sorted(lines) == ["create_lora_training_client", "create_sampling_client"]
+
+
+def test_an_error_that_was_looked_at_is_not_logged(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log stays silent about an error that the user received."""
+    wire.fail("forward_backward", 422, body={"detail": "looked at"})
+    failed = training.forward_backward([datum()], "cross_entropy")
+    assert failed.exception(10)
+    del failed
+    assert training.optim_step(ADAM).result(10)
+    assert unseen(caplog, "looked at'") == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_error_is_received_with_that_of_a_stopped_request(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture, kept: bool
+) -> None:
+    """Who has the error of a stopped request need not look at the failed one too, whether its future is kept or dropped."""
+    wire.fail("forward_backward", 422, body={"detail": "passed on"})
+    futures = [training.forward_backward([datum()], "cross_entropy")] if kept else []
+    if not kept:
+        training.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(tinker.PrecedingRequestFailed, match="passed on"):
+        training.optim_step(ADAM).result(10)
+    futures.clear()
+    assert training.optim_step(ADAM).result(10)
+    assert unseen(caplog, "passed on") == []
+
+
+def test_an_error_of_a_creation_is_received_with_that_of_a_request(
+    wire: Any, service: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who has the error of a request of a client that was not created need not look at the client too."""
+    wire.fail("create_sampling_session", 403, body={"detail": "not created"})
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    with pytest.raises(tinker.PermissionDeniedError):
+        sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    del sampler
+    assert service.get_server_capabilities()
+    assert unseen(caplog, "not created") == []
+
+
+def test_a_sampler_of_a_failed_save(wire: Any, training: tinker.TrainingClient) -> None:
+    """A save of unknown fate for a sampler stops the run until the sampler's error is received."""
+    wire.fail("save_weights_for_sampler", 503, headers={"x-should-retry": "false"})
+    sampler = training.save_weights_and_get_sampling_client()
+    finish(sampler.future())
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.PrecedingRequestFailed)
+    assert isinstance(sampler.exception(10), tinker.InternalServerError)
+    assert training.optim_step(ADAM).result(10)

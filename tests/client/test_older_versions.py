@@ -1,0 +1,259 @@
+"""Scripts for other versions: the holder behind a client, older arguments and calling forms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+from tinker import types
+
+Connect = Callable[..., tinker.ServiceClient]
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+
+# ----------------------------------------------------------------------------------------------------------------- the holder
+
+
+def test_the_session_has_an_id_that_everybody_may_know(wire: Any, service: tinker.ServiceClient) -> None:
+    """The public property says nothing before the session exists; who asks the holder for the id starts the session."""
+    assert service.session_id is None
+    session_id = service.holder.get_session_id()
+    assert [session_id] == [answer["session_id"] for answer in wire.answers("create_session")]
+    assert service.session_id == service.holder._session_id == session_id
+
+
+def test_every_client_has_the_holder_of_its_session(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
+    """Scripts ask whichever client they have at hand."""
+    sampling = service.create_sampling_client(base_model="tinker/toy").result(10)
+    clients: list[Any] = [service, training, sampling, service.create_rest_client()]
+    assert {client.holder.get_session_id() for client in clients} == {service.session_id}
+    assert sampling.sampling_session_id == sampling._sampling_session_id
+    assert training._guaranteed_model_id() == training.model_id
+
+
+def test_no_sampling_session_has_no_id(wire: Any, service: tinker.ServiceClient) -> None:
+    """Before the server has created it, there is nothing to say."""
+    release = wire.hold("create_sampling_session")
+    sampling = service.create_sampling_client(base_model="tinker/toy")
+    assert sampling.sampling_session_id is None
+    release()
+    assert sampling.result(10).sampling_session_id is not None
+
+
+def test_the_loop_of_the_holder_runs_coroutines(service: tinker.ServiceClient) -> None:
+    """They run on the thread of all I/O, on the loop that ``get_loop`` returns, and their result or error comes back."""
+    holder = service.holder
+
+    async def look() -> tuple[asyncio.AbstractEventLoop, str, asyncio.AbstractEventLoop]:
+        return asyncio.get_running_loop(), threading.current_thread().name, holder.get_loop()
+
+    async def fail() -> None:
+        raise LookupError("of the user")
+
+    loop, thread, seen_inside = holder.run_coroutine_threadsafe(look()).result(10)
+    assert loop is seen_inside is holder.get_loop()
+    assert thread == "tinker-loop"
+    assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0, 7), holder.get_loop()).result(10) == 7
+    with pytest.raises(LookupError, match="of the user"):
+        holder.run_coroutine_threadsafe(fail()).result(10)
+    with pytest.raises(TypeError, match="takes a coroutine, got function"):
+        holder.run_coroutine_threadsafe(look)  # type: ignore[arg-type]
+
+
+def test_closing_the_holder_ends_the_session(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """The server hears of the end, which frees a place, and the clients of the session are closed."""
+    training.holder.close()
+    wire.wait_for(f"sessions/{service.session_id}/finish")
+    with pytest.raises(tinker.ClientClosedError):
+        training.save_state("late").result(10)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("aclient", "use the client method"), ("execute_with_retries", "patience_seconds"), ("_client_config", "internal")],
+)
+def test_the_rest_of_the_holder_says_what_to_use(service: tinker.ServiceClient, name: str, advice: str) -> None:
+    """Nothing of the official client's inside is there; asking for it says what is."""
+    with pytest.raises(AttributeError, match=f"holder has no attribute '{name}': .*{advice}"):
+        getattr(service.holder, name)
+    assert not hasattr(service.holder, name)
+
+
+def test_doubles_that_never_called_a_constructor_can_be_shown() -> None:
+    """A failing test prints its objects; a subclass without ``super().__init__()`` must not fail that."""
+
+    class Sampler(tinker.SamplingClient):
+        def __init__(self) -> None: ...
+
+    class Trainer(tinker.TrainingClient):
+        def __init__(self) -> None: ...
+
+    assert repr(Sampler()) == "<SamplingClient being created>"
+    assert repr(Trainer()) == "<TrainingClient being created>"
+
+
+# ------------------------------------------------------------------------------------------------------------- the constructor
+
+
+def test_no_retries_fail_fast(wire: Any, connect: Connect, clock: Any) -> None:
+    """``max_retries=0`` raises the first failure, whatever kind it is."""
+    service = connect(max_retries=0)
+    for status in (503, 429):
+        wire.fail("get_server_capabilities", status)
+        with pytest.raises(tinker.APIStatusError) as raised:
+            service.get_server_capabilities()
+        assert raised.value.status_code == status
+    assert clock.slept == []
+
+
+def test_retries_are_counted(wire: Any, connect: Connect) -> None:
+    """``max_retries=2`` makes three tries, and a success within them is a success."""
+    service = connect(max_retries=2)
+    wire.fail("get_server_capabilities", times=2)
+    assert service.get_server_capabilities().supported_models
+    assert len(wire.requests("get_server_capabilities")) == 3
+    wire.fail("get_server_capabilities", times=3)
+    with pytest.raises(tinker.InternalServerError):
+        service.get_server_capabilities()
+    assert len(wire.requests("get_server_capabilities")) == 6
+
+
+@pytest.mark.parametrize("timeout", [7.5, httpx.Timeout(7.5), httpx.Timeout(1.0, read=7.5)])
+def test_the_timeout_is_how_long_a_server_may_be_silent(wire: Any, connect: Connect, timeout: Any) -> None:
+    """It goes to every request but a poll, which the server holds by design and which is not shortened."""
+    training = connect(timeout=timeout).create_lora_training_client("tinker/toy", rank=1).result(10)
+    training.save_state("s").result(10)
+    limits = {exchange.operation: exchange.request.extensions["timeout"]["read"] for exchange in wire.exchanges}
+    assert limits["create_model"] == limits["save_weights"] == limits["client/config"] == 7.5
+    assert limits["retrieve_future"] == 45.0
+
+
+def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
+    """With every request; those of the newer argument win."""
+    service = connect(default_headers={"X-One": "1", "X-Two": "1"}, default_headers_overrides={"x-two": "2"})
+    service.get_server_capabilities()
+    headers = wire.requests("get_server_capabilities")[0].request.headers
+    assert (headers["x-one"], headers.get_list("x-two")) == ("1", ["2"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"timeout": "60"}, TypeError, "timeout must be a number, got str"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0, got 0"),
+        ({"max_retries": 1.5}, TypeError, "max_retries must be an integer, got float"),
+        ({"max_retries": -1}, ValueError, "max_retries must be at least 0, got -1"),
+        ({"default_headers": [("a", "b")]}, TypeError, "default_headers must be a mapping of strings to strings, got list"),
+        (
+            {"default_headers": {"a": 1}},
+            TypeError,
+            "default_headers must be a mapping of strings to strings, but contains a int",
+        ),
+        (
+            {"http_client": httpx.Client()},
+            TypeError,
+            "http_client must be an httpx.AsyncClient or httpx2.AsyncClient, got Client",
+        ),
+    ],
+)
+def test_older_arguments_that_cannot_be_right(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    """They are refused by the constructor, by name."""
+    with pytest.raises(error, match=words):
+        tinker.ServiceClient(base_url="http://server", **arguments)
+
+
+def test_arguments_that_nobody_knows_are_named_in_a_warning() -> None:
+    """As they have no effect; those that are honored are not among them."""
+    with pytest.warns(FutureWarning, match="^ServiceClient ignores unknown arguments: colour$") as caught:
+        tinker.ServiceClient(base_url="http://server", timeout=3, max_retries=None, colour="red")
+    assert caught[0].filename == __file__
+
+
+# ------------------------------------------------------------------------------------------------------------ extra parameters
+
+
+def test_extra_parameters_travel_beside_the_others(wire: Any, service: tinker.ServiceClient) -> None:
+    """On the wire they are members of the sampling parameters like any other, and our server ignores them."""
+    sampling = service.create_sampling_client(base_model="tinker/toy")
+    params = types.SamplingParams(max_tokens=2, stop="x", extra={"min_p": 0.05, "bad-words": ["a"]})
+    assert len(sampling.sample(PROMPT, 1, params).result(10).sequences) == 1
+    sent = json.loads(wire.requests("asample")[0].body)["sampling_params"]
+    assert sent == {
+        "max_tokens": 2,
+        "stop": ["x"],
+        "temperature": 1.0,
+        "top_k": -1,
+        "top_p": 1.0,
+        "min_p": 0.05,
+        "bad-words": ["a"],
+    }
+    assert len(wire.judge.bad_requests) == 1  # of parameters that only some servers know the contract knows nothing
+    wire.judge.bad_requests.clear()
+
+
+# ------------------------------------------------------------------------------------------------------------- context lengths
+
+
+def test_what_is_too_long_is_refused_once_the_server_has_told(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
+    """The error names the place and both lengths, on the caller's line; nothing is sent."""
+    training = service.create_lora_training_client("tinker/toy", rank=1).result(10)
+    sampling = service.create_sampling_client(base_model="tinker/toy").result(10)
+    longest = service.get_server_capabilities().supported_models[0].max_context_length
+    assert longest is not None
+    before = len(wire.exchanges)
+    fits, long = types.ModelInput.from_ints([1] * (longest - 1)), types.ModelInput.from_ints([1] * (longest + 1))
+    words = f"has {longest + 1} tokens, but the model accepts at most {longest}"
+    with pytest.raises(ValueError, match=rf"data\[1\]\.model_input {words}"):
+        training.forward_backward([datum(), datum([1] * (longest + 1))], "cross_entropy")
+    with pytest.raises(ValueError, match=rf"^prompt {words}"):
+        sampling.sample(long, 1, types.SamplingParams(max_tokens=1))
+    with pytest.raises(ValueError, match=rf"^prompt {words}"):
+        sampling.compute_logprobs(long)
+    with pytest.raises(ValueError, match=rf"^prompt {words}"):
+        sampling.sample_stream(long, 1, types.SamplingParams(max_tokens=1))
+    assert [
+        one.operation for one in wire.exchanges[before:] if one.operation not in ("session_heartbeat", "retrieve_future")
+    ] == []
+    assert len(sampling.compute_logprobs(fits).result(30)) == longest - 1
+
+
+def test_nothing_is_refused_where_the_server_did_not_tell(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
+    """A client that never asked, or was told no length, sends what it is given."""
+    training = service.create_lora_training_client("tinker/toy", rank=1).result(10)
+    long = [1] * 40_000
+    with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):  # the server's own words
+        training.forward([datum(long)], "cross_entropy").result(10)
+    wire.answer(
+        "get_server_capabilities",
+        lambda *_: httpx.Response(200, json={"supported_models": [{"model_name": "tinker/toy"}, {"max_context_length": 1}]}),
+    )
+    service.get_server_capabilities()
+    with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):
+        training.forward([datum(long)], "cross_entropy").result(10)
+
+
+def test_saved_weights_are_checked_by_the_model_they_are_of(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """A sampler of a run has the run's base model; one of a path alone is not checked, as nobody has said what it is."""
+    longest = service.get_server_capabilities().supported_models[0].max_context_length or 0
+    long = types.ModelInput.from_ints([1] * (longest + 1))
+    with pytest.raises(ValueError, match="according to the server's capabilities"):
+        training.save_weights_and_get_sampling_client().sample(long, 1, types.SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("create", ["create_training_client_from_state", "create_training_client_from_state_with_optimizer"])
+def test_metadata_by_position(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient, create: str) -> None:
+    """What stands second after a state's path is the base model's name, or metadata as in 0.4 to 0.7."""
+    path = training.save_state("0001").result(10).path
+    getattr(service, create)(path, {"a": "b"}).result(10)
+    getattr(service, create)(path, "tinker/toy", {"c": "d"}).result(10)
+    first, second = (exchange.json for exchange in wire.requests("load_weights"))
+    assert (first.get("base_model"), first["user_metadata"]) == (None, {"a": "b"})
+    assert (second["base_model"], second["user_metadata"]) == ("tinker/toy", {"c": "d"})

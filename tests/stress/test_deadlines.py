@@ -1,0 +1,282 @@
+"""A server that stops responding: every wait ends by its deadline, with an error that says what was awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinker
+from tinker._http.messages import Purpose
+from tinker._http.retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
+from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
+from tinker._session.session import SHUTDOWN_SECONDS
+from tinker.testing import FaultyServer, SteppedClock, toy_server
+
+PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
+PATH = "tinker://nobody:train:0/weights/none"
+LONGEST_DELAY = 10.0
+
+
+@pytest.fixture
+def clock() -> SteppedClock:
+    """Simulated time."""
+    return SteppedClock()
+
+
+@pytest.fixture
+def server(clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
+    """A server in simulated time."""
+    with toy_server(tmp_path, clock=clock) as server:
+        yield server
+
+
+def datum() -> tinker.Datum:
+    return tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]})  # type: ignore[dict-item]
+
+
+def ended(future: Any, clock: SteppedClock, policy: Policy, purpose: Purpose) -> None:
+    """The future fails with a time-out, no later than its policy allows: its seconds, and one last try."""
+    began = clock.now
+    error = future.exception(60)
+    assert isinstance(error, tinker.APITimeoutError), repr(error)
+    assert error.operation
+    assert clock.now - began <= policy.total_seconds + purpose.read_seconds + LONGEST_DELAY
+
+
+Service, Training, Sampling = tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda service: service.create_lora_training_client("tinker/toy"),
+        lambda service: service.create_training_client_from_state(PATH),
+        lambda service: service.create_training_client_from_state_with_optimizer(PATH),
+        lambda service: service.create_sampling_client(base_model="tinker/toy"),
+        lambda service: service.create_lora_training_client("tinker/toy").optim_step(ADAM),
+        lambda service: service.create_lora_training_client("tinker/toy").forward_backward([datum()], "cross_entropy"),
+        lambda service: service.create_lora_training_client("tinker/toy").save_weights_and_get_sampling_client(),
+        lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS),
+        lambda service: service.create_sampling_client(base_model="tinker/toy").compute_logprobs(PROMPT),
+    ],
+)
+@pytest.mark.parametrize("silent", ["client_config", "create_session"])
+def test_a_server_that_is_silent_from_the_start(
+    server: FaultyServer, clock: SteppedClock, silent: str, call: Callable[[Service], Any]
+) -> None:
+    """Nothing that needs a session waits longer than the start of one is tried."""
+    server.hang_next(silent, times=1000)
+    ended(call(server.service()), clock, START, Purpose.START)
+
+
+SUBMISSIONS: list[tuple[str, Callable[[Service, Training, Sampling], Any], Policy, Purpose]] = [
+    ("create_model", lambda service, _, __: service.create_lora_training_client("tinker/toy"), SUBMIT, Purpose.SESSION),
+    ("load_weights", lambda service, _, __: service.create_training_client_from_state(PATH), SUBMIT, Purpose.SESSION),
+    (
+        "create_sampling_session",
+        lambda service, _, __: service.create_sampling_client(base_model="tinker/toy"),
+        SUBMIT,
+        Purpose.SESSION,
+    ),
+    ("create_sampling_session", lambda _, training, __: training.create_sampling_client(PATH), SUBMIT, Purpose.SESSION),
+    ("forward_backward", lambda _, training, __: training.forward([datum()], "cross_entropy"), SUBMIT, Purpose.UPLOAD),
+    ("forward_backward", lambda _, training, __: training.forward_backward([datum()], "cross_entropy"), SUBMIT, Purpose.UPLOAD),
+    ("optim_step", lambda _, training, __: training.optim_step(ADAM), SUBMIT, Purpose.SESSION),
+    ("save_weights", lambda _, training, __: training.save_state("a"), SUBMIT, Purpose.SESSION),
+    ("save_weights_for_sampler", lambda _, training, __: training.save_weights_for_sampler("a"), SUBMIT, Purpose.SESSION),
+    (
+        "save_weights_for_sampler",
+        lambda _, training, __: training.save_weights_and_get_sampling_client(),
+        SUBMIT,
+        Purpose.SESSION,
+    ),
+    ("asample", lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS), SAMPLE, Purpose.SAMPLE),
+    ("asample", lambda _, __, sampling: sampling.compute_logprobs(PROMPT), SAMPLE, Purpose.SAMPLE),
+]
+
+
+PROMISED: list[tuple[str, Callable[[Service, Training, Sampling], Any], Purpose]] = [
+    ("retrieve_future", lambda _, training, __: training.optim_step(ADAM), Purpose.POLL),
+    ("retrieve_future", lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS), Purpose.POLL),
+]
+
+
+@pytest.fixture
+def clients(server: FaultyServer) -> tuple[Service, Training, Sampling]:
+    """A session with a training run and a sampler, all ready."""
+    service = server.service()
+    training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+    return service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
+
+
+@pytest.mark.parametrize(("operation", "call", "policy", "purpose"), SUBMISSIONS)
+def test_a_server_that_falls_silent(
+    server: FaultyServer,
+    clock: SteppedClock,
+    clients: tuple[Service, Training, Sampling],
+    operation: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    policy: Policy,
+    purpose: Purpose,
+) -> None:
+    """What is submitted to a server that no longer answers anything fails when its time is over."""
+    server.go_silent()
+    ended(call(*clients), clock, policy, purpose)
+    assert server.requests(operation)
+
+
+@pytest.mark.parametrize(("operation", "call"), [row[:2] for row in SUBMISSIONS if row[0] != "create_sampling_session"])
+def test_a_server_that_accepts_and_falls_silent(
+    server: FaultyServer,
+    clock: SteppedClock,
+    clients: tuple[Service, Training, Sampling],
+    operation: str,
+    call: Callable[[Service, Training, Sampling], Any],
+) -> None:
+    """A result that was promised is asked for until nothing was heard for minutes."""
+    if operation == "load_weights":
+        path = clients[1].save_state("saved").result(30).path
+        future: Any
+        server.hang_next("retrieve_future", times=1000)
+        future = clients[0].create_training_client_from_state(path)
+    else:
+        server.hang_next("retrieve_future", times=1000)
+        future = call(*clients)
+    ended(future, clock, POLL, Purpose.POLL)
+
+
+@pytest.mark.parametrize("patience", [0.0, 3.0, 30.0])
+@pytest.mark.parametrize(("silent", "call"), [row[:2] for row in SUBMISSIONS])
+def test_patience_bounds_every_submission(
+    server: FaultyServer,
+    clock: SteppedClock,
+    silent: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    patience: float,
+) -> None:
+    """A client told to be patient for some seconds waits no longer for a silent server, whatever it asks for; but for five."""
+    error, seconds = impatient(server, clock, silent, call, patience)
+    assert isinstance(error, tinker.APITimeoutError), repr(error)
+    assert seconds <= max(patience, SHORTEST_PATIENCE_SECONDS) + 0.001
+
+
+@pytest.mark.parametrize(("silent", "call", "purpose"), PROMISED)
+def test_patience_leaves_polls_their_time(
+    server: FaultyServer,
+    clock: SteppedClock,
+    silent: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    purpose: Purpose,
+) -> None:
+    """A server may hold a poll for most of a minute, so each is waited for; after the time of one there is no other."""
+    error, seconds = impatient(server, clock, silent, call, 3.0)
+    assert isinstance(error, tinker.APITimeoutError), repr(error)
+    assert seconds <= purpose.read_seconds + 0.001
+
+
+def impatient(
+    server: FaultyServer,
+    clock: SteppedClock,
+    silent: str,
+    call: Callable[[Service, Training, Sampling], Any],
+    patience: float,
+) -> tuple[BaseException | None, float]:
+    """How a call ends whose operation is met with silence, and how long that takes."""
+    service = server.service(patience_seconds=patience)
+    training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+    clients = service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
+    server.hang_next(silent, times=1000)
+    began = clock.now
+    return call(*clients).exception(60), clock.now - began
+
+
+def test_a_server_that_is_silent_about_completions(clock: SteppedClock, tmp_path: Path) -> None:
+    """The shared poller of a sampling client gives up as well, for everybody who waits."""
+    config = {"sample_use_retrieve_futures": True}
+    with toy_server(tmp_path, clock=clock) as server:
+        server.fail_next("client_config", 200, body=config)
+        sampling = server.service().create_sampling_client(base_model="tinker/toy").result(30)
+        server.hang_next("retrieve_futures", times=1000)
+        futures = [sampling.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+        for future in futures:
+            ended(future, clock, POLL, Purpose.POLL)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rest: rest.get_server_capabilities(),
+        lambda rest: rest.get_sampler("a:sample:0"),
+        lambda rest: rest.list_user_checkpoints(),
+    ],
+)
+def test_reads_of_a_silent_server(server: FaultyServer, clock: SteppedClock, call: Callable[[Any], Any]) -> None:
+    """What somebody waits for in front of the screen ends within a minute and a try."""
+    rest = server.service().create_rest_client()
+    server.go_silent()
+    ended(call(rest), clock, REST, Purpose.SESSION)
+
+
+def test_closing_on_a_silent_server(
+    server: FaultyServer, clock: SteppedClock, clients: tuple[Service, Training, Sampling]
+) -> None:
+    """Closing says good-bye once and does not wait long for an answer; what was pending before is not needed for it."""
+    server.go_silent()
+    began = clock.now
+    clients[0].close().result(60)
+    assert clock.now - began <= SHUTDOWN_SECONDS
+    assert server.requests("finish_session")
+
+
+@pytest.mark.parametrize("silent", ["client_config", "create_session"])
+def test_closing_while_the_start_hangs(server: FaultyServer, clock: SteppedClock, silent: str) -> None:
+    """Closing does not wait for a session that does not come about, and who waits for that is told that it is over."""
+    server.hang_next(silent, times=1000)
+    service = server.service()
+    with clock.busy():
+        training = service.create_lora_training_client("tinker/toy")
+        step = training.optim_step(ADAM)
+        server.wait_for(silent)
+        began, closed = clock.now, service.close()
+    closed.result(60)
+    assert clock.now - began <= SHUTDOWN_SECONDS
+    for future in (training, step):
+        with pytest.raises(tinker.errors.ClientClosedError):
+            future.result(30)
+
+
+@pytest.mark.parametrize("silent", ["client_config", "create_session"])
+def test_one_connection_that_dies_does_not_fail_the_start(server: FaultyServer, silent: str) -> None:
+    """A session start survives a connection that says nothing: there is time for another try."""
+    server.hang_next(silent)
+    server.service().create_lora_training_client("tinker/toy").result(30)
+    server.verify()
+
+
+def test_errors_of_many_waiters_are_their_own(server: FaultyServer) -> None:
+    """Everybody who waited for a failed creation gets the error with a traceback of their own, not the sum of all."""
+    server.fail_next("create_sampling_session", 400)
+    sampling = server.service().create_sampling_client(base_model="tinker/toy")
+    errors = [future.exception(30) for future in [sampling.sample(PROMPT, 1, PARAMS) for _ in range(50)]]
+    assert len({id(error) for error in errors}) == 50
+    for error in errors:
+        assert isinstance(error, tinker.BadRequestError)
+        assert length(error) < 20
+
+
+def test_errors_of_a_failed_start_are_their_own(server: FaultyServer) -> None:
+    """So does everybody who waited for a session that could not be started."""
+    server.fail_next("create_session", 401, times=100)
+    service = server.service()
+    clients = [service.create_lora_training_client("tinker/toy") for _ in range(10)]
+    assert len({id(client.exception(30)) for client in clients}) == 10
+
+
+def length(error: BaseException) -> int:
+    frames, traceback = 0, error.__traceback__
+    while traceback is not None:
+        frames, traceback = frames + 1, traceback.tb_next
+    return frames

@@ -1,0 +1,58 @@
+"""The HTTP engine under test: requests to one server, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from tinker._http.engine_http import HttpEngine
+from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
+
+
+class EngineCalls:
+    """Requests by an engine to the server at a URL."""
+
+    def __init__(self, engine: HttpEngine, url: str) -> None:
+        self.engine, self.url = engine, url
+
+    async def send(self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any) -> RawResponse:
+        """Send one request."""
+        return await self.engine.send(PreparedRequest(method="POST", url=self.url + path, headers={}, body=body, **how))
+
+    async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
+        """Send several requests at the same time."""
+        return await asyncio.gather(*(self.send(**how) for _ in range(count)), return_exceptions=True)
+
+
+def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
+    """Return the status of each response, or its error."""
+    return [answer.status if isinstance(answer, RawResponse) else answer for answer in answers]
+
+
+def failure(answer: RawResponse | BaseException) -> ExchangeFailed:
+    """Return a failure of an exchange, which this must be."""
+    assert isinstance(answer, ExchangeFailed), answer
+    return answer
+
+
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until the other side has done something."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the condition has no event
+            await asyncio.sleep(0.001)
+
+
+def stream_to(received: list[bytes], go_on: asyncio.Event | None = None) -> Callable[..., Awaitable[None]]:
+    """Return a receiver that notes the pieces, and takes no more after the first until it may go on. It notes a failure too."""
+
+    async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+        try:
+            async for piece in pieces:
+                received.append(piece)
+                if go_on is not None:
+                    await go_on.wait()
+        except ExchangeFailed as error:
+            received.append(str(error).encode())
+
+    return receive

@@ -1,0 +1,362 @@
+"""The states of a circuit breaker: what opens it, which calls pass while it is half open, and its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import tinker
+from tinker._http.auth import Credential
+from tinker._http.circuits import MAX_CIRCUITS, Circuit, CircuitGuard, CircuitRegistry, CircuitRules
+from tinker.circuit_breaker import CircuitStatus
+from tinker.errors import status_error_type
+from tinker.observing import CircuitChange
+
+REQUEST = httpx.Request("POST", "http://server/api/v1/x")
+
+
+class Time:
+    """A clock that tests move."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def breaker(time: Time) -> tinker.CircuitBreaker:
+    """Opens after three failures, for ten seconds."""
+    return tinker.CircuitBreaker(failures=3, reset_seconds=10, clock=time)
+
+
+@contextlib.contextmanager
+def attempt(breaker: tinker.CircuitBreaker, name: str = "fail") -> Iterator[None]:
+    """Make one attempt of a request whose circuit has this name."""
+    registry: CircuitRegistry = vars(breaker)["_registry"]
+    guard = CircuitGuard(registry.circuit(name), registry.rules, registry.tell, None)
+    guard.try_enter()
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        guard.leave(error)
+
+
+def try_to(breaker: tinker.CircuitBreaker, error: BaseException | None = None, times: int = 1, name: str = "fail") -> None:
+    """Make failing attempts."""
+    error = error or tinker.APIConnectionError(request=REQUEST)
+    for _ in range(times):
+        with pytest.raises(type(error)), attempt(breaker, name):
+            raise error
+
+
+def status(code: int, body: object = "why", **headers: str) -> tinker.APIStatusError:
+    response = httpx.Response(code, headers=headers, request=REQUEST)
+    return status_error_type(code)(f"Error code: {code}", response=response, body=body)
+
+
+def test_failures_in_a_row_open_it(breaker: tinker.CircuitBreaker) -> None:
+    """The third failure opens it; the next call is not made, and says for how long."""
+    try_to(breaker, times=3)
+    with pytest.raises(tinker.CircuitOpenError, match=r"the circuit of 'fail' is open \(after 3 failures in a row\)") as caught:
+        try_to(breaker)
+    assert (caught.value.circuit, caught.value.retry_after) == ("fail", 10.0)
+    assert breaker.circuits() == [CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)]
+
+
+def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> None:
+    """Failures count only when nothing succeeds in between."""
+    for _ in range(5):
+        try_to(breaker, times=2)
+        with attempt(breaker):
+            pass
+    assert breaker.state("fail") == "closed"
+
+
+def test_circuits_are_apart(breaker: tinker.CircuitBreaker) -> None:
+    """An open circuit stops no call of another name."""
+    try_to(breaker, times=3)
+    with attempt(breaker, "other"):
+        pass
+    assert breaker.state("fail") == "open"
+
+
+def test_time_makes_it_half_open_and_a_probe_decides(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """After the reset time one call passes: its failure opens the circuit for as long again, its success closes it."""
+    try_to(breaker, times=3)
+    time.now += 9.9
+    with pytest.raises(tinker.CircuitOpenError) as caught:
+        try_to(breaker)
+    assert caught.value.retry_after == pytest.approx(0.1)
+    time.now += 0.1
+    assert breaker.state("fail") == "half_open"
+    try_to(breaker)
+    assert breaker.state("fail") == "open"
+    time.now += 10
+    with attempt(breaker):
+        assert breaker.state("fail") == "half_open"
+    assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="closed", failures=0, retry_after=0.0)
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
+    """Of forty threads that come at the same moment as many pass as there are probes, and the others are told to wait."""
+    breaker = tinker.CircuitBreaker(failures=1, probes=probes, reset_seconds=10, clock=time)
+    try_to(breaker)
+    time.now += 10
+    count, passed, refused = 40, list[int](), list[float]()
+    together, all_came = threading.Barrier(count), threading.Event()
+
+    def come() -> None:
+        together.wait(10)
+        try:
+            with attempt(breaker):
+                passed.append(1)
+                assert all_came.wait(10)
+        except tinker.CircuitOpenError as error:
+            refused.append(error.retry_after)
+        if len(refused) == count - probes:
+            all_came.set()
+
+    threads = [threading.Thread(target=come) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (len(passed), len(refused)) == (probes, count - probes)
+    assert set(refused) == {1.0}
+    assert breaker.state("fail") == "closed"
+
+
+def test_a_probe_without_an_outcome_does_not_block_for_ever(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """A probe that hangs is not waited for longer than the reset time, and its late success still counts."""
+    try_to(breaker, times=3)
+    time.now += 10
+    with attempt(breaker):
+        with pytest.raises(tinker.CircuitOpenError, match="another call is testing it"):
+            try_to(breaker)
+        time.now += 10
+        another = attempt(breaker)
+        another.__enter__()
+    assert breaker.state("fail") == "closed"
+    another.__exit__(None, None, None)
+
+
+def test_a_probe_that_is_given_up_makes_room(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """A cancelled probe is neither a success nor a failure; another one takes its place."""
+    try_to(breaker, times=3)
+    time.now += 10
+    with pytest.raises(asyncio.CancelledError), attempt(breaker):
+        raise asyncio.CancelledError
+    assert breaker.state("fail") == "half_open"
+    with attempt(breaker):
+        pass
+    assert breaker.state("fail") == "closed"
+
+
+def test_what_began_before_it_opened_changes_nothing_after(breaker: tinker.CircuitBreaker) -> None:
+    """A call that was let pass while the circuit was closed neither closes it when it succeeds late, nor prolongs it."""
+    with attempt(breaker):
+        try_to(breaker, times=3)
+    assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)
+
+
+FAILURES: dict[str, BaseException] = {
+    "no connection": tinker.APIConnectionError(request=REQUEST),
+    "no answer in time": tinker.APITimeoutError(REQUEST),
+    "an answer that cannot be read": tinker.APIResponseValidationError(httpx.Response(200, request=REQUEST), None),
+    "408": status(408),
+    "a proxy's 400": status(400, None),
+    "500": status(500),
+    "503 that must not be retried": status(503, **{"x-should-retry": "false"}),
+}
+SUCCESSES: dict[str, BaseException] = {
+    f"{code}": status(code) for code in (400, 401, 402, 403, 404, 409, 410, 422, 425, 429, 501, 505)
+}
+NEITHER: dict[str, BaseException] = {
+    "an error of other code": OSError("disk"),
+    "a wrong argument": ValueError("x"),
+    "a wrong type": TypeError("x"),
+    "a closed client": tinker.ClientClosedError(),
+    "a user's failure": tinker.RequestFailedError("why", "id", "user"),
+    "another circuit": tinker.CircuitOpenError("open", "other", 1.0),
+    "the end of the program": KeyboardInterrupt(),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failures_of_the_server_count(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """What the other side, or the way to it, is to blame for."""
+    try_to(breaker, FAILURES[name], times=3)
+    assert breaker.state("fail") == "open"
+
+
+@pytest.mark.parametrize("name", SUCCESSES)
+def test_an_answer_about_the_request_is_a_success(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """A server that refuses a request is there: it ends a row of failures."""
+    try_to(breaker, times=2)
+    try_to(breaker, SUCCESSES[name])
+    try_to(breaker, times=2)
+    assert breaker.state("fail") == "closed"
+
+
+@pytest.mark.parametrize("name", NEITHER)
+def test_what_says_nothing_about_the_server(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """Neither ends a row of failures nor adds to it."""
+    try_to(breaker, times=2)
+    try_to(breaker, NEITHER[name], times=3)
+    assert breaker.state("fail") == "closed"
+    try_to(breaker)
+    assert breaker.state("fail") == "open"
+
+
+def test_the_user_says_what_counts(time: Time) -> None:
+    """A function of the user's decides, also against the default."""
+    breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: isinstance(error, tinker.NotFoundError))
+    try_to(breaker, times=3)
+    assert breaker.state("fail") == "closed"
+    try_to(breaker, status(404))
+    assert breaker.state("fail") == "open"
+
+
+def test_a_function_of_the_user_that_fails_keeps_no_place(time: Time) -> None:
+    """When ``counts`` itself raises, that is what the caller gets, and the probe's place is free again."""
+
+    def broken(_: BaseException) -> bool:
+        raise LookupError("a defect")
+
+    verdicts: list[Callable[[BaseException], bool]] = [lambda _: True, broken, lambda _: False]
+    breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: verdicts.pop(0)(error))
+    try_to(breaker)
+    time.now += 30
+    with pytest.raises(LookupError):
+        try_to(breaker)
+    try_to(breaker)
+    assert breaker.state("fail") == "half_open"
+
+
+def test_on_change_is_called(time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    """The user's function gets every change in order; when it raises, that is logged and the call goes on."""
+    changes: list[CircuitChange] = []
+
+    def note(change: CircuitChange) -> None:
+        changes.append(change)
+        raise RuntimeError("a defect of on_change")
+
+    breaker = tinker.CircuitBreaker(failures=2, clock=time, on_change=note)
+    with caplog.at_level(logging.ERROR, "tinker"):
+        try_to(breaker, times=2)
+        time.now += 30
+        with attempt(breaker):
+            pass
+        breaker.reset()
+    assert [(change.circuit, change.state, change.failures) for change in changes] == [
+        ("fail", "open", 2),
+        ("fail", "half_open", 2),
+        ("fail", "closed", 0),
+    ]
+    assert "on_change of a circuit breaker failed; the circuit 'fail' is open" in caplog.text
+
+
+def test_reset(breaker: tinker.CircuitBreaker) -> None:
+    """Closes the circuits of one name, or all of them."""
+    for name in ("a", "b"):
+        try_to(breaker, times=3, name=name)
+    breaker.reset("a")
+    assert (breaker.state("a"), breaker.state("b")) == ("closed", "open")
+    breaker.reset()
+    assert [one.failures for one in breaker.circuits()] == [0, 0]
+
+
+def test_a_reset_is_a_change(time: Time) -> None:
+    """``on_change`` hears that an open circuit was closed by hand, and nothing of one that was closed already."""
+    changes: list[CircuitChange] = []
+    breaker = tinker.CircuitBreaker(failures=1, clock=time, on_change=changes.append)
+    try_to(breaker)
+    breaker.reset()
+    breaker.reset()
+    assert [change.state for change in changes] == ["open", "closed"]
+
+
+def test_a_cancelled_request_does_not_try_again() -> None:
+    """A request that is cancelled while it waits for its next attempt ends, whatever its circuit says."""
+    rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    guard = CircuitGuard(Circuit("a", rules), rules, lambda change: None, None)
+
+    async def cancel() -> None:
+        sleeping = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            sleeping.set()
+            await asyncio.get_running_loop().create_future()
+
+        waiting = asyncio.create_task(guard.sleep(sleep, 5))
+        await sleeping.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(cancel())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"failures": 0}, ValueError, "failures must be at least 1, got 0"),
+        ({"failures": 2.0}, TypeError, "failures must be an integer, got float"),
+        ({"failures": True}, TypeError, "failures must be an integer, got bool"),
+        ({"probes": 0}, ValueError, "probes must be at least 1"),
+        ({"probes": "1"}, TypeError, "probes must be an integer"),
+        ({"reset_seconds": 0}, ValueError, "reset_seconds must be above 0, got 0"),
+        ({"reset_seconds": float("nan")}, ValueError, "reset_seconds"),
+        ({"reset_seconds": float("inf")}, ValueError, "reset_seconds"),
+        ({"reset_seconds": "30"}, TypeError, "reset_seconds must be a number"),
+        ({"counts": 5}, TypeError, "counts must be a function, got int"),
+        ({"on_change": 5}, TypeError, "on_change must be a function"),
+        ({"clock": 5}, TypeError, "clock must be a function"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    """What can never be right is refused at once, by name."""
+    with pytest.raises(error, match=message):
+        tinker.CircuitBreaker(**arguments)
+
+
+def test_wrong_breakers() -> None:
+    """A service client takes breakers only."""
+    with pytest.raises(TypeError, match="circuit_breaker must be a CircuitBreaker, got int"):
+        tinker.ServiceClient(circuit_breaker=5)  # type: ignore[arg-type]
+
+
+def test_its_repr(breaker: tinker.CircuitBreaker) -> None:
+    """Says how it is set."""
+    try_to(breaker)
+    assert repr(breaker) == "CircuitBreaker(failures=3, reset_seconds=10, probes=1, circuits=1)"
+
+
+def test_ever_new_keys_do_not_fill_the_memory() -> None:
+    """Circuits without failures are forgotten when there are many, and those that count failures are kept."""
+    rules = CircuitRules(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    registry = CircuitRegistry(rules, None)
+    failing = registry.circuit("a", Credential("failing"))
+    failing.settle(failing.admit(lambda change: None), success=False, tell=lambda change: None)
+    for index in range(3 * MAX_CIRCUITS):
+        registry.circuit("a", Credential(f"key {index}"))
+    assert len(registry.circuits) <= MAX_CIRCUITS
+    assert registry.circuit("a", Credential("failing")) is failing

@@ -1,0 +1,230 @@
+"""The names and values that tinker-cookbook and its tests use without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import pickle
+from typing import Any
+from unittest.mock import MagicMock
+
+import httpx
+import numpy as np
+import pytest
+from packaging.version import Version
+
+import tinker
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+TEXT = types.ModelInput.from_ints([1, 2])
+SPAN = types.PromptProvenanceSpan(sequence_id="a", offset=1, length=2)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "same"),
+    [
+        ("tinker.lib.public_interfaces", "APIFuture", tinker.APIFuture),
+        ("tinker.lib.public_interfaces.rest_client", "RestClient", tinker.RestClient),
+        ("tinker.types.tensor_data", "TensorData", tinker.TensorData),
+        ("tinker.types.image_chunk", "ImageChunk", types.ImageChunk),
+        *(
+            ("tinker.types", name, getattr(tinker, name))
+            for name in (
+                "AdamParams", "Datum", "EncodedTextChunk", "ForwardBackwardOutput", "ModelInput", "ModelInputChunk",
+                "OptimStepResponse", "ParsedCheckpointTinkerPath", "PromptProvenanceSpan", "SampledProvenanceSpan",
+                "SampledSequence", "SampleResponse", "SamplingParams", "StopReason", "TensorData",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_paths(module: str, name: str, same: object) -> None:
+    """A name is the same object under each of its paths."""
+    assert getattr(importlib.import_module(module), name) is same
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AuditLogEntry", "AuditLogResponse", "DmelChunk", "ExternalWeightsUrlsResponse", "ImageAssetPointerChunk", "ImageChunk",
+     "LossFnType", "SaveWeightsExternalResponse"],
+)  # fmt: skip
+def test_names_of_types_alone(name: str) -> None:
+    """Names that are in ``tinker.types`` only."""
+    assert getattr(types, name)
+
+
+def test_annotations_at_run_time() -> None:
+    """Types are subscripted and joined while modules are imported."""
+    assert list[types.ModelInputChunk]
+    assert types.PromptProvenanceSpan | types.SampledProvenanceSpan
+    assert tinker.APIFuture[tinker.ForwardBackwardOutput]
+    assert AwaitableConcurrentFuture[int]
+
+
+def test_replaced_datum() -> None:
+    """``dataclasses.replace`` of a datum keeps its tensors and spans."""
+    inputs = {"target_tokens": [2, 3], "mask": np.ones(2, np.float32)}
+    datum = types.Datum(TEXT, inputs).with_provenance([SPAN], [SPAN])  # type: ignore[arg-type]
+    without = dataclasses.replace(datum, loss_fn_inputs={"target_tokens": datum.loss_fn_inputs["target_tokens"]})
+    assert without.loss_fn_inputs["target_tokens"] is datum.loss_fn_inputs["target_tokens"]
+    assert (without.model_input, without.model_input_spans, without.loss_fn_input_spans) == (TEXT, [SPAN], [SPAN])
+
+
+def test_replaced_spans() -> None:
+    """Spans are moved by ``dataclasses.replace`` and compared by value; it checks as the constructor does."""
+    moved = dataclasses.replace(SPAN, offset=SPAN.offset + 1, length=SPAN.length - 1)
+    assert moved == types.PromptProvenanceSpan(sequence_id="a", offset=2, length=1)
+    assert moved != types.SampledProvenanceSpan(sequence_id="a", offset=2, length=1)
+    with pytest.raises(ValueError, match="length"):
+        dataclasses.replace(SPAN, length=-1)
+
+
+def test_as_dataclasses() -> None:
+    """The functions of ``dataclasses`` read values: their fields, defaults and contents."""
+    fields = {field.name: field for field in dataclasses.fields(types.PromptProvenanceSpan)}
+    assert list(fields) == ["sequence_id", "offset", "length"]
+    assert (fields["offset"].default, fields["length"].default, fields["length"].kw_only) == (0, dataclasses.MISSING, True)
+    assert dataclasses.asdict(SPAN) == {"sequence_id": "a", "offset": 1, "length": 2}
+    assert dataclasses.fields(types.Datum)[1].default_factory() == {}  # type: ignore[misc]
+    assert not dataclasses.is_dataclass(tinker.TrainingClient)
+
+
+def test_tokens_are_copied() -> None:
+    """A list that is cleared after a chunk was made of it leaves the chunk as it was."""
+    tokens = [1, 2, 3]
+    chunk = types.EncodedTextChunk(tokens=tokens)
+    tokens.clear()
+    assert (chunk.tokens[:-1], chunk.length, bool(chunk.tokens)) == ([1, 2], 3, True)
+
+
+def test_inputs_keep_their_chunks() -> None:
+    """Chunks are the objects that were given, in a list of the input's own."""
+    chunks: list[types.ModelInputChunk] = [types.EncodedTextChunk(tokens=[1]), types.ImageChunk(data=b"", format="png")]
+    value = types.ModelInput(chunks=chunks)
+    chunks.clear()
+    assert [type(chunk).__name__ for chunk in value.chunks] == ["EncodedTextChunk", "ImageChunk"]
+    longer = types.ModelInput.empty().append(value.chunks[0]).append_int(2)
+    assert longer.chunks[0] is value.chunks[0]
+    assert len(longer.chunks) == 2
+
+
+def test_equal_inputs() -> None:
+    """Inputs are compared by their chunks, and survive a pickle."""
+    assert types.ModelInput.from_ints([1, 2]) == TEXT
+    assert types.ModelInput.from_ints([1]).append_int(2) != TEXT
+    assert pickle.loads(pickle.dumps(TEXT)) == TEXT
+
+
+def test_sequences_by_hand() -> None:
+    """Tests build sampled sequences from lists and from arrays, by the private names too."""
+    lists = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1, 2], _logprobs_list=[-1.0, -2.0])
+    arrays = types.SampledSequence(
+        stop_reason="stop",
+        sequence_id="s",
+        tokens_np=np.asarray([1, 2], np.int32),
+        logprobs_np=np.asarray([-1, -2], np.float32),
+    )
+    for one in (lists, arrays):
+        assert (one.tokens, one.logprobs) == ([1, 2], [-1.0, -2.0])
+
+
+def test_responses_by_hand() -> None:
+    """Tests build responses with lists of log-probabilities, some of them None."""
+    sequence = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1], _logprobs_list=[-1.0])
+    response = types.SampleResponse(sequences=[sequence], prompt_cache_hit_tokens=3, _prompt_logprobs_list=[None, -0.5])
+    assert (response.prompt_logprobs, response.prompt_cache_hit_tokens) == ([None, -0.5], 3)
+
+
+def test_errors_by_hand() -> None:
+    """An error is built from a real response, and says the message it was given."""
+    response = httpx.Response(400, request=httpx.Request("POST", "http://server"))
+    error = tinker.BadRequestError("too long", response=response, body=None)
+    assert (str(error), error.status_code, error.body) == ("too long", 400, None)
+
+
+def test_error_families() -> None:
+    """Handlers are written from the special to the general."""
+    assert issubclass(tinker.APITimeoutError, tinker.APIConnectionError)
+    for kind in (tinker.AuthenticationError, tinker.RateLimitError, tinker.BadRequestError, tinker.APIConnectionError):
+        assert issubclass(kind, tinker.TinkerError)
+    assert not issubclass(tinker.BadRequestError, tinker.APIConnectionError)
+
+
+def test_futures_by_hand() -> None:
+    """Any ``concurrent.futures.Future`` becomes one that is awaited; ``future()`` is the one that was given."""
+    source: concurrent.futures.Future[int] = concurrent.futures.Future()
+    source.set_result(7)
+    future = AwaitableConcurrentFuture[int](source)
+
+    async def both() -> list[int]:
+        return [await future, await future.coroutine(), await future.result_async(timeout=5)]
+
+    assert asyncio.run(both()) == [7, 7, 7]
+    assert future.result(timeout=5) == future.future().result() == 7
+    assert isinstance(future, tinker.APIFuture)
+
+
+KNOWN_TO_TRACES = {
+    tinker.TrainingClient: {
+        "forward", "forward_backward", "forward_backward_custom", "get_info", "optim_step", "save_state", "create_sampling_client",
+        "save_weights_for_sampler", "save_weights_external", "save_weights_and_get_sampling_client", "load_state",
+        "load_state_with_optimizer",
+    },
+    tinker.SamplingClient: {"sample", "compute_logprobs", "get_base_model"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", KNOWN_TO_TRACES)
+def test_methods_that_traces_replace(client: type) -> None:
+    """The methods whose annotations say Future are those that the cookbook knows, functions of the class itself."""
+    found = {
+        name
+        for name, value in vars(client).items()
+        if inspect.isfunction(value) and not name.startswith("_") and not name.endswith("_async")
+        and ("Future" in str(inspect.signature(value).return_annotation) or name in ("get_info", "get_base_model"))
+    }  # fmt: skip
+    assert found <= KNOWN_TO_TRACES[client]
+    for name in KNOWN_TO_TRACES[client]:
+        assert inspect.isfunction(vars(client)[name])
+        assert not inspect.iscoroutinefunction(vars(client)[name])
+
+
+@pytest.mark.parametrize(
+    ("client", "name"),
+    [
+        (tinker.SamplingClient, "sample_async"),
+        (tinker.TrainingClient, "forward_backward_async"),
+        (tinker.TrainingClient, "optim_step_async"),
+        (tinker.TrainingClient, "save_weights_for_sampler_async"),
+    ],
+)
+def test_twins_that_captures_replace(client: type, name: str) -> None:
+    """The twins are coroutine functions; a wrapper has their name and signature, and takes attributes."""
+    twin = getattr(client, name)
+
+    @functools.wraps(twin)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await twin(*args, **kwargs)
+
+    wrapper.seen = True  # type: ignore[attr-defined]
+    assert inspect.iscoroutinefunction(twin)
+    assert (wrapper.__name__, inspect.signature(wrapper)) == (name, inspect.signature(twin))
+
+
+def test_specifications() -> None:
+    """A mock after a client has its methods, and no others."""
+    mock = MagicMock(spec=tinker.SamplingClient)
+    assert mock.sample
+    assert mock.get_base_model
+    with pytest.raises(AttributeError):
+        mock.sampel  # noqa: B018
+
+
+def test_version() -> None:
+    """The installed version is one that the cookbook takes."""
+    assert Version(importlib.metadata.version("tinker")) >= Version("0.38.0")
