@@ -26,7 +26,7 @@ import torch
 import transformers
 
 import tinker
-from tinker.local.engines import Adam, AdapterSpec, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 import tinker
-from tinker.local.engines import AdapterSpec, TrainingExample
+from tinker.local.engines.protocol import AdapterSpec, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import chunk_cells
 from tinker.local.engines.torch.memory import find_trim, recompute_layers

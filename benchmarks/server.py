@@ -29,7 +29,7 @@ import transformers
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines import SampleJob
+from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.decoding import start_runs
 from tinker.local.engines.torch.rows import extend

@@ -24,7 +24,7 @@ Routes = dict[str, tuple[str, re.Pattern[str]]]
 
 def make_evidence(root: Path, document: Any) -> Wanted:
     """Return the text of the file."""
-    exchanges = recorded_exchanges(root / "tests" / "golden", read_routes(document))
+    exchanges = find_exchanges(root / "tests" / "golden", read_routes(document))
     text = json.dumps(exchanges, indent=1, ensure_ascii=False) + "\n"
     return {root / "tinker" / "testing" / "conformance" / "evidence.json": text}
 
@@ -42,7 +42,7 @@ def read_routes(document: Any) -> Routes:
     }
 
 
-def recorded_exchanges(folder: Path, routes: Routes) -> dict[str, JSON]:
+def find_exchanges(folder: Path, routes: Routes) -> dict[str, JSON]:
     """Return the first successful exchange of each operation, of a client of today; and of the results that are fetched."""
     chosen: dict[str, JSON] = {}
     for file in sorted(folder.glob("*.jsonl")):
@@ -91,13 +91,13 @@ def exchange(file: str, recorded: JSON) -> JSON:
     return {
         "recording": f"tests/golden/{file}:{recorded['n']}",
         "request": f"{request['method']} {request['path']}",
-        "sent": shown(request["body"]),
+        "sent": shorten_body(request["body"]),
         "status": response["status"],
-        "answered": shown(response["body"]),
+        "answered": shorten_body(response["body"]),
     }
 
 
-def shown(body: JSON | None) -> Any:
+def shorten_body(body: JSON | None) -> Any:
     """Return a body as a reader wants it: JSON as it is, protobuf decoded under the name of its message."""
     if body is None:
         return None

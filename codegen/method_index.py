@@ -40,18 +40,18 @@ def write_page(operations: list[OperationSpec]) -> str:
 
 def write_row(operation: OperationSpec) -> str:
     address = f"{operation.method} {operation.path}"
-    cells = (operation.client_methods, [address], sent_types(operation), returned_types(operation))
+    cells = (operation.client_methods, [address], list_sent_types(operation), list_returned_types(operation))
     return f"| {' | '.join(', '.join(f'`{name}`' for name in cell) or '-' for cell in cells)} |"
 
 
-def sent_types(operation: OperationSpec) -> Iterator[str]:
+def list_sent_types(operation: OperationSpec) -> Iterator[str]:
     if operation.body is not None:
         yield operation.body
     if operation.binary:
         yield "bytes"
 
 
-def returned_types(operation: OperationSpec) -> Iterator[str]:
+def list_returned_types(operation: OperationSpec) -> Iterator[str]:
     if operation.result or operation.reply:
         yield str(operation.result or operation.reply)
     elif operation.response_media_types:

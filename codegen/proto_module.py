@@ -23,6 +23,8 @@ MODULE = "tinker.proto.tinker_public_pb2"
 NUMBERS = "tinker._wire.proto_numbers"
 FIRST_LINE = f'"""The messages of {SOURCE}, for Google\'s protobuf runtime; made by `python -m codegen generate`."""'
 WIDTH = 100
+#: An entry of any map.
+MAP_ENTRY = ("MAP_ENTRY_KEY: Final = 1", "MAP_ENTRY_VALUE: Final = 2")
 #: Names of one message that servers written for version 0.25 use, beside those of today.
 OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
 
@@ -89,24 +91,23 @@ def write_stub(stub: str) -> str:
 
 
 def write_numbers(file: descriptor_pb2.FileDescriptorProto) -> str:
-    """Return the text of the module of numbers: constants for the fields of each message, and each enum by its JSON names."""
-    enums = [f"{_snake(enum.name).upper()}: Final = {_write_enum(enum)}" for enum in file.enum_type]
-    classes = [_write_fields(message) for message in file.message_type]
+    """Return the text of the module of numbers: a constant for each field of a message, each enum by its JSON names."""
+    enums = [f"{_snake(enum.name)}: Final = {_write_enum(enum)}" for enum in file.enum_type]
+    fields = [
+        f"{_snake(message.name)}_{field.name.upper()}: Final = {field.number}"
+        for message in file.message_type
+        for field in message.field
+    ]
     title = f'"""The field numbers and enum values of {SOURCE}; made by `python -m codegen generate`."""'
-    return "\n".join([title, "", "from typing import Final", "", *enums, "", *classes])
+    return "\n".join([title, "", "from typing import Final", "", *enums, "", *MAP_ENTRY, *fields, ""])
 
 
 def _write_enum(enum: descriptor_pb2.EnumDescriptorProto) -> str:
-    prefix = f"{_snake(enum.name).upper()}_"
+    prefix = f"{_snake(enum.name)}_"
     prefix = prefix if all(value.name.startswith(prefix) for value in enum.value) else f"{enum.name.upper()}_"
     values = (f'"{value.name.removeprefix(prefix).lower()}": {value.number}' for value in enum.value)
     return f"{{{', '.join(values)}}}"
 
 
-def _write_fields(message: descriptor_pb2.DescriptorProto) -> str:
-    fields = "".join(f"    {field.name.upper()}: Final = {field.number}\n" for field in message.field)
-    return f"\nclass {message.name}Fields:\n{fields}"
-
-
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from contextvars import Context
 from functools import partial
@@ -28,6 +28,7 @@ from tinker._clock import Clock
 from tinker.errors import ClientClosedError, TinkerError, copy_error
 
 logger = logging.getLogger("tinker")
+K = TypeVar("K")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -270,6 +271,16 @@ class TaskScope:
     def _remove(self, task: asyncio.Task[Any]) -> None:
         if self._tasks.get(name := task.get_name()) is task:
             del self._tasks[name]
+
+
+async def run_together(jobs: Mapping[K, Coroutine[Any, Any, T]]) -> Mapping[K, T]:
+    """Run all at once and return the results by key; the first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {key: group.create_task(job) for key, job in jobs.items()}
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return {key: task.result() for key, task in tasks.items()}
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""The collaborators of one service client, wired into one frozen value, and the one way an operation of a client starts.
+"""The parts of one service client in one frozen value, and the one start of every operation.
 
 The value has no methods: what to do is in the clients.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import PRESENT, Subject, report_before_others
+from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
 from tinker._http import (
     TRACING_MODULE,
     Auth,
@@ -40,7 +40,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """Everything the clients of one session share."""
+    """What the clients of one session share."""
 
     config: Config
     clock: Clock
@@ -61,7 +61,7 @@ def open_runtime(
     observers: Iterable[Observer] = (),
     registry: CircuitRegistry | None = None,
 ) -> Runtime:
-    """Wire a runtime; no I/O. When the last client that holds it is gone, its heartbeat stops and its connections close.
+    """Create a runtime, without I/O. When the last client that holds it is gone, its heartbeat stops and its connections close.
 
     Raises TinkerError when the hosted service is meant and no credential is known.
     """
@@ -97,28 +97,28 @@ def run(
     function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]],
     *args: *Ts,
     parent: APIFuture[Any] | None = None,
-    subject: Subject | None = None,
+    labels: EventLabels | None = None,
 ) -> APIFuture[T]:
     """Start an operation: run the coroutine ``function(future, *args)`` on the loop thread, and return that future at once.
 
-    Operations start in the order of the calls. The observers of the runtime hear of its begin and its outcome. Those that
-    observe the queue of ``parent``, the creation of a client, hear of this request's too, which has the same ``subject``.
+    Operations start in the order of the calls. The observers of the runtime are notified of start and outcome. Those that
+    observe the queue of ``parent``, the creation of a client, observe this request's too, which has the same labels.
 
     Raises RuntimeError in a child made by ``fork``, where the runtime's thread does not run.
     """
-    if not is_of_this_process(runtime):
-        raise RuntimeError(f"{operation}: this client belongs to the parent process; create a client in this process")
     future: APIFuture[T] = APIFuture(operation)
+    if future._thread is not runtime.thread:  # pyright: ignore[reportPrivateUsage]
+        raise RuntimeError(f"{operation}: this client belongs to the parent process; create a client in this process")
     progress, observers = future.progress, runtime.transport.observers
     progress.queued = runtime.clock.monotonic()
-    progress.subject, progress.reachability = subject, runtime.transport.reachability
+    progress.labels, progress.reachability = labels, runtime.transport.reachability
     if parent is not None:
-        progress.observers, progress.subject = parent.progress.observers, parent.progress.subject
+        progress.observers, progress.labels = parent.progress.observers, parent.progress.labels
     if runtime.config.trace_context and TRACING_MODULE in sys.modules:
         progress.trace_headers = read_trace_headers()
-    if observers:
-        on_done(future, partial(_tell_outcome, observers, future))
-    if observers or progress.trace_headers is not None:
+    if observers.active:
+        on_done(future, partial(_report_outcome, observers, future))
+    if observers.active or progress.trace_headers is not None:
         runtime.thread.start(future, _run_seen, observers, future, function, *args)
     else:
         runtime.thread.start(future, function, future, *args)
@@ -128,14 +128,14 @@ def run(
 async def _run_seen(
     observers: Observers, future: APIFuture[T], function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts
 ) -> T:
-    """Run an operation whose exchanges can be told from others."""
-    PRESENT.set(future.progress)
-    if observers:
+    """Run an operation that observers follow or that is traced."""
+    CURRENT_OPERATION.set(future.progress)
+    if observers.active:
         observers.notify(FutureStarted(operation=future.operation))
     return await function(future, *args)
 
 
-def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> None:
+def _report_outcome(observers: Observers, future: APIFuture[Any], _: object) -> None:
     queued = future.progress.queued
     assert queued is not None
     observers.notify(
@@ -152,12 +152,12 @@ def _tell_outcome(observers: Observers, future: APIFuture[Any], _: object) -> No
 
 
 def is_of_this_process(runtime: Runtime) -> bool:
-    """Return whether the runtime's thread runs here; a child made by ``fork`` has its parent's objects, but not its threads."""
+    """Return whether the runtime's thread runs in this process: a forked child has its parent's objects, not its threads."""
     return runtime.thread is loop_thread()
 
 
 def log_unfinished(runtime: Runtime) -> None:
-    """Log the operations of the runtime that nobody has waited for, as it is closed."""
+    """Log the unfinished operations of the runtime, as it is closed."""
     reachability = runtime.transport.reachability
     runtime.thread.log_unfinished(
         "when the client was closed",

@@ -1,4 +1,4 @@
-"""What the client can know to be wrong, refused on the user's line, before anything is sent or numbered."""
+"""Checks of arguments on the user's line, before anything is sent or numbered."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import math
 import numbers
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Never, NoReturn, get_args
 
 from tinker_wire import limits
-from tinker_wire.models import AccessScope
+from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
 
 from tinker._checks import read_integer
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput, suggest_model_input
-from tinker.types.params import AdamOptimizerConfig, AdamParams, DimuonOptimizerConfig, DimuonParams
+from tinker.types.model_input import ModelInput
+from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
 from tinker_records import find_closest, suggest
@@ -184,19 +184,16 @@ def check_base_model(base_model: str) -> None:
         raise TypeError(f"base_model must be the name of a model, got {got}; get_server_capabilities() lists the models")
 
 
-def check_optimizer(optimizer: object) -> None:
+def check_optimizer(optimizer: OptimizerConfig | Mapping[str, object] | None) -> None:
     """Raise TypeError unless it is a kind of optimizer, as a value or as plain data, or None."""
     __tracebackhide__ = True
-    if optimizer is not None and not isinstance(optimizer, (AdamOptimizerConfig, DimuonOptimizerConfig, Mapping)):
-        got = type(optimizer).__name__
-        raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {got}")
+    if optimizer is not None and not isinstance(optimizer, (AdamOptimizerConfig, DimuonOptimizerConfig, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        _refuse_optimizer(optimizer)
 
 
-def check_prompt(prompt: ModelInput) -> None:
-    """Raise TypeError unless it is a ModelInput."""
+def _refuse_optimizer(optimizer: Never) -> NoReturn:
     __tracebackhide__ = True
-    if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
+    raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {type(optimizer).__name__}")
 
 
 def check_timeout(timeout: float | None) -> None:

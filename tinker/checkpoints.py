@@ -15,11 +15,11 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 from tinker_wire import models
@@ -28,6 +28,7 @@ from tinker._checkpoints import FileSource, LocalAdapter, Uploading, Watch, fetc
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
 from tinker._http import is_absent, is_lost, open_files
+from tinker._loop import run_together
 from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
@@ -524,7 +525,7 @@ class _Fetching:
                     await fetch(source, name, place, self._counts.watch(name))
                 return place
 
-            return await _together({name: one(name) for name in names})
+            return await run_together({name: one(name) for name in names})
 
     def _start_afresh(self) -> None:
         """Empty the folder of whole files, which are made of parts again, so that they are checked again."""
@@ -546,16 +547,6 @@ class _Fetching:
         os.replace(self._ready, self._place)
         shutil.rmtree(self._partial, ignore_errors=True)
         return Download(checkpoint_path=tinker_path, destination=self._place, files=tuple(sizes), nbytes=sum(sizes.values()))
-
-
-async def _together(jobs: Mapping[str, Coroutine[Any, Any, Path]]) -> Mapping[str, Path]:
-    """Return the results by name; the first failure ends the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(job) for name, job in jobs.items()}
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return {name: task.result() for name, task in tasks.items()}
 
 
 def _move(file: Path, place: Path) -> None:

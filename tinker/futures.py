@@ -281,8 +281,8 @@ class APIFuture(concurrent.futures.Future[T]):
             self.cancel()
             return
         error = task.exception()
-        if isinstance(error, TinkerError) and error.training_run_id is None and self.progress.subject is not None:
-            error.training_run_id = self.progress.subject.training_run_id
+        if isinstance(error, TinkerError) and error.training_run_id is None and self.progress.labels is not None:
+            error.training_run_id = self.progress.labels.training_run_id
         if error is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s failed", self.operation, exc_info=error)  # with the frames, which users do not see
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tinker import _tokenizers
 from tinker._checks import check_number
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker
-from tinker._futures import SILENCE_SECONDS, TokenMailbox
+from tinker._futures import SILENCE_SECONDS, TokenQueue
 from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
@@ -17,13 +17,13 @@ from tinker._sampling import (
     SamplerState,
     SharedSession,
     StoredModel,
+    check_prompt,
     check_sample,
     from_handle,
     runtime_for,
     to_handle,
 )
 from tinker._session import report_pause
-from tinker._validate import check_prompt
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types._values import Signposted
@@ -36,8 +36,8 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tinker._http import RetryConfig
     from tinker._session import Telemetry
-    from tinker.lib.retry_handler import RetryConfig
 
 
 @suggest_arguments
@@ -152,9 +152,9 @@ class SamplingClient(Signposted, ReadyClient):
         options = SampleOptions(num_samples=num_samples, sampling_params=sampling_params)
         check_sample(prompt, options, self._sampler.context_length)
         check_number("silence_seconds", silence_seconds, positive=True)
-        mailbox = TokenMailbox(silence_seconds=silence_seconds)
+        queue = TokenQueue(silence_seconds=silence_seconds)
         chosen = self._sampler.find_tokenizer() if tokenizer is None else tokenizer
-        return SampleStream(self._sampler.stream(prompt, options, mailbox), mailbox, chosen)
+        return SampleStream(self._sampler.stream(prompt, options, queue), queue, chosen)
 
     def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
         """Compute the log-probability of each prompt token given the tokens before it.

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from tinker._http import RetryConfig
     from tinker._session import Telemetry
-    from tinker.lib.retry_handler import RetryConfig
     from tinker.rest_client import RestClient
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tinker_wire import models
 
-from tinker._futures import TokenMailbox
+from tinker._futures import TokenQueue
 from tinker._loop import loop_thread
 from tinker.futures import APIFuture
 from tinker.types.sample_stream_chunk import SampleStreamChunk
@@ -48,20 +48,20 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
     5
     """
 
-    def __init__(self, future: APIFuture[None], mailbox: TokenMailbox, tokenizer: TokenDecoder | None) -> None:
-        self._future, self._mailbox, self._tokenizer = future, mailbox, tokenizer
+    def __init__(self, future: APIFuture[None], queue: TokenQueue, tokenizer: TokenDecoder | None) -> None:
+        self._future, self._queue, self._tokenizer = future, queue, tokenizer
         self._texts: dict[int, _Text] = {}
         self._close = weakref.finalize(self, future.cancel)
         self._close.atexit = False
 
     def __repr__(self) -> str:
         state = "ended" if self._future.done() else "under way"
-        return f"<SampleStream {state}, {self._mailbox.received_tokens} tokens>"
+        return f"<SampleStream {state}, {self._queue.received_tokens} tokens>"
 
     @property
     def received_tokens(self) -> int:
         """Return the number of tokens received so far, including those not read yet."""
-        return self._mailbox.received_tokens
+        return self._queue.received_tokens
 
     def close(self) -> None:
         """End the stream and stop the server's work. You can still read the chunks that have arrived."""
@@ -73,7 +73,7 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
     def __next__(self) -> SampleStreamChunk:
         if not self._future.done() and loop_thread().is_current():
             raise RuntimeError("sample_stream: blocking here would stop all I/O; use `async for` instead")
-        event = self._mailbox.events.take()
+        event = self._queue.events.take()
         if event is None:
             self._raise_failure()
             raise StopIteration
@@ -83,7 +83,7 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
         return self
 
     async def __anext__(self) -> SampleStreamChunk:
-        event = await self._mailbox.events.take_async()
+        event = await self._queue.events.take_async()
         if event is None:
             self._raise_failure()
             raise StopAsyncIteration

@@ -44,8 +44,8 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tinker._http import RetryConfig
     from tinker._session import Telemetry
-    from tinker.lib.retry_handler import RetryConfig
 
 LossConfig = Mapping[str, float | str] | None
 # By this name, as instrumentation of other libraries takes every method that says "Future" for one of the official client's.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import griffe
@@ -21,6 +22,7 @@ RELEASED = Path(__file__).with_name("released.toml")
 INTERNAL = (
     "tinker.cli",
     "tinker.local.handlers",
+    "tinker.local.losses",
     "tinker.local.operations",
     "tinker.local.profiles",
     "tinker.local.scheduling",
@@ -75,12 +77,12 @@ def main() -> int:
     assert isinstance(old, griffe.Module)
     assert isinstance(new, griffe.Module)
     found = breaks(old, new)
-    unknown = [line for line in found if line.partition(":")[0] not in accepted]
-    unused = sorted(set(accepted) - {line.partition(":")[0] for line in found})
+    unknown = [line for line in found if not any(fnmatchcase(line, wanted) for wanted in accepted)]
+    unused = [wanted for wanted in accepted if not any(fnmatchcase(line, wanted) for line in found)]
     for line in unknown:
         print(f"breaks users of the last release: {line}")
-    for path in unused:
-        print(f"{RELEASED.name} gives a reason for what does not break: {path}")
+    for wanted in unused:
+        print(f"{RELEASED.name} gives a reason for what does not break: {wanted}")
     return 1 if unknown or unused else 0
 
 

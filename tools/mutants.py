@@ -50,6 +50,7 @@ RETRIES = ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patien
 #: Which tests are asked about a module; the ones most likely to notice first.
 TESTS: dict[str, list[str]] = {
     "_http/retry": RETRIES,
+    "_http/submission": ["unit/test_submission.py", *RETRIES],
     "_http/statuses": [
         *RETRIES,
         "unit/test_circuit_states.py",
@@ -82,7 +83,8 @@ TESTS: dict[str, list[str]] = {
         "client/test_sampling.py",
     ],
     "_session/session_poller": ["client/test_completions.py"],
-    "_session/negotiation": [
+    "_http/forms": [
+        "unit/test_submission.py",
         "client/test_format_negotiation.py",
         "client/test_server_info.py",
         "client/test_training.py",
@@ -103,7 +105,7 @@ TESTS: dict[str, list[str]] = {
         "client/test_failure_propagation.py",
         "client/test_training.py",
     ],
-    "_training/numbers": ["client/test_turns.py", "client/test_failure_propagation.py"],
+    "_training/numbers": ["unit/test_submission.py", "client/test_turns.py", "client/test_failure_propagation.py"],
     "_training/loss_requests": [
         "client/test_turns.py",
         "client/test_training.py",

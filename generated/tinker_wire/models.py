@@ -519,22 +519,23 @@ _CLIENT_SESSION_FINISH_REASON: dict[str, type[msgspec.Struct]] = {
     "errored": ClientSessionFinishErrored,
     "interrupted": ClientSessionFinishInterrupted,
 }
-if TYPE_CHECKING:
-    ClientSessionFinishReason: TypeAlias = (
-        ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | dict[str, Any]
-    )
-    """How a session went, as its client saw it.
+ClientSessionFinishReason: TypeAlias = (
+    ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | dict[str, Any]
+)
+"""How a session went, as its client saw it.
 
-    A member with another type is a dictionary.
-    """
-else:
-    ClientSessionFinishReason = Any
+A member with another type is a dictionary.
+"""
+if TYPE_CHECKING:
+    _ClientSessionFinishReason: TypeAlias = ClientSessionFinishReason
+else:  # msgspec decodes no union of records and dictionaries
+    _ClientSessionFinishReason = Any
 
 
 class FinishSessionRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The end of a session, told by its client."""
 
-    reason: ClientSessionFinishReason
+    reason: _ClientSessionFinishReason
     """How it ended."""
     detail: str | None
     """Sent as null when there is nothing to say."""
@@ -757,7 +758,7 @@ class ClientSessionFinished(
 
     __module__ = "tinker.types"
 
-    reason: ClientSessionFinishReason
+    reason: _ClientSessionFinishReason
     """How it ended, in the words of its client."""
     detail: str | None = None
     """More about it, for people."""
@@ -830,19 +831,17 @@ _SESSION_FAILED_REASON: dict[str, type[msgspec.Struct]] = {
     "training_run": SessionFailedTrainingRunReason,
     "sampling_session": SessionFailedSamplingSessionReason,
 }
-if TYPE_CHECKING:
-    SessionFailedReason: TypeAlias = (
-        SessionFailedRequestReason
-        | SessionFailedTrainingRunReason
-        | SessionFailedSamplingSessionReason
-        | dict[str, Any]
-    )
-    """What failed.
+SessionFailedReason: TypeAlias = (
+    SessionFailedRequestReason | SessionFailedTrainingRunReason | SessionFailedSamplingSessionReason | dict[str, Any]
+)
+"""What failed.
 
-    A member with another type is a dictionary.
-    """
-else:
-    SessionFailedReason = Any
+A member with another type is a dictionary.
+"""
+if TYPE_CHECKING:
+    _SessionFailedReason: TypeAlias = SessionFailedReason
+else:  # msgspec decodes no union of records and dictionaries
+    _SessionFailedReason = Any
 
 
 class SessionFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="failed"):
@@ -852,7 +851,7 @@ class SessionFailed(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_
 
     category: SessionFailedCategory
     """Whose fault it is."""
-    reason: SessionFailedReason
+    reason: _SessionFailedReason
     """What it failed with."""
     message: str
     """A text for the user."""
@@ -872,14 +871,15 @@ _SESSION_STATUS: dict[str, type[msgspec.Struct]] = {
     "client_finished": ClientSessionFinished,
     "active": SessionActive,
 }
-if TYPE_CHECKING:
-    SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive | dict[str, Any]
-    """How a session stands.
+SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive | dict[str, Any]
+"""How a session stands.
 
-    A member with another type is a dictionary.
-    """
-else:
-    SessionStatus = Any
+A member with another type is a dictionary.
+"""
+if TYPE_CHECKING:
+    _SessionStatus: TypeAlias = SessionStatus
+else:  # msgspec decodes no union of records and dictionaries
+    _SessionStatus = Any
 
 
 class SessionSummary(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -895,7 +895,7 @@ class SessionSummary(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A URN."""
     project_id: str
     """The project it belongs to; none when missing or null."""
-    status: SessionStatus | None = None
+    status: _SessionStatus | None = None
     """How it is; null when the server does not say."""
     checkpoints_count: int
     """How many checkpoints its runs have."""
@@ -965,14 +965,15 @@ _OPTIMIZER_CONFIG: dict[str, type[msgspec.Struct]] = {
     "adamw": AdamOptimizerConfig,
     "dimuon": DimuonOptimizerConfig,
 }
-if TYPE_CHECKING:
-    OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig | dict[str, Any]
-    """The optimizer family of a model, fixed at its creation. Other families keep their fields.
+OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig | dict[str, Any]
+"""The optimizer family of a model, fixed at its creation. Other families keep their fields.
 
-    A member with another type is a dictionary.
-    """
-else:
-    OptimizerConfig = Any
+A member with another type is a dictionary.
+"""
+if TYPE_CHECKING:
+    _OptimizerConfig: TypeAlias = OptimizerConfig
+else:  # msgspec decodes no union of records and dictionaries
+    _OptimizerConfig = Any
 
 
 class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -990,7 +991,7 @@ class CreateModelRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     """What the user wrote about it."""
     lora_config: LoraConfig | None = None
     """The shape of the adapter."""
-    optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    optimizer_config: _OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     """The family of the optimizer, chosen once for the model."""
     type: Literal["create_model"] = _sent(default="create_model")
     """Always `create_model`."""
@@ -1043,7 +1044,7 @@ class GetInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """What it was made from."""
     model_id: str
     """The model, which is the training run."""
-    optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    optimizer_config: _OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     """The family of the optimizer, chosen once for the model."""
     is_lora: bool | None = None
     """Whether an adapter is trained, and not all weights."""
@@ -1381,14 +1382,15 @@ class DimuonParams(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_f
 _OPTIMIZER_PARAMS: dict[str, type[msgspec.Struct]] = {
     "dimuon": DimuonParams,
 }
-if TYPE_CHECKING:
-    OptimizerParams: TypeAlias = DimuonParams | dict[str, Any]
-    """Parameters of one step of an optimizer that is not Adam.
+OptimizerParams: TypeAlias = DimuonParams | dict[str, Any]
+"""Parameters of one step of an optimizer that is not Adam.
 
-    A member with another type is a dictionary.
-    """
-else:
-    OptimizerParams = Any
+A member with another type is a dictionary.
+"""
+if TYPE_CHECKING:
+    _OptimizerParams: TypeAlias = OptimizerParams
+else:  # msgspec decodes no union of records and dictionaries
+    _OptimizerParams = Any
 
 
 class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -1402,7 +1404,7 @@ class OptimStepRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Always `optim_step`."""
     adam_params: AdamParams | None = None
     """The settings of this step, for a model with Adam."""
-    optimizer_params: OptimizerParams | None = None
+    optimizer_params: _OptimizerParams | None = None
     """The settings of this step, for another family."""
 
     def __post_init__(self) -> None:
@@ -1547,7 +1549,7 @@ class LoadWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     """`tinker://<training_run_id>/weights/<name>`"""
     optimizer: bool = _sent(default=False)
     """Restore the optimizer state too."""
-    optimizer_config: OptimizerConfig | None = None
+    optimizer_config: _OptimizerConfig | None = None
     """The family of the optimizer of the model to make; that of the checkpoint when missing or null."""
     weights_access_token: str | None = None
     """Grants access to somebody else's checkpoint. A secret, and in the body here."""
@@ -1590,7 +1592,7 @@ class WeightsInfoResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
 
     base_model: str
     """The model under the adapter."""
-    optimizer_config: OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
+    optimizer_config: _OptimizerConfig = _field(default_factory=lambda: AdamOptimizerConfig())
     """The family of the optimizer, chosen once for the model."""
     is_lora: bool
     """Whether an adapter is trained, and not all weights."""
@@ -2211,14 +2213,15 @@ _FUTURE_COMPLETION: dict[str, type[msgspec.Struct]] = {
     "finished": FutureFinished,
     "failed": FutureFailed,
 }
-if TYPE_CHECKING:
-    FutureCompletion: TypeAlias = FutureFinished | FutureFailed | dict[str, Any]
-    """One completed request.
+FutureCompletion: TypeAlias = FutureFinished | FutureFailed | dict[str, Any]
+"""One completed request.
 
-    A member with another state is a dictionary.
-    """
-else:
-    FutureCompletion = Any
+A member with another state is a dictionary.
+"""
+if TYPE_CHECKING:
+    _FutureCompletion: TypeAlias = FutureCompletion
+else:  # msgspec decodes no union of records and dictionaries
+    _FutureCompletion = Any
 
 
 class FuturesRetrieveResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -2226,7 +2229,7 @@ class FuturesRetrieveResponse(_Record, frozen=True, kw_only=True, omit_defaults=
 
     __module__ = "tinker.types"
 
-    completions: list[FutureCompletion]
+    completions: list[_FutureCompletion]
     """The requests, oldest first."""
     cursor: int
     """Opaque; the next request has it in `prev_cursor`."""
@@ -2492,21 +2495,22 @@ _BILLING_EVENT_INFO: dict[str, type[msgspec.Struct]] = {
     "checkpoint": CheckpointBillingEvent,
     "storage": StorageBillingEvent,
 }
-if TYPE_CHECKING:
-    BillingEventInfo: TypeAlias = (
-        TrainingBillingEvent
-        | SamplingPrefillBillingEvent
-        | SamplingSampleBillingEvent
-        | CheckpointBillingEvent
-        | StorageBillingEvent
-        | dict[str, Any]
-    )
-    """What was used.
+BillingEventInfo: TypeAlias = (
+    TrainingBillingEvent
+    | SamplingPrefillBillingEvent
+    | SamplingSampleBillingEvent
+    | CheckpointBillingEvent
+    | StorageBillingEvent
+    | dict[str, Any]
+)
+"""What was used.
 
-    A member with another type is a dictionary.
-    """
-else:
-    BillingEventInfo = Any
+A member with another type is a dictionary.
+"""
+if TYPE_CHECKING:
+    _BillingEventInfo: TypeAlias = BillingEventInfo
+else:  # msgspec decodes no union of records and dictionaries
+    _BillingEventInfo = Any
 
 
 class BillingUsageEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -2534,7 +2538,7 @@ class BillingUsageEvent(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The price of tokens, in US dollars."""
     effective_rate_usd_per_gigabyte_month: float | None = None
     """The price of storage, in US dollars."""
-    event_info: BillingEventInfo
+    event_info: _BillingEventInfo
     """What was used."""
 
     def __post_init__(self) -> None:

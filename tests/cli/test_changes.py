@@ -13,6 +13,7 @@ from click.testing import Result
 
 import tinker
 from tinker._config import config as _config
+from tinker._config import settings as _settings
 from tinker.local import Settings
 
 Call = Callable[..., Result]
@@ -26,7 +27,7 @@ def left(server: str, run: Any) -> set[str]:
 
 
 def test_publish_and_unpublish(call: Call, ask: Ask, run: Any) -> None:
-    """They confirm on stderr only; what is so already is an error."""
+    """Publish and unpublish confirm on stderr only; a change without effect is an error."""
     for command, public in (("publish", True), ("unpublish", False)):
         result = call("checkpoint", command, run.training)
         told = f"{run.training} is {'public' if public else 'private'}.\n"
@@ -54,7 +55,7 @@ def test_a_time_to_live_out_of_range(command: tuple[str, ...], call: Call) -> No
 
 
 def test_delete_by_path(ask: Ask, call: Call, run: Any, server: str) -> None:
-    """JSON is one line with what was deleted."""
+    """With JSON, one line reports the deletion."""
     result = call("-f", "json", "checkpoint", "delete", "-y", run.training, run.training)
     assert (result.exit_code, result.stdout) == (0, '{"deleted_count": 1, "failed": []}\n')
     assert left(server, run) == {run.sampler, run.external}
@@ -62,7 +63,7 @@ def test_delete_by_path(ask: Ask, call: Call, run: Any, server: str) -> None:
 
 
 def test_delete_in_part(call: Call, run: Any, server: str) -> None:
-    """What can be deleted is; what could not be is named, and the command ends with 1."""
+    """All deletable checkpoints are deleted; the others are named, and the command exits with 1."""
     result = call("-f", "json", "checkpoint", "delete", "-y", run.training, f"{run.training}x")
     value = json.loads(result.stdout)
     assert result.exit_code == 1
@@ -91,7 +92,7 @@ def test_delete_of_a_run(conditions: list[str], kept: list[str], call: Call, run
     ("answer", "exit_code", "deleted"), [("y\n", 0, True), ("n\n", 0, False), ("\n", 0, False), ("", 1, False)]
 )
 def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run: Any, server: str) -> None:
-    """Only a yes deletes; where nobody can answer, that is an error. The question is not among the output."""
+    """Only a yes deletes; the end of the input is an error. The question is not on stdout."""
     result = call("checkpoint", "delete", "--run-id", run.run_id, input=answer)
     assert result.exit_code == exit_code
     assert result.stdout == ("Deleted 3 checkpoints\n" if deleted else "")
@@ -110,8 +111,8 @@ def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run
         (["--run-id", "r", "--before", "garbage"], '"garbage" is not a date: write it like 2026-01-31'),
     ],
 )
-def test_delete_of_what_is_wrong(arguments: list[str], message: str, call: Call) -> None:
-    """What cannot be meant is told before anything is asked."""
+def test_delete_with_contradictory_arguments(arguments: list[str], message: str, call: Call) -> None:
+    """Contradictory arguments are an error before any request is sent."""
     result = call("checkpoint", "delete", *arguments, base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
     assert message in result.stderr
@@ -156,7 +157,7 @@ def test_download_of_nothing(call: Call, run: Any, tmp_path: Path) -> None:
 
 
 def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where nobody is logged in at the hub, that is told, and how to log in."""
+    """Without a login at the hub, the error explains how to log in."""
     pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -175,7 +176,8 @@ def hosted(scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_pa
         data_dir=tmp_path / "hosted", api_key="tml-key", client_config=tinker.types.ClientConfigResponse(pjwt_auth_enabled=True)
     )
     url = scripted("/nothing", 404, settings=settings)
-    monkeypatch.setattr(_config, "HOSTED_URL", url)
+    for module in (_config, _settings):
+        monkeypatch.setattr(module, "HOSTED_URL", url)
     return url
 
 
@@ -210,7 +212,7 @@ def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> 
 
 
 def test_login_with_a_wrong_key(call: Call, hosted: str, tmp_path: Path) -> None:
-    """A key that the server refuses, and none at all, are not stored."""
+    """A refused key and an empty key are not stored."""
     refused = call("auth", "login", base_url=hosted, input="tml-wrong\n")
     assert refused.exit_code == 1
     assert "Authentication failed" in refused.stderr
@@ -219,8 +221,8 @@ def test_login_with_a_wrong_key(call: Call, hosted: str, tmp_path: Path) -> None
     assert not (tmp_path / ".tinker").exists()
 
 
-def test_logout_revokes_what_was_made_for_this_machine(call: Call, hosted: str, tmp_path: Path) -> None:
-    """A generated key is revoked; what else the file holds stays. A refused revocation is told, and the key forgotten."""
+def test_logout_revokes_a_generated_key(call: Call, hosted: str, tmp_path: Path) -> None:
+    """A generated key is revoked and the rest of the file is kept. A refused revocation is reported, and the key is removed."""
     file = tmp_path / ".tinker" / "credentials.json"
     file.parent.mkdir()
     other = {"type": "manual", "key": "tml-other", "name": "o", "later": [1]}
@@ -260,7 +262,7 @@ def test_a_command_without_a_credential(call: Call, hosted: str, arguments: tupl
 
 
 def test_status(call: Call, hosted: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two lines; 1 when there is no credential where one is needed, or the server refuses it."""
+    """Status prints two lines; it exits with 1 if a needed credential is missing or refused."""
     none = call("auth", "status", base_url=hosted)
     assert (none.exit_code, none.stdout) == (1, "Credentials available: no\nTinker accessible: no\n")
     assert none.stderr == NO_CREDENTIAL
@@ -273,7 +275,7 @@ def test_status(call: Call, hosted: str, server: str, monkeypatch: pytest.Monkey
 
 
 def test_auth_of_the_library(hosted: str, server: str, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """``tinker.auth`` finds what clients would use, and asks the server once whether it is good."""
+    """``tinker.auth`` finds the credential that clients use, and checks it with one request."""
     assert tinker.auth.get_tinker_token() is None
     assert not tinker.auth.tinker_has_credentials()
     with pytest.raises(tinker.TinkerError, match="tinker auth login"):

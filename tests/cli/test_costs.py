@@ -35,7 +35,7 @@ def prices(tmp_path: Path) -> str:
 TRAIN = ("-m", "tinker/toy", "--rank", "4", "--batch-size", "2", "--epochs", "2")
 
 
-def test_an_estimate_is_what_the_run_uses(ask: Ask, examples: str, prices: str) -> None:
+def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> None:
     """The tokens and the cost that are shown before a run are those of the run, and no run is made for the estimate."""
     pytest.importorskip("transformers")
     before = ask("run", "list", "--limit", "0")["runs"]

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from starlette.responses import JSONResponse
-from support.commands import command_paths
+from support.commands import list_commands
 from tinker_wire import CONTRACT_VERSION
 
 import tinker
@@ -36,12 +36,26 @@ OFFICIAL = {
 }
 
 
-@pytest.mark.parametrize("path", list(command_paths(main)), ids=" ".join)
-def test_every_command_has_help(path: tuple[str, ...]) -> None:
-    """Each command exists and says what it does."""
-    result = CliRunner().invoke(main, [*path, "--help"])
-    assert result.exit_code == 0
-    assert f"Usage: main {' '.join(path)}" in result.stdout
+def test_every_command_has_help() -> None:
+    """Each command exists and says what it does, and its help ends with examples of itself, whose options it has."""
+    problems = [problem for path, command in list_commands(main) for problem in find_help_problems(path, command)]
+    assert problems == []
+
+
+def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[str]:
+    name = " ".join(path)
+    result = CliRunner().invoke(main, [*path, "--help"], terminal_width=200)
+    if result.exit_code != 0 or f"Usage: main {name}" not in result.stdout or not command.help:
+        return [f"{name}: no help: {result.output}"]
+    if isinstance(command, LazyGroup):
+        return []
+    text = result.stdout.partition("\nOptions:\n")[2].partition("Examples:\n")[2]
+    examples = [shlex.split(line, comments=True) for line in text.partition("\n\n")[0].splitlines()]
+    options = {option for one in [*main.params, *command.params] for option in one.opts}
+    others = [f"{name}: an example of another command: {words}" for words in examples if not set(path) <= set(words)]
+    given = {word for words in examples for word in words if word.startswith("-")}
+    unknown = [f"{name}: an example has {option}, which it does not know" for option in sorted(given - options)]
+    return [*others, *unknown] if examples else [f"{name}: no examples"]
 
 
 OURS = {
@@ -66,7 +80,7 @@ def test_the_commands_of_the_official_client() -> None:
     "arguments", [["--help"], ["checkpoint", "list", "--help"], ["train", "--help"], ["auth", "login", "-h"]]
 )
 def test_help_imports_little(arguments: list[str]) -> None:
-    """Help needs neither the client nor what draws tables, so it is there at once."""
+    """Help imports neither the client nor rich, so that it is fast."""
     heavy = ("httpx", "httpunk", "numpy", "rich", "msgspec", "attrs", "tinker_wire", "tinker.types")
     program = f"import sys\nfrom tinker.cli import main\nmain({arguments!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -81,7 +95,7 @@ def test_module_form(module: str) -> None:
 
 
 def test_version() -> None:
-    """The version is a line of text, or JSON with that of the contract; on request, what it works with too."""
+    """The version is a line of text, or JSON with the contract version; --deps adds the installed packages."""
     assert CliRunner().invoke(main, ["version"]).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
     value = json.loads(CliRunner().invoke(main, ["-f", "json", "version"]).stdout)
     assert value == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
@@ -108,13 +122,13 @@ def test_interrupt() -> None:
 
 
 def test_a_closed_pipe_is_left_to_click() -> None:
-    """When nobody reads the output any more, nothing is told."""
+    """A closed output pipe prints no error."""
     with pytest.raises(BrokenPipeError), convert_errors({"debug": False}):
         raise BrokenPipeError(32, "Broken pipe")
 
 
 def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """A defect is told as such, with its kind; its traceback is shown with --debug only."""
+    """An unexpected error is shown with its class; its traceback is shown with --debug only."""
     with pytest.raises(CommandFailed, match="Unexpected error: ZeroDivisionError"), convert_errors({"debug": False}):
         raise ZeroDivisionError("x")
     assert "Traceback" not in capsys.readouterr().err
@@ -136,8 +150,8 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
         (["sample", "--prompt", "x"], "Did you mean --prompt-file?"),
     ],
 )
-def test_misspelt_names(arguments: list[str], words: str) -> None:
-    """A command or an option that is misspelt is answered with those that it resembles."""
+def test_misspelled_names(arguments: list[str], words: str) -> None:
+    """A misspelled command or option is an error that suggests similar ones."""
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
@@ -152,14 +166,14 @@ def test_misspelt_names(arguments: list[str], words: str) -> None:
     ],
 )
 def test_options_of_tinker_anywhere(arguments: list[str]) -> None:
-    """The options of tinker itself may stand before the command and after it, where they count more."""
+    """Global options can be given before and after the command; those after it win."""
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, "tinker/toy" in result.stdout) == (0, True), result.stderr
     assert json.loads(result.stdout)
 
 
 def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
-    """A failure is JSON, and has its traceback, also where that is asked for after the command."""
+    """--debug and -f json given after the command apply to failures, too."""
     arguments = ["run", "info", "none", "--base-url", "local://toy", "--patience", "0", "--debug", "-f", "json"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
@@ -184,13 +198,13 @@ def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
     ],
 )
 def test_numbers_out_of_range(arguments: list[str], words: str) -> None:
-    """A value that is no number, or none that the option takes, is answered with those that it takes, in plain words."""
+    """An invalid number is an error that names the valid numbers in plain words."""
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: Invalid value for {words}")
 
 
 @pytest.mark.parametrize("arguments", [["train", "--url", "x"], ["--server", "x", "train"], ["train", "--version"]])
-def test_options_that_resemble_none(arguments: list[str]) -> None:
+def test_unknown_options_without_a_similar_one(arguments: list[str]) -> None:
     """Nothing is suggested for an option that is not close to any."""
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
@@ -206,7 +220,7 @@ def test_a_failure_shows_its_traceback_with_debug(call: Callable[..., Result]) -
 
 @pytest.mark.parametrize(("shell", "file"), [("bash", ".bashrc"), ("fish", ".config/fish/completions/tinker.fish")])
 def test_completion_is_installed_once(shell: str, file: str, call: Callable[..., Result], tmp_path: Path) -> None:
-    """The line is printed, or added to the start-up file of the shell, once and behind what is there."""
+    """The line is printed, or appended to the startup file of the shell once."""
     line = call("completion", shell).stdout.strip()
     (tmp_path / ".bashrc").write_text("alias t=tinker")
     for _ in range(2):
@@ -229,7 +243,7 @@ def test_completion_is_installed_once(shell: str, file: str, call: Callable[...,
     ],
 )
 def test_refusals(status: int, title: str, call: Callable[..., Result], scripted: Callable[..., str]) -> None:
-    """Every refusal of the server ends with 1, a title, and what the server said; nothing goes to the output."""
+    """Every refusal exits with 1 and shows a title and the message of the server; stdout stays empty."""
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -255,16 +269,16 @@ FAULTS = [
         (422, ["a list"], "Invalid data provided\nDetails: Error code: 422 - ['a list'] (get_training_run)"),
     ],
 )
-def test_a_refusal_of_what_was_given(
+def test_the_message_of_a_refusal(
     status: int, body: object, said: str, call: Callable[..., Result], scripted: Callable[..., str]
 ) -> None:
-    """The sentence of the server is the whole message, on one line and without what a terminal obeys."""
+    """The message of the server is the whole error, on one line, with control characters escaped."""
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status, body))
     assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
 
 
-def test_nobody_there(call: Callable[..., Result]) -> None:
-    """Without a server it ends with 1, the cause once, the request, and last what to do."""
+def test_no_server(call: Callable[..., Result]) -> None:
+    """Without a server, the error has the cause once, the request, and advice at the end."""
     result = call("run", "list", base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[1:] == [
@@ -274,14 +288,23 @@ def test_nobody_there(call: Callable[..., Result]) -> None:
     ]
 
 
-def test_retries_for_seconds_are_not_logged(tmp_path: Path) -> None:
-    """Where nobody answers, the cause is told once, in the error, with how often it was tried."""
-    words = ["-m", "tinker", "--base-url", "http://127.0.0.1:9", "--patience", "2", "model", "list"]
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60)
+def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> None:
+    """The error of a busy server shows the cause once, with the number of attempts."""
+    asked: list[str] = []
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        later = {"retry-after": "1000"} if len(asked) > 1 else None  # longer than the command has patience
+        await JSONResponse({"detail": "busy"}, 503, later)(scope, receive, send)
+
+    with serve_app(refuse) as url:
+        words = ["-m", "tinker", "--base-url", url, "--patience", "30", "model", "list"]
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.count("Connection refused") == 1
-    assert "attempts in" in done.stderr
+    assert done.stderr.count("busy") == 1, done.stderr
+    assert "Gave up after 2 attempts in" in done.stderr
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -292,7 +315,7 @@ def test_retries_for_seconds_are_not_logged(tmp_path: Path) -> None:
     ],
 )
 def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: Callable[..., Result], serve_app: Any) -> None:
-    """Where a server has no such path, the base URL is what to look at."""
+    """If the server has no such path, the advice is to check the base URL."""
     with serve_app(JSONResponse({"detail": "Not Found"}, 404)) as url:
         result = call("run", "list", base_url=url + path)
     assert (result.exit_code, advice in result.stderr.splitlines()[-1]) == (1, True), result.stderr
@@ -327,7 +350,7 @@ CONNECTION_ADVICE = "Check the network, that the server runs, and its address: -
 
 
 def test_the_advice_comes_last() -> None:
-    """Notes on an error, such as how often it was tried, come before what to do."""
+    """Notes on an error, such as the number of attempts, come before the advice."""
     request = httpx.Request("GET", "http://127.0.0.1:9/x")
     error = tinker.APIConnectionError(request)
     error.__cause__ = OSError("cannot connect")
@@ -337,8 +360,8 @@ def test_the_advice_comes_last() -> None:
     assert failure.details == ("Request: GET http://127.0.0.1:9/x", "3 attempts in 2.0 s", CONNECTION_ADVICE)
 
 
-def test_a_base_url_that_is_none(call: Callable[..., Result]) -> None:
-    """Settings that cannot be right are told in one line."""
+def test_an_invalid_base_url(call: Callable[..., Result]) -> None:
+    """An invalid base URL is an error of one line."""
     result = call("run", "list", base_url="nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
     assert (
@@ -396,30 +419,9 @@ def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app:
 
 
 def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:
-    """The hosted service is not asked without a key; how to get one is told."""
+    """Without a key no request is sent to the hosted service; the error explains how to get one."""
     from tinker._config.config import HOSTED_URL
 
     result = call("run", "list", base_url=HOSTED_URL)
     assert result.exit_code == 1
     assert "tinker auth login" in result.stderr
-
-
-@pytest.mark.parametrize("path", list(command_paths(main)), ids=" ".join)
-def test_every_command_shows_examples(path: tuple[str, ...]) -> None:
-    """The help of each command ends with examples of itself, whose options it has."""
-    command: click.Command = main
-    for name in path:
-        assert isinstance(command, LazyGroup)
-        found = command.get_command(click.Context(command), name)
-        assert found is not None
-        command = found
-    if isinstance(command, LazyGroup):
-        return
-    text = CliRunner().invoke(main, [*path, "--help"], terminal_width=200).stdout.partition("\nOptions:\n")[2]
-    text = text.partition("Examples:\n")[2]
-    examples = [shlex.split(line, comments=True) for line in text.partition("\n\n")[0].splitlines()]
-    options = {option for one in [*main.params, *command.params] for option in one.opts}
-    for words in examples:
-        assert all(name in words for name in path), words
-        assert {word for word in words if word.startswith("-")} <= options, words
-    assert examples

@@ -60,7 +60,7 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
     assert f"tinker {DISTRIBUTION_VERSION}," in rows["versions"]["detail"]
 
 
-def test_doctor_names_what_is_newer_than_tested() -> None:
+def test_doctor_names_untested_releases() -> None:
     """A package above the bound of the extra `tested` is named with both versions; other requirements say nothing."""
     here = importlib.metadata.version("click")
     requirements = [

@@ -12,8 +12,9 @@ import click
 import pytest
 from click.testing import Result
 
+from tinker.cli.clients import fetch_pages
+from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_size, format_timestamp, show_table
-from tinker.cli.paging import fetch_pages
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -88,7 +89,7 @@ def test_run_list_json(ask: Ask, run: Any) -> None:
 
 
 def test_run_list_table(call: Call, run: Any) -> None:
-    """A line for each run, with its id first; how many more there are is told on the error stream."""
+    """Each run is a line that starts with its id; the number of runs not shown is on the error stream."""
     result = call("run", "list", "--limit", "1", "-c", "id,lora,status,checkpoint,checkpoint_time,owner")
     heading, line = result.stdout.splitlines()
     assert heading.split("  ")[0] == "Run ID"
@@ -116,7 +117,7 @@ def test_whose_runs_are_listed(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_run_list_of_unknown_columns(call: Call) -> None:
-    """A column that does not exist is told before anything is asked."""
+    """An unknown column is an error before any request is sent."""
     result = call("run", "list", "-c", "id,zzz", base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
     assert "Error: Unknown column: zzz\nAvailable: id, name, model, owner" in result.stderr
@@ -152,7 +153,7 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
-    """One checkpoint with its adapter; one that is not there, and what is no path, end with 1."""
+    """A checkpoint is shown with its adapter; a missing checkpoint and an invalid path exit with 1."""
     value = ask("checkpoint", "info", run.training)
     assert list(value) == [*CHECKPOINT, "is_lora", "lora_rank"]
     assert (value["is_lora"], value["lora_rank"]) == (True, 4)
@@ -170,7 +171,7 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_model_list(ask: Ask, call: Call) -> None:
-    """All models, or those whose name has a text in any case; none is an error."""
+    """All models are listed, or those whose name contains a text in any case; no match is an error."""
     models = ask("model", "list")["models"]
     assert [list(one) for one in models] == [["model_name", "max_context_length", "trainable", "sampleable"]]
     assert ask("model", "list", "TOY")["models"] == models
@@ -200,7 +201,7 @@ def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
 
 
 def test_billing_usage_of_no_time(call: Call) -> None:
-    """What is no time is told before anything is asked, with how to write one."""
+    """An invalid time is an error before any request is sent, with an example of a valid one."""
     result = call("billing", "usage", "today", "b", base_url="http://127.0.0.1:9")
     words = '"b" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday'
     assert (result.exit_code, result.output) == (1, f"Error: {words}\n")
@@ -259,18 +260,19 @@ def test_pages() -> None:
 
         return fetch
 
-    def advance(done: float, **_: Any) -> None: ...
+    def fetch(total: int | None, limit: int, offset: int = 0) -> Any:
+        return fetch_pages(GlobalOptions(format="json"), "x", page(total), limit, 10, offset)
 
-    assert fetch_pages(page(25), 12, 10, advance).title("x") == "12 xs (13 more; use --limit to see them)"
+    assert fetch(25, 12).title("x") == "12 xs (13 more; use --limit to see them)"
     assert asked == [(10, 0), (2, 10)]
-    assert len(fetch_pages(page(25), 0, 10, advance).items) == 25
-    assert fetch_pages(page(None), 0, 10, advance).total == 25
-    assert fetch_pages(page(None), 1, 10, advance).title("x") == "1 x"
+    assert len(fetch(25, 0).items) == 25
+    assert fetch(None, 0).total == 25
+    assert fetch(None, 1).title("x") == "1 x"
     asked.clear()
-    assert fetch_pages(page(25), 12, 10, advance, 8).title("x") == "12 xs (5 more; use --limit to see them)"
+    assert fetch(25, 12, 8).title("x") == "12 xs (5 more; use --limit to see them)"
     assert asked == [(10, 8), (2, 18)]
-    assert fetch_pages(page(25), 0, 10, advance, 20).items == [20, 21, 22, 23, 24]
-    assert fetch_pages(page(25), 0, 10, advance, 30) == ([], 0)
+    assert fetch(25, 0, 20).items == [20, 21, 22, 23, 24]
+    assert fetch(25, 0, 30) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ def test_sizes(nbytes: int | None, text: str) -> None:
     ],
 )
 def test_times(seconds: float, text: str) -> None:
-    """Near times are told from now, far ones by date; those without a zone are UTC."""
+    """Near times are relative to now, others are dates; times without a zone are UTC."""
     now = datetime.datetime(2026, 5, 31, 12, tzinfo=datetime.UTC)
     time = now - datetime.timedelta(seconds=seconds)
     assert format_timestamp(time, now) == text
@@ -314,7 +316,7 @@ def test_times(seconds: float, text: str) -> None:
 
 
 def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal a table has lines and a title, and every text is shown as it is, also where it looks like markup."""
+    """On a terminal a table has borders and a title, and text that looks like markup is shown unchanged."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show_table(("Run ID", "B"), [("run:train:0", "[bold]x")], "the [title]")
     out = capsys.readouterr().out
@@ -325,14 +327,14 @@ def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_tables_on_a_narrow_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal that is too narrow gets the table without some columns, which are named; where that is no help, each row."""
+    """On a narrow terminal some columns are left out and named; if that is not enough, rows are shown one by one."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
-    show_table(("ID", "B", "C"), [("x" * 12, "b" * 5, "c" * 5)], spared=("C", "B"))
+    show_table(("ID", "B", "C"), [("x" * 12, "b" * 5, "c" * 5)], optional=("C", "B"))
     out, err = capsys.readouterr()
     assert ("x" * 12 in out, "bbbbb" in out, "ccccc" in out) == (True, True, False)
     assert err == "Not shown on a terminal of this width: C\n"
-    show_table(("ID", "B", "C"), [("x" * 30, "b" * 5, "c" * 5)], spared=("C", "B"))
+    show_table(("ID", "B", "C"), [("x" * 30, "b" * 5, "c" * 5)], optional=("C", "B"))
     out, err = capsys.readouterr()
     assert click.unstyle(out).splitlines() == [f"ID  {'x' * 30}", "B   bbbbb", "C   ccccc"]
     assert err == ""

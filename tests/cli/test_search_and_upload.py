@@ -14,7 +14,7 @@ Call = Callable[..., Result]
 Ask = Callable[..., Any]
 
 
-def test_search_shows_what_meets_every_condition(call: Call, ask: Ask, run: Any) -> None:
+def test_search_combines_conditions(call: Call, ask: Ask, run: Any) -> None:
     """Metadata, kind and model are conditions, all of which must hold; the limit holds over pages."""
     found = ask(
         "checkpoint", "search", "--metadata", "step=1", "--type", "training", "--base-model", "tinker/toy", "--limit", "0"
@@ -26,7 +26,7 @@ def test_search_shows_what_meets_every_condition(call: Call, ask: Ask, run: Any)
     assert run.external in call("checkpoint", "search", "--type", "external", "--accessible").stdout.replace("\n", "")
 
 
-def test_a_condition_that_is_none_is_refused(call: Call) -> None:
+def test_an_invalid_condition_is_refused(call: Call) -> None:
     """Metadata that is not a pair is a usage error that shows what was given."""
     result = call("checkpoint", "search", "--metadata", "step")
     assert (result.exit_code, "'step' is not KEY=VALUE" in result.stderr) == (2, True)
@@ -58,9 +58,7 @@ def test_a_folder_without_an_adapter_is_an_error(call: Call, tmp_path: Path, nam
         ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, ["--rank", "8"], "--rank is 8, but r is 4 in adapter_config.json"),
     ],
 )
-def test_what_an_upload_needs_is_named_as_options(
-    call: Call, tmp_path: Path, config: object, arguments: list[str], words: str
-) -> None:
+def test_upload_errors_name_options(call: Call, tmp_path: Path, config: object, arguments: list[str], words: str) -> None:
     """What the folder does not say is asked for by the options of the command."""
     header = json.dumps({"q_proj.lora_A.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
     (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)

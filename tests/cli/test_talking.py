@@ -12,7 +12,7 @@ from click.testing import Result
 
 import tinker
 from tinker._tokenizers import load
-from tinker.cli.stops import StopCutter
+from tinker.cli.model_input import StopCutter
 from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server
@@ -65,7 +65,7 @@ ARGUMENTS = ("--file", "prompts.jsonl", "--out", "answers.jsonl", "--max-tokens"
 
 
 def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> None:
-    """Each line has its answer in order with what else it holds; a file that was cut off is completed, and nothing twice."""
+    """Answers are in order and keep the other fields of their lines; an incomplete file is completed without duplicates."""
     pytest.importorskip("transformers")
     rows: list[dict[str, Any]] = [{"prompt": f"{number}:", "id": number} for number in range(100)] + [{"prompt": [5, 6]}]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -106,7 +106,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
     ],
 )
 def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers: str | None, words: str) -> None:
-    """A line that is no prompt, and answers to something else, are told before anything is asked, and nothing is written."""
+    """An invalid prompt line, or a file with other answers, is an error before any request, and nothing is written."""
     (tmp_path / "prompts.jsonl").write_text(prompts)
     if answers is not None:
         (tmp_path / "answers.jsonl").write_text(answers)
@@ -167,7 +167,7 @@ def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) ->
 
 
 def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
-    """The error says what kind of checkpoint it is and which command makes one to sample from, and that command does."""
+    """The error names the kind of checkpoint and the command that creates one to sample from, which works."""
     pytest.importorskip("transformers")
     advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {run.training} --sampler\n"
     sampled = call("sample", "hi", "--model", run.training)
@@ -192,7 +192,7 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     ids=["the next turn", "the end of the text", "almost the next turn", "a part of the next turn"],
 )
 def test_an_answer_in_plain_text_ends(call: Call, tmp_path: Path, drawn: list[int], shown: str) -> None:
-    """Without a chat template an answer ends before your next turn or the end of the text, on the screen and in what is kept."""
+    """Without a chat template an answer ends before the user's next turn or the end of the text, shown and saved."""
     pytest.importorskip("transformers")
     tokens = [load("tinker/toy").eos_token_id if token == 256 else token for token in drawn]
     with toy_server() as server, server.on_port() as url:
@@ -203,7 +203,7 @@ def test_an_answer_in_plain_text_ends(call: Call, tmp_path: Path, drawn: list[in
 
 
 def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> None:
-    """An answer is as long as the model has room for; a conversation that leaves none is refused, and /reset goes on."""
+    """Answers fit the context length; a conversation without room is refused, and /reset starts over."""
     pytest.importorskip("transformers")
     with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)) as url:
         long = "a very long message that leaves no room"
@@ -215,7 +215,7 @@ def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> N
 
 
 def test_text_that_may_become_a_stop_is_held_back() -> None:
-    """Pieces come out as they were put in, however they are cut, without the stop and what is behind it."""
+    """The text up to the stop passes unchanged, however it is split."""
     text = "a\nb\nUse\nUser: c<end>"
     for size in range(1, len(text)):
         cutter = StopCutter(["\nUser:", "<end>"])
@@ -226,7 +226,7 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
 
 
 def test_a_chat_without_a_template(call: Call, tmp_path: Path) -> None:
-    """What is advised is what can be done: a prompt that is no message."""
+    """Without a chat template, the advice is to use a prompt instead of messages."""
     pytest.importorskip("transformers")
     none = "Error: this model has no chat template"
     assert call("sample", "--chat", "hi").stderr.endswith(f"{none}\nLeave --chat out.\n")
@@ -265,7 +265,7 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
 
 
 def test_runs_of_different_metrics_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
-    """A run without the metric keeps its number of steps and says what it has; a metric of all runs goes first."""
+    """A run without the metric keeps its number of steps and lists its metrics; a metric of all runs is preferred."""
     rows = [{"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)]
     (tmp_path / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = call("run", "compare", "a.jsonl", "g.jsonl")
@@ -313,7 +313,7 @@ def test_a_share_of_one_is_the_end(call: Call, tmp_path: Path) -> None:
 
 
 def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
-    """And the best loss the lowest; a log without a speed has none."""
+    """The best reward is the highest and the best loss the lowest; a log without speeds has no speed."""
     (tmp_path / "m.jsonl").write_text('{"reward": 1, "nll": 1}\n{"reward": 3, "nll": 4}\n{"reward": 2, "nll": 2}\n')
     assert ask("run", "compare", "m.jsonl")["runs"][0]["best"] == 3
     row = ask("run", "compare", "m.jsonl", "--metric", "nll")["runs"][0]
@@ -343,7 +343,7 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
 
 
 def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:
-    """A server of somebody else's keeps none, which is told with what to do; a file that is not there is called a file."""
+    """A server without curves is an error with advice; a missing file is reported as a file."""
     url = scripted("/overview", 404)
     result = call("run", "watch", "some:train:0", base_url=url)
     assert (result.exit_code, "this server keeps no curves" in result.stderr) == (1, True), result.stderr

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tinker._tokenizers import TokenizerSource, load
-from tinker.cli.tokenizers import read_tokenizer
-from tinker.local.engines import PACKAGED_FOLDER
+from tinker.cli.model_input import read_tokenizer
+from tinker.local.engines.placement import PACKAGED_FOLDER
 
 SETTINGS: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer_config.json").read_text())
 TOKENIZER: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer.json").read_text())
@@ -92,8 +92,8 @@ def test_it_does_the_same(write: Write, settings: dict[str, Any], tokenizer: dic
         {"eos_token": {"content": END, "lstrip": True}},
     ],
 )
-def test_what_transformers_would_change(write: Write, settings: dict[str, Any]) -> None:
-    """A tokenizer with settings that change what its file says is left to transformers."""
+def test_settings_that_need_transformers(write: Write, settings: dict[str, Any]) -> None:
+    """A tokenizer whose settings change its tokenizer.json is loaded by transformers."""
     assert read_tokenizer(write({}, {})) is not None
     assert read_tokenizer(write(settings, {})) is None
 

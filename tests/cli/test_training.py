@@ -137,7 +137,7 @@ def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str,
 
 
 def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:
-    """Saves come as often as asked for, and the last one is where a run goes on whose end could not be saved."""
+    """Saves come as often as requested, and a run whose last save failed resumes from the latest one."""
     with disturbed("/save_weights", 5, lambda: 403) as url:  # 2, 4, 6, 8, and the one at the end
         first = call("-f", "json", "train", data, *TRAIN, "--save-every", "2", base_url=url)
         assert first.exit_code == 1
@@ -163,7 +163,7 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
 
 
 def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data: str) -> None:
-    """A new run of its name says where it is, and leaves it to --resume unless it is saved on its way itself."""
+    """A new run of the same name reports the unfinished one, which --resume continues unless the new run has saved."""
     with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
         first = call("-f", "json", "train", data, *TRAIN, base_url=url)
         (save,) = lines_of(first.stdout, "save")
@@ -179,7 +179,7 @@ def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data
 
 
 def test_an_unfinished_run_of_another_folder(call: Call, prompts: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """A server of this process has no runs of another data folder, so its unfinished ones are not told there."""
+    """Unfinished runs of a local server are reported only for the same data folder."""
     counting = "answers = []\ndef reward(answer, example):\n    answers.append(answer)\n    return len(answers)\n"
     (tmp_path / "reward.py").write_text(counting.replace("return", "assert len(answers) < 60\n    return"))
     arguments = ("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "9")
@@ -263,7 +263,7 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
     ],
 )
 def test_files_that_are_no_json_lines(call: Call, data: str, tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    """A file of another form is called what it is, with what is expected, wherever lines are read."""
+    """A file in another format is named as such, with the expected format, wherever lines are read."""
     (tmp_path / name).write_bytes(content)
     (tmp_path / "reward.py").write_text(REWARD)
     expected = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
@@ -294,7 +294,7 @@ LONG = json.dumps({"tokens": list(range(40))}) + "\n"
 
 
 def test_an_example_that_the_model_cannot_take(call: Call, ask: Ask, short: str, data: str, tmp_path: Path) -> None:
-    """An example, to train or to evaluate on, that is longer than the context is named before there is a run; one that fits is not."""
+    """An example longer than the context length is an error before a run is created; one that fits is not."""
     (tmp_path / "long.jsonl").write_text(json.dumps({"tokens": list(range(33))}) + "\n" + LONG)
     for arguments in (("long.jsonl",), (data, "--eval-file", "long.jsonl"), ("long.jsonl", "--estimate")):
         result = call("train", *arguments, base_url=short)
@@ -306,7 +306,7 @@ def test_an_example_that_the_model_cannot_take(call: Call, ask: Ask, short: str,
 
 
 def test_a_prompt_that_the_model_cannot_take(call: Call, ask: Ask, short: str, tmp_path: Path) -> None:
-    """A prompt that leaves no room for an answer is named before there is a run."""
+    """A prompt without room for an answer is an error before a run is created."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a b c d"}\n')
     result = call("train", "prompts.jsonl", "--grpo", "reward.py", "--max-tokens", "30", base_url=short)
@@ -316,14 +316,14 @@ def test_a_prompt_that_the_model_cannot_take(call: Call, ask: Ask, short: str, t
 
 
 def test_a_model_whose_context_is_not_known(ask: Ask, scripted: Callable[..., str], tmp_path: Path) -> None:
-    """Where the server does not say how long an example may be, every one is sent."""
+    """Without a known context length, every example is sent."""
     url = scripted("/get_server_capabilities", 200, {"supported_models": [{"model_name": "tinker/toy"}]})
     (tmp_path / "long.jsonl").write_text(LONG)
     assert len(ask("train", "long.jsonl", base_url=url)["losses"]) == 1
 
 
 def test_a_model_that_the_server_lacks(call: Call, data: str) -> None:
-    """The server's refusal is told, with the model that was meant, and no other tokenizer is looked for."""
+    """The refusal of the server is shown with the similar model, and no other tokenizer is loaded."""
     refusal = "base model 'tinker/tyo' is not offered; this server has 'tinker/toy'; did you mean 'tinker/toy'?"
     result = call("train", data, "--model", "tinker/tyo")
     assert (result.exit_code, result.stderr) == (1, f"Error: {refusal}\n")
@@ -340,7 +340,7 @@ def test_a_misspelled_model_that_the_server_only_refuses(call: Call, scripted: C
 
 
 def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
-    """A model that resembles none may be the name of a checkpoint or a run: how to give its path is told."""
+    """For an unknown model without a similar one, the advice is how to give the path of a checkpoint."""
     shown = "`tinker checkpoint list` shows the paths.\n"
     sampled = f"To use a checkpoint, give its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
     trained = f"To use a checkpoint, give its path: --from tinker://RUN/weights/NAME; {shown}"
@@ -350,7 +350,7 @@ def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
 
 
 def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> None:
-    """The form of a path, and where to find it, are told before anything is asked."""
+    """An invalid path is an error before any request, with its form and the command that lists paths."""
     result = call("train", data, "--from", "pig-latin", base_url="http://127.0.0.1:1")
     first, form, advice = result.stderr.splitlines()
     assert (result.exit_code, first, advice) == (
@@ -366,7 +366,7 @@ LISTS = ([], [{"model_name": "tinker/toy"}])
 
 @pytest.mark.parametrize("listed", LISTS, ids=["none", "the model"])
 def test_a_model_that_is_trained_and_not_sampled(ask: Ask, serve_app: Any, data: str, tmp_path: Path, listed: Any) -> None:
-    """A server that refuses to sample what it trains, and names it or has no list, is no reason to stop."""
+    """A model that is trained but not sampled works if the server lists it or has no list."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "trains"))
     app, refused = create_app(state), []
 
@@ -386,13 +386,13 @@ def test_a_model_that_is_trained_and_not_sampled(ask: Ask, serve_app: Any, data:
 
 
 def test_a_server_that_takes_every_model(ask: Ask, data: str, tmp_path: Path) -> None:
-    """A model that is in no list is trained where the server takes it."""
+    """A model that the server does not list is trained if the server accepts it."""
     with running_server(Settings(data_dir=tmp_path / "any", any_base_model=True), ToyEngine()) as url:
         assert ask("train", data, "--model", "some/model", base_url=url)["base_model"] == "some/model"
 
 
 def test_the_tokenizer_does_not_warn_of_long_examples(server: str, tmp_path: Path) -> None:
-    """What transformers thinks is too long for its model is no news of the server's."""
+    """The length warning of transformers is not shown."""
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": " ".join(map(str, range(600)))}) + "\n")
     words = [sys.executable, "-m", "tinker.cli", "--base-url", server, "train", "long.jsonl"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)})
@@ -400,7 +400,7 @@ def test_the_tokenizer_does_not_warn_of_long_examples(server: str, tmp_path: Pat
     assert "Token indices" not in done.stderr
 
 
-def test_what_is_reported(call: Call, data: str, tmp_path: Path) -> None:
+def test_reports_of_a_run(call: Call, data: str, tmp_path: Path) -> None:
     """Each step is a line of the log with its loss, rate, tokens and speed; the evaluation comes when asked; curves are drawn."""
     arguments = ("--eval-file", data, "--eval-every", "4", "--log", "log.jsonl", "--plot", "loss.svg")
     result = call("train", data, *TRAIN, *arguments)
@@ -455,7 +455,7 @@ GRPO = (
 )
 
 
-def test_grpo_learns_what_is_rewarded(call: Call, disturbed: Any, prompts: str, tmp_path: Path) -> None:
+def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str, tmp_path: Path) -> None:
     """The mean reward rises; each step reports it; and a run that was interrupted goes on as if nothing had been."""
     (tmp_path / "reward.py").write_text(REWARD)
     result = call("-f", "json", "train", prompts, "--grpo", "reward.py", *GRPO)
@@ -502,7 +502,7 @@ def test_a_reward_is_checked_before_anything_is_created(call: Call, tmp_path: Pa
     ],
 )
 def test_rewards_that_fail(call: Call, prompts: str, tmp_path: Path, code: str, words: str) -> None:
-    """A reward that raises, or returns something else than a number, ends the run with the line of the file."""
+    """A reward that raises or does not return a number ends the run with the line of the file."""
     (tmp_path / "reward.py").write_text(code)
     result = call("train", prompts, "--grpo", "reward.py", *GRPO)
     assert (result.exit_code, f"Error: {words}\nThe answer was " in result.stderr) == (1, True), result.stderr
@@ -515,8 +515,15 @@ def test_rewards_that_are_numbers_of_other_types(ask: Ask, prompts: str, tmp_pat
     assert ask("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "1")["rewards"] == [1.0]
 
 
-def test_prompts_that_are_none(call: Call, tmp_path: Path) -> None:
-    """A line without a prompt is named, and so is a file without lines."""
+def test_prompts_of_token_ids(ask: Ask, tmp_path: Path) -> None:
+    """GRPO takes a prompt as token ids, as `tinker sample --file` does."""
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(example['prompt'])")
+    (tmp_path / "ids.jsonl").write_text('{"prompt": [1, 2, 3]}\n')
+    assert ask("train", "ids.jsonl", "--grpo", "reward.py", *GRPO, "--max-steps", "1")["rewards"] == [3.0]
+
+
+def test_invalid_prompts(call: Call, tmp_path: Path) -> None:
+    """A line without a prompt and a file without lines are errors."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"wanted": "b"}\n')
     assert "prompts.jsonl, line 2: a line is an object with " in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
@@ -524,8 +531,8 @@ def test_prompts_that_are_none(call: Call, tmp_path: Path) -> None:
     assert "has no prompts" in call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
 
 
-def test_options_that_do_not_fit(call: Call, data: str, tmp_path: Path) -> None:
-    """Options that contradict each other end with 2, and a file that cannot be written is told before anything is done."""
+def test_contradictory_options(call: Call, data: str, tmp_path: Path) -> None:
+    """Contradictory options exit with 2, and a log in a missing folder is an error before any request."""
     (tmp_path / "reward.py").write_text(REWARD)
     assert call("train", data, "--eval-every", "2").exit_code == 2
     assert call("train", data, "--grpo", "reward.py", "--eval-file", data).exit_code == 2
@@ -577,7 +584,7 @@ def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:
     assert (result.exit_code, "--rank cannot be used with --from" in result.stderr) == (2, True)
 
 
-def test_nothing_but_steps_is_said_into_a_pipe(call: Call, data: str) -> None:
+def test_a_pipe_gets_only_steps(call: Call, data: str) -> None:
     """The title of the result's table, which only a terminal shows, is on neither stream."""
     result = call("train", data, "--max-steps", "1")
     assert result.stderr.splitlines()[-1].startswith("step 1/1 loss ")

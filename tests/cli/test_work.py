@@ -116,7 +116,7 @@ def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., st
 
 
 def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
-    """On a server that fails on protobuf it says that requests go as JSON, and so does a client; what is chosen is said."""
+    """On a server that rejects protobuf, doctor reports JSON, as clients use; a chosen format is reported, too."""
     with running_server(Settings(data_dir=tmp_path / "plain", profile="plain-json"), engine="toy") as url:
         result = call("-f", "json", "doctor", "--base-url", url, base_url="http://127.0.0.1:9")
         assert result.exit_code == 0
@@ -140,7 +140,7 @@ PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
 
 @pytest.mark.parametrize(("status", "text"), [(200, PAGE), (404, PAGE), (501, PAGE), (404, "404 page not found")])
 def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: str) -> None:
-    """What is no Tinker server is not in order: one line says so and what to do, and the exit code is 1."""
+    """For another web server, one line explains the problem and the solution, and the exit code is 1."""
     with serve_app(PlainTextResponse(text, status, media_type="text/plain" if text.startswith("404") else "text/html")) as url:
         result = call("-f", "json", "doctor", base_url=url)
     assert result.exit_code == 1
@@ -152,8 +152,8 @@ def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: s
     assert "Welcome" not in result.output
 
 
-def test_a_wrong_path_is_told_in_one_line(server: str, serve_app: Any) -> None:
-    """A script whose base URL has a wrong path, or is that of a web server, is told so and not shown a page."""
+def test_a_wrong_path_is_one_line(server: str, serve_app: Any) -> None:
+    """A client with a wrong base URL gets an error of one line instead of an HTML page."""
     with serve_app(HTMLResponse(PAGE, 404)) as page:
         for url in (f"{server}/wrong", page):
             service = tinker.ServiceClient(base_url=url, patience_seconds=0)
@@ -172,7 +172,7 @@ def test_a_wrong_path_is_told_in_one_line(server: str, serve_app: Any) -> None:
 
 
 def test_doctor_without_a_server(call: Call) -> None:
-    """Where nobody answers it ends with 1, after what is known here."""
+    """Without a server, doctor shows the local checks and exits with 1."""
     result = call("-f", "json", "doctor", base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
     found = checks(json.loads(result.stdout))
@@ -184,7 +184,7 @@ def test_doctor_without_a_server(call: Call) -> None:
 def test_doctor_with_a_wrong_key(
     call: Call, scripted: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused credential is what to repair, and is not shown; it is not told again by the checks that need one."""
+    """A refused credential is the failure to fix; it is not shown, and checks that need it do not fail again."""
     url = scripted("/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right"))
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     result = call("-f", "json", "doctor", base_url=url)
@@ -263,8 +263,8 @@ def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> 
         ('""', "a prompt is empty"),
     ],
 )
-def test_prompts_that_are_none(call: Call, tmp_path: Path, content: str, words: str) -> None:
-    """A file of something else ends with 1 and says what is wrong, before anything is sent."""
+def test_invalid_prompt_files(call: Call, tmp_path: Path, content: str, words: str) -> None:
+    """An invalid prompt file is an error before any request."""
     (tmp_path / "prompts.json").write_text(content)
     result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
     assert (result.exit_code, words in result.stderr) == (1, True)
@@ -383,8 +383,8 @@ def read(tmp_path: Path, line: object, tokenizer: Letters | None = None, max_len
     return example
 
 
-def test_what_is_learned(tmp_path: Path) -> None:
-    """Of an answer everything with its end, of the prompt nothing; of a chat what the assistant says."""
+def test_weights_of_examples(tmp_path: Path) -> None:
+    """The answer with its end has weight, the prompt has none; in a chat the messages of the assistant have."""
     answered = read(tmp_path, {"prompt": "ab", "completion": "cd"})
     assert (answered.tokens, answered.weights) == ([1, 97, 98, 99, 100, 0], [0, 0, 0, 1, 1, 1])
     chat = [("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two")]
@@ -412,8 +412,8 @@ def test_what_is_learned(tmp_path: Path) -> None:
         ({"messages": [{"content": "a"}]}, "role"),
     ],
 )
-def test_what_is_no_example(line: object, message: str, tmp_path: Path) -> None:
-    """What is wrong with a line is told, with the file and the number."""
+def test_invalid_examples(line: object, message: str, tmp_path: Path) -> None:
+    """An invalid line is an error with the file and the line number."""
     with pytest.raises(CommandFailed, match=rf"d\.jsonl, line 1: .*{message}"):
         read(tmp_path, line)
 
@@ -425,7 +425,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         examples.read_examples(tmp_path / "d", Letters(), None)
 
 
-def test_templates_that_do_not_fit(tmp_path: Path) -> None:
+def test_unusable_chat_templates(tmp_path: Path) -> None:
     """A model without a template, and a template that changes earlier messages, cannot learn chats."""
     chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
     without, forgetful = Letters(), Letters()

@@ -151,6 +151,13 @@ def test_interpreters_end(live_server: str, ending: str) -> None:
     assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
 
 
+def test_the_logger_is_the_users_at_exit(live_server: str) -> None:
+    """What other code logs to the logger of this package while the program ends is logged."""
+    first = "import atexit, logging\natexit.register(lambda: logging.getLogger('tinker').warning('a line of mine'))\n"
+    done = in_python(first + BEGIN + ENDINGS["with results"], live_server)
+    assert done.stderr.decode().splitlines() == ["a line of mine"]
+
+
 @pytest.mark.parametrize(
     ("error", "reason"), [(None, "success"), (ValueError, "errored"), (asyncio.CancelledError, "interrupted")]
 )

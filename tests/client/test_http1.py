@@ -18,7 +18,7 @@ import pytest
 from support.engine import EngineCalls, failure, statuses, stream_to, until
 from tinker_wire.runtime import FormPieces, Stored
 
-from tinker._http import phase, pool
+from tinker._http import messages, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.exchange import READ_AHEAD_NBYTES
 from tinker._http.messages import Purpose, RawResponse
@@ -240,7 +240,7 @@ BAD = {
 @pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
 def test_responses_that_cannot_be_read(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a response is a typed failure of unknown effect at once, and the next exchange works."""
-    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 100_000)
+    monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def use(line: Line) -> None:
         [error] = await line.send_all(1)

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 import tinker
-from tinker._http.in_process import InProcessTransport
+from tinker._http.httpx_transports import InProcessTransport
 from tinker.local import Settings, State, create_app, serve_in_thread
-from tinker.local.engines import SampleJob, SampleResult, TokenListener
+from tinker.local.engines.protocol import SampleJob, SampleResult, TokenListener
 from tinker.local.engines.toy import ToyEngine
 from tinker.types import SampleStreamChunk
 

@@ -71,7 +71,7 @@ def test_the_server_keeps_it(connect: Connect, state: State, caplog: pytest.LogC
     with span(17) as header, caplog.at_level(logging.DEBUG, "tinker.local"):
         training.optim_step(ADAM).result(10)
     training.optim_step(ADAM).result(10)
-    with state.locked() as shared:
+    with state.lock() as shared:
         (session,) = shared.store.sessions()
     spans = [one for one in session.spans if one.operation == "optim_step"]
     assert [one.traceparent for one in spans] == [header, None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +56,21 @@ def test_a_cancelled_request_lets_nobody_overtake(
     assert first.result(10)
     assert third.result(10)
     assert order(wire) == [("forward_backward", 1), ("save_weights", 2)]
+
+
+def test_a_client_whose_creation_is_cancelled_at_once_sends_nothing(service: tinker.ServiceClient, wire: Any) -> None:
+    """Requests of a client whose creation was cancelled before it began end as cancelled, and none is sent."""
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    gate = threading.Event()
+    thread = service._runtime().thread
+    thread.call(lambda: gate.wait(10))
+    training = service.create_lora_training_client("tinker/toy")
+    assert training._run.created.cancel()
+    step = training.optim_step(ADAM)
+    gate.set()
+    with pytest.raises(concurrent.futures.CancelledError):
+        step.result(10)
+    assert order(wire) == []
 
 
 def test_what_cannot_be_prepared_lets_nobody_overtake(

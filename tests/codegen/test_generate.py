@@ -724,11 +724,12 @@ def test_methods_of_the_contract_are_there() -> None:
 
 
 def test_every_type_of_the_contract_can_be_decoded() -> None:
-    """msgspec accepts every name of the committed models as a type, so no decoder fails at run time."""
+    """msgspec accepts every name of the committed models as fields have it, so no decoder fails at run time."""
     import tinker_wire.models as models
 
     for name in models.__all__:
-        assert msgspec.json.Decoder(getattr(models, name)).type == getattr(models, name)
+        kind = getattr(models, f"_{name}", getattr(models, name))  # of an open union, fields have another name
+        assert msgspec.json.Decoder(kind).type == kind
 
 
 def test_the_package_itself_imports_nothing() -> None:

@@ -17,7 +17,7 @@ from support.recordings import Exchange, exchanges, restored
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.profiles import read_body
+from tinker.local.bodies import read_body
 
 #: Recordings that do not fit, each with the reason. Nothing is here that fits.
 EXCEPTIONS = {

@@ -37,7 +37,7 @@ _NOTES: dict[str, list[models.Note]] = {}
 
 
 def _notes_of(state: State, call: APICall) -> list[models.Note]:
-    with state.locked() as shared:
+    with state.lock() as shared:
         return _NOTES.setdefault(shared.store.session(call.path["session_id"]).session_id, [])
 
 

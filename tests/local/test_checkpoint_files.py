@@ -13,7 +13,7 @@ import pytest
 from support.server_parts import open_checkpoints
 from tinker_wire import models
 
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.storage.checkpoint_records import CheckpointRecord, check_name, checkpoint_path, folder_name
 from tinker.local.storage.checkpoints import RECORD_FILE, Checkpoints
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.api import Api, Clock, MakeApi
 
@@ -14,6 +17,7 @@ from tinker.local.call import KNOWN_FAILURE
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.recovery import recover
 from tinker.local.settings import Settings
+from tinker.local.storage.futures import RequestFailure
 from tinker.local.storage.journal import REQUESTS, RESULTS, RUNS, Journal, JournalInUseError
 from tinker.local.storage.records import RUN_TABLES
 
@@ -239,6 +243,37 @@ def test_one_server_for_each_folder(tmp_path: Path) -> None:
     Journal(tmp_path).close()
 
 
+OLDER = """
+create table meta (name text primary key, value blob not null);
+create table requests (
+    position integer primary key, subject text not null, operation text not null, path blob not null,
+    content_type text not null, content blob not null, created_at real not null, request_id text unique, number integer);
+create table results (
+    request_id text primary key, fingerprint blob not null, kind text not null, content blob not null, completion integer);
+create table audit (position integer primary key, kind text not null, content blob not null);
+insert into meta values ('secret', x'01');
+insert into requests values (1, 's', 'optim_step', x'7B7D', '', x'', 1.0, 'a', 3), (2, 's', 'forward', x'7B7D', '', x'', 2.0, 'b', 4);
+insert into results values ('a', x'02', 'failure', x'5B2278222C2275736572225D', 7);
+insert into audit values (1, 'projects', x'7B7D');
+"""
+
+
+def test_a_journal_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """A newer server goes on with the file that an older one has left, and writes to it."""
+    (tmp_path / ".journal").mkdir()
+    with contextlib.closing(sqlite3.connect(tmp_path / ".journal" / "journal.sqlite")) as database:
+        database.executescript(OLDER)
+    journal = Journal(tmp_path)
+    requests = journal.read(REQUESTS)
+    assert [(one.request_id, one.number, one.known_failure) for one in requests] == [("a", 3, None), ("b", 4, None)]
+    journal.add_request(msgspec.structs.replace(requests[0], request_id="c", known_failure=2))
+    journal.add_request(requests[0])
+    assert [one.request_id for one in journal.read(REQUESTS)] == ["a", "b", "c"]
+    assert [(one.is_failure, one.outcome) for one in journal.read(RESULTS)] == [(True, RequestFailure("x", "user"))]
+    assert journal.secret() == b"\x01"
+    journal.close()
+
+
 @pytest.mark.parametrize("profile", ["minimal-json", "strict", "plain-json"])
 def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) -> None:
     """A server that passes for another one goes on as well."""
@@ -364,7 +399,7 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
     assert isinstance(engine, ToyEngine)
     assert len(engine._adapters) == 1
     clock.seconds += 601
-    with again.state.locked():
+    with again.state.lock():
         again.shared.store.end_idle()
     while engine._adapters:
         again.runner.run(again.state.run_in_engine("tinker/toy", lambda _: None))
@@ -388,7 +423,7 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
     model = kept.model()
     late = kept.loss(model, 2)  # waits for number 1
     kept.state.journal.close()
-    with kept.state.locked():
+    with kept.state.lock():
         kept.shared.store.model(model).queue.skip(1, kept.state.clock())
         kept.state.notify()
     assert "error" not in done(kept, late)

@@ -11,15 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from tinker.local.engines import (
-    LOSS_FORMS,
-    Cells,
-    EngineError,
-    TrainingExample,
-    add_sequence_ratios,
-    check_datum,
-    resolve_loss,
-)
+from tinker.local.engines.inputs import LOSS_FORMS, Cells, add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.protocol import EngineError, TrainingExample
 from tinker.local.engines.torch.losses import TORCH_LOSSES
 
 

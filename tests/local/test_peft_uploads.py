@@ -23,7 +23,7 @@ from support.tiny_models import write_tiny_llama
 import tinker
 from tinker import checkpoints
 from tinker.local import Settings, running_server
-from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.torch import TorchEngine
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]

@@ -16,7 +16,7 @@ import pytest
 from support.api import MakeApi
 from support.server_parts import NoEvents
 
-from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.models import ModelQueue

@@ -14,7 +14,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import HANDLERS, Handler
-from tinker.local.errors import Misfit, read_misfit
+from tinker.local.errors import FieldError, read_field_error
 
 
 def test_every_operation_has_a_handler() -> None:
@@ -191,7 +191,7 @@ def test_a_wrong_field_is_named(api: Api) -> None:
 
 
 def test_every_wrong_field_is_named(api: Api) -> None:
-    """A body with several misfits is refused with all of them at once."""
+    """A body with several faults is refused with all of them at once."""
     _, detail = api.refused("optim_step", {"model_id": 5, "adam_params": {"learning_rate": "high"}})
     places = [(".".join(map(str, fault["loc"])), fault["type"]) for fault in detail]
     assert sorted(places) == [("body.adam_params.learning_rate", "type_error"), ("body.model_id", "type_error")]
@@ -202,12 +202,12 @@ def test_every_wrong_field_is_named(api: Api) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"sdk_version": None}, Misfit(("sdk_version",), "must be a string, not null", "type_error")),
-        ({"sdk_version": ...}, Misfit(("sdk_version",), "the field is missing", "missing")),
-        ({"user_metadata": 5}, Misfit(("user_metadata",), "must be an object or null, not an integer", "type_error")),
+        ({"sdk_version": None}, FieldError(("sdk_version",), "must be a string, not null", "type_error")),
+        ({"sdk_version": ...}, FieldError(("sdk_version",), "the field is missing", "missing")),
+        ({"user_metadata": 5}, FieldError(("user_metadata",), "must be an object or null, not an integer", "type_error")),
     ],
 )
-def test_faults_are_told_in_words(api: Api, changes: dict[str, Any], fault: Misfit) -> None:
+def test_faults_are_told_in_words(api: Api, changes: dict[str, Any], fault: FieldError) -> None:
     """Each fault of a body has the place of its field, also of one that is missing."""
     body = {"tags": [], "sdk_version": "1", **changes}
     _, detail = api.refused("create_session", {name: value for name, value in body.items() if value is not ...})
@@ -217,23 +217,23 @@ def test_faults_are_told_in_words(api: Api, changes: dict[str, Any], fault: Misf
 @pytest.mark.parametrize(
     ("value", "kind", "fault"),
     [
-        (0, Annotated[int, msgspec.Meta(ge=1)], Misfit((), "must be an integer of at least 1")),
-        (2.0, Annotated[float, msgspec.Meta(lt=1)], Misfit((), "must be a number of less than 1.0")),
+        (0, Annotated[int, msgspec.Meta(ge=1)], FieldError((), "must be an integer of at least 1")),
+        (2.0, Annotated[float, msgspec.Meta(lt=1)], FieldError((), "must be a number of less than 1.0")),
         (
             [[], [1, 2]],
             list[Annotated[list[int], msgspec.Meta(max_length=1)]],
-            Misfit((1,), "must be a list of length at most 1"),
+            FieldError((1,), "must be a list of length at most 1"),
         ),
-        ("b", Annotated[str, msgspec.Meta(pattern="^a")], Misfit((), "must be a string matching regex '^a'")),
-        ({"k": "z"}, dict[str, Literal["x", "y"]], Misfit((), "the value 'z' is unknown", "enum")),
-        ("noon", datetime.datetime, Misfit((), "Invalid RFC3339 encoded datetime")),
+        ("b", Annotated[str, msgspec.Meta(pattern="^a")], FieldError((), "must be a string matching regex '^a'")),
+        ({"k": "z"}, dict[str, Literal["x", "y"]], FieldError((), "the value 'z' is unknown", "enum")),
+        ("noon", datetime.datetime, FieldError((), "Invalid RFC3339 encoded datetime")),
     ],
 )
-def test_limits_are_told_in_words(value: object, kind: Any, fault: Misfit) -> None:
+def test_limits_are_told_in_words(value: object, kind: Any, fault: FieldError) -> None:
     """What msgspec says of limits, patterns and enums becomes a sentence; anything else stays as it is."""
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, kind)
-    assert read_misfit(caught.value) == fault
+    assert read_field_error(caught.value) == fault
 
 
 @pytest.mark.parametrize(

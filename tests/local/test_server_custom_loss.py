@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from support.api import Api, custom_loss_body, datum, loss_body, node
 
-from tinker.local.engines import LossResult, TrainingExample
+from tinker.local.engines.protocol import LossResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
 
 TOKENS = [104, 101, 300, 7]
@@ -184,7 +184,7 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
     """The same graph on a real model: its loss falls with steps on it."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from tinker.local.engines import PACKAGED_MODEL
+    from tinker.local.engines.placement import PACKAGED_MODEL
     from tinker.local.engines.torch import TorchEngine
     from tinker.local.settings import Settings
     from tinker.local.state import State

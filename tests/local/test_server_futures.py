@@ -11,7 +11,7 @@ import pytest
 from support.api import PROTO, Api, Clock, GatedEngine, MakeApi, datum
 
 from tinker._wire import proto
-from tinker.local.engines import LossResult
+from tinker.local.engines.protocol import LossResult
 from tinker.local.engines.toy import ToyEngine
 
 

@@ -28,10 +28,10 @@ import tinker.local
 from tinker.cli import main
 from tinker.cli.commands.serve import serve as serve_command
 from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serving
-from tinker.local.engines import choose_engine, open_engine
+from tinker.local.engines.opening import choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.profiles import PROFILES
 from tinker.local.storage.disk import FOLDER
+from tinker.testing.servers import PROFILES
 
 SESSION = {"tags": [], "sdk_version": "1"}
 

@@ -12,7 +12,8 @@ import pytest
 from support.api import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
-from tinker.local.engines import PACKAGED_FOLDER, SampleJob, SampleResult
+from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.snapshots import IN_MEMORY, SPOOL
 

@@ -10,7 +10,7 @@ import pytest
 from support.api import PROTO, Api, Clock, FullEngine, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
 
 from tinker._wire import proto
-from tinker.local.engines import Adam, EngineError, LossResult
+from tinker.local.engines.protocol import Adam, EngineError, LossResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput

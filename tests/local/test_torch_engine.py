@@ -28,9 +28,8 @@ import transformers
 from support.tiny_models import write_tiny_llama
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tinker.local.engines import (
-    PACKAGED_FOLDER,
-    PACKAGED_MODEL,
+from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL
+from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
     Continuation,
@@ -869,7 +868,7 @@ def test_the_packaged_model_has_learned_text() -> None:
 QUIET = """
 import sys
 import numpy as np
-from tinker.local.engines import Adam, AdapterSpec, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 
 engine, tokens = TorchEngine(sys.argv[1]), np.arange(40, dtype=np.int32)

@@ -25,17 +25,9 @@ from safetensors.torch import load_file, save_file
 from support.families import FAMILIES, IMAGE, SIZES, TOWER, VISION_START, Family, write_family
 from transformers.cache_utils import DynamicCache
 
-from tinker.local.engines import (
-    PACKAGED_FOLDER,
-    Adam,
-    AdapterSpec,
-    Dimuon,
-    EngineError,
-    SampleJob,
-    SampleResult,
-    TrainingExample,
-    orthogonal_direction,
-)
+from tinker.local.engines.dimuon import orthogonal_direction
+from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.caches import check_cache
 from tinker.local.engines.torch.lora import LoraWeights

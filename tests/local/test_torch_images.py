@@ -25,7 +25,7 @@ from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, 
 
 import tinker
 from tinker import types
-from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, images, sampling
 from tinker.local.engines.torch.image_rows import find_positions
 from tinker.local.engines.torch.prefixes import Prefixes

@@ -19,15 +19,8 @@ from support.tiny_models import write_tiny_llama
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines import (
-    PACKAGED_FOLDER,
-    AdapterSpec,
-    PromptTargets,
-    Recompute,
-    SampleJob,
-    SampleResult,
-    TrainingExample,
-)
+from tinker.local.engines.placement import PACKAGED_FOLDER, Recompute
+from tinker.local.engines.protocol import AdapterSpec, PromptTargets, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
 from tinker.local.engines.torch.memory import estimate_bytes, is_out_of_memory

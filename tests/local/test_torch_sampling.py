@@ -17,7 +17,7 @@ import torch
 import transformers
 from support.tiny_models import write_tiny_llama
 
-from tinker.local.engines import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch import prefixes as prefixes_module
 from tinker.local.engines.torch.decoding import NUCLEUS, truncate

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 import pytest
 
-from tinker.local.engines import (
-    LOSS_FORMS,
-    SEQUENCE_LOG_RATIO,
+from tinker.local.engines.dimuon import newton_schulz
+from tinker.local.engines.inputs import LOSS_FORMS, SEQUENCE_LOG_RATIO
+from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
     Dimuon,
@@ -21,7 +21,6 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
-    newton_schulz,
 )
 from tinker.local.engines.toy import END_OF_TEXT, ToyEngine
 

@@ -8,7 +8,7 @@ import pytest
 from support.api import MakeApi, loss_body, sample_body
 from tinker_wire import models
 
-from tinker.local.bodies import HEADER, MAX_NAMED, find_unread
+from tinker.local.bodies import HEADER, MAX_NAMED, find_unknown_fields
 
 SAMPLE = models.SampleRequest
 
@@ -31,13 +31,13 @@ SAMPLE = models.SampleRequest
 )
 def test_what_a_record_has_no_place_for_is_found(content: bytes, kind: type, found: list[str]) -> None:
     """Also inside other records; not what a client may name as it likes, nor what says nothing."""
-    assert list(find_unread(content, kind)) == found
+    assert list(find_unknown_fields(content, kind)) == found
 
 
 def test_the_field_that_was_probably_meant_is_named() -> None:
     """A misspelling, and the name that other libraries use, lead to the right one at the same place."""
     content = b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "min_p": 0.1}, "n": 2}'
-    assert find_unread(content, SAMPLE) == {
+    assert find_unknown_fields(content, SAMPLE) == {
         "sampling_params.temprature": "temperature",
         "sampling_params.max_new_tokens": "max_tokens",
         "sampling_params.min_p": None,
@@ -48,7 +48,7 @@ def test_the_field_that_was_probably_meant_is_named() -> None:
 def test_not_more_is_named_than_a_header_holds() -> None:
     """Whoever sends thousands of fields does not get them all back."""
     content = b"{" + b",".join(b'"%d%s": 1' % (number, b"x" * 500) for number in range(1000)) + b"}"
-    found = find_unread(content, SAMPLE)
+    found = find_unknown_fields(content, SAMPLE)
     assert len(found) == MAX_NAMED
     assert max(map(len, found)) == 100
 

@@ -294,11 +294,14 @@ def taken_slots(service: Any) -> list[str]:
         return []
     limits, fresh = session._known.limits, fresh_limits(session)
     names = ["samples", "dispatch", "throttled_dispatch", "prompt_nbytes", "training_nbytes", "result_nbytes"]
-    return [
-        f"{name}: {getattr(limits, name)._left} of {getattr(fresh, name)._left}"
-        for name in names
-        if getattr(limits, name)._left != getattr(fresh, name)._left or getattr(limits, name)._waiters
-    ]
+    counts = {name: (free(getattr(limits, name)), free(getattr(fresh, name))) for name in names}
+    return [f"{name}: {now} of {most}" for name, (now, most) in counts.items() if now != most]
+
+
+def free(limit: Any) -> tuple[Any, list[Any]]:
+    """What is left of a budget, or of a semaphore, and who waits for it; nothing of what has no limit."""
+    left = getattr(limit, "_left", getattr(limit, "_value", None))
+    return left, list(getattr(limit, "_waiters", None) or ())
 
 
 def fresh_limits(session: Any) -> Any:

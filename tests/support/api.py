@@ -12,7 +12,7 @@ import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import SharedData, State
 
@@ -31,7 +31,7 @@ class Api:
     @property
     def shared(self) -> SharedData:
         """What the lock of the server guards; nothing else runs while a test looks at it."""
-        with self.state.locked() as shared:
+        with self.state.lock() as shared:
             return shared
 
     async def acall(

@@ -9,10 +9,11 @@ import click
 from tinker.cli.lazy import LazyGroup
 
 
-def command_paths(group: LazyGroup, *path: str) -> Iterator[tuple[str, ...]]:
-    """Yield the words of every command and group below this one."""
+def list_commands(group: LazyGroup, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command and group below this one, after its words."""
     for name in group.entries:
-        yield (*path, name)
         command = group.get_command(click.Context(group), name)
+        assert command is not None, name
+        yield (*path, name), command
         if isinstance(command, LazyGroup):
-            yield from command_paths(command, *path, name)
+            yield from list_commands(command, *path, name)

@@ -8,27 +8,26 @@ from pathlib import Path
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.disk import Owner
-from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.futures import RequestOutcome, ServerFuture
-from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
 
 
 class NoEvents(ServerEvents):
     """A listener that does nothing."""
 
-    def result_ready(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+    def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         return
 
-    def result_dropped(self, request_id: str) -> None:
+    def handle_dropped_result(self, request_id: str) -> None:
         return
 
-    def session_ended(self, session: SessionRecord) -> None:
+    def handle_session_end(self, session: SessionRecord) -> None:
         return
 
-    def model_closed(self, model: ModelRecord) -> None:
+    def handle_model_end(self, model: ModelRecord) -> None:
         return
 
-    def checkpoint_expired(self, record: CheckpointRecord) -> None:
+    def handle_expiry(self, record: CheckpointRecord) -> None:
         return
 
     def find_last_save(self, run: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinker.local.engines import PACKAGED_FOLDER
+from tinker.local.engines.placement import PACKAGED_FOLDER
 
 
 def write_tiny_llama(directory: Path) -> Path:

@@ -22,7 +22,7 @@ from tinker_wire.operations import OPERATIONS
 import tinker.local.engines.toy as toy
 from tinker._wire import proto
 from tinker.cli import main
-from tinker.local.engines import AdapterSpec, LossResult
+from tinker.local.engines.protocol import AdapterSpec, LossResult
 from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
 from tinker.testing.conformance.connection import KitClock
 from tinker.testing.conformance.files import as_junit

@@ -56,7 +56,7 @@ async def settled() -> None:
 Scenario = Callable[[Users], Awaitable[None]]
 
 
-def play(capacity: int | None, scenario: Scenario) -> None:
+def play(capacity: int, scenario: Scenario) -> None:
     async def run() -> None:
         users = Users(Budget(capacity))
         await scenario(users)
@@ -153,20 +153,6 @@ def test_all_who_fit_are_admitted_together() -> None:
         assert users.inside == ["a", "b", "c", "d"]
 
     play(4, scenario)
-
-
-def test_no_capacity_admits_everybody() -> None:
-    """Without a limit nobody waits."""
-
-    async def scenario(users: Users) -> None:
-        for number in range(5):
-            await users.come(str(number), 10**9)
-        assert len(users.inside) == 5
-        await users.go("0", "1")
-        await users.come("another", 1)
-        assert len(users.inside) == 4
-
-    play(None, scenario)
 
 
 # The cool-down

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Iterable
 from email.utils import formatdate
@@ -15,6 +14,7 @@ import pytest
 from tinker import errors
 from tinker._clock import Clock
 from tinker._http.observers import Observers
+from tinker._http.responses import read_requested_delay
 from tinker._http.retry import (
     HINTED_SECONDS,
     MAX_HINT_SECONDS,
@@ -24,11 +24,10 @@ from tinker._http.retry import (
     SAMPLE,
     START,
     SUBMIT,
-    Attempts,
     Policy,
-    retry_after,
 )
 from tinker._http.statuses import Verdict, judge
+from tinker._http.submission import Fail, Retries, read_hint
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 
@@ -40,17 +39,19 @@ class FakeTime:
     now: float = 1000.0
     slept: list[float] = attrs.field(factory=list)
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
 
     def clock(self, random: float = 1.0) -> Clock:
-        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self.sleep, random=lambda: random)
+        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, random=lambda: random)
 
 
 def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusError:
     response = httpx.Response(code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST)
-    return errors.status_error_type(code)(f"Error code: {code}", response=response, body=body)
+    error = errors.status_error_type(code)(f"Error code: {code}", response=response, body=body)
+    error.retry_after = read_requested_delay(response.headers, FakeTime().clock())
+    return error
 
 
 @pytest.mark.parametrize(
@@ -106,24 +107,22 @@ def test_verdicts(error: BaseException, verdict: Verdict) -> None:
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
     """The server's hint is read in seconds, in milliseconds and as a date, capped, and ignored when it makes no sense."""
-    assert retry_after(headers, FakeTime().clock()) == (None if seconds is None else pytest.approx(seconds))
+    error = status(429, **{name.replace("-", "_"): value for name, value in headers.items()})
+    assert read_hint(error) == (None if seconds is None else pytest.approx(seconds))
 
 
 def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: float = 1.0) -> tuple[FakeTime, object]:
     """Run an attempt that fails with each of these in turn and then succeeds; the clock, and the value or the error."""
-    time, left = FakeTime(), iter(failures)
-
-    attempts = Attempts(policy, Observers(time.clock(random)), "x")
-
-    async def tried() -> str:
-        while (failure := next(left, None)) is not None:
-            await time.sleep(attempts.next_delay(failure))
-        return "done"
-
-    try:
-        return time, asyncio.run(tried())
-    except errors.APIError as error:
-        return time, error
+    time = FakeTime()
+    clock = time.clock(random)
+    retries, observers = Retries(policy, clock.monotonic(), clock.random), Observers(clock)
+    for failure in failures:
+        step = retries.after(failure, clock.monotonic())
+        if isinstance(step, Fail):
+            return time, step.error
+        observers.report_retry("x", step)
+        time.sleep(step.seconds)
+    return time, "done"
 
 
 def test_delays_double_up_to_the_longest() -> None:

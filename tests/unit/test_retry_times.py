@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from tinker import errors
-from tinker._clock import Clock
-from tinker._http.observers import Observers
-from tinker._http.retry import MAX_DECODE_ATTEMPTS, PAUSE_SECONDS, Attempts, Policy
+from tinker._http.retry import MAX_DECODE_ATTEMPTS, PAUSE_SECONDS, Policy
 from tinker._http.statuses import Fate, fate_of, judge
+from tinker._http.submission import Fail, Retries
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 POLICY = Policy(total_seconds=100.0, base_delay=1.0, max_delay=4.0, pause_seconds_total=1000.0)
@@ -24,11 +23,25 @@ class Time:
     now: float = 1000.0
 
     def attempts(self, policy: Policy = POLICY) -> Attempts:
-        async def sleep(seconds: float) -> None:
-            self.now += seconds
+        return Attempts(self, Retries(policy, self.now, lambda: 1.0))
 
-        clock = Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=sleep, random=lambda: 1.0)
-        return Attempts(policy, Observers(clock), "x")
+
+@attrs.define
+class Attempts:
+    """The failures of one call in simulated time."""
+
+    time: Time
+    retries: Retries
+
+    def next_delay(self, error: errors.APIError) -> float:
+        """Return the seconds until the next attempt; raises the error if there is none."""
+        step = self.retries.after(error, self.time.now)
+        if isinstance(step, Fail):
+            raise step.error
+        return step.seconds
+
+    def reset(self) -> None:
+        self.retries.reset(self.time.now)
 
 
 def status(code: int, **headers: str) -> errors.APIStatusError:
@@ -103,7 +116,7 @@ def test_progress_forgets_the_failures_before_it() -> None:
         attempts.next_delay(garbled())
     time.now += 99
     attempts.reset()
-    assert attempts.count == 0
+    assert attempts.retries.count == 0
     assert attempts.next_delay(status(503)) == 1.0
     for _ in range(MAX_DECODE_ATTEMPTS - 1):
         attempts.next_delay(garbled())

@@ -103,7 +103,7 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> int
     What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
     APIError when the policy gives up, TinkerError when the content differs from its checksum.
     """
-    attempts = source.transport.attempts(DOWNLOAD, "download")
+    retries, clock = source.transport.open_retries(DOWNLOAD), source.transport.clock
     refused: str | None = None
     while True:
         before = await asyncio.to_thread(_length, place)
@@ -112,13 +112,13 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> int
             return await _attempt(source, url, place, watch)
         except APIError as error:
             if _length(place) > before:
-                attempts.reset()
+                retries.reset(clock.monotonic())
                 refused = None
             if _is_refused(error) and refused is None:
                 refused = url
                 continue
-            delay = attempts.next_delay(error)
-        await source.transport.sleep(delay)
+            step = retries.after(error, clock.monotonic())
+        await source.transport.wait_to_retry("download", step)
 
 
 def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:
@@ -160,7 +160,8 @@ async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> i
             return await _attempt(source, url, place, watch)
         if response.status_code not in (_WHOLE, _PART):
             await response.aread()
-            raise status_error(RawResponse(_prepare(url), response.status_code, response.headers, response.content))
+            failure = RawResponse(_prepare(url), response.status_code, response.headers, response.content)
+            raise status_error(failure, source.transport.clock)
         return await _Receiving(response, url, place, watch).run()
 
 

@@ -11,10 +11,10 @@ import base64
 import datetime
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 import msgspec
@@ -37,6 +37,7 @@ from tinker._http import (
     open_files,
     status_error,
 )
+from tinker._loop import run_together
 from tinker.errors import APIError, TinkerError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Uploading:
 
         async with open_files(self.transport.engine, self.transport.config) as client:
             self._client = client
-            await _together([one(name, file) for name, file in files.items()])
+            await run_together({name: one(name, file) for name, file in files.items()})
         path = await self._finish(note)
         await asyncio.to_thread(self._forget_note)
         return path, sizes
@@ -152,7 +153,7 @@ class Uploading:
         if note.sent.get(name) == digest:
             self.watch(name, size, size)
             return
-        attempts = self.transport.attempts(FILE_UPLOAD, "upload")
+        retries, clock = self.transport.open_retries(FILE_UPLOAD), self.transport.clock
         while True:
             try:
                 await self._put(note.urls[name], name, file, size, digest)
@@ -161,8 +162,8 @@ class Uploading:
                 if is_expired_url(error) and self._is_over(note):
                     await asyncio.to_thread(self._forget_note)
                     raise _Expired(error) from error
-                delay = attempts.next_delay(error)
-            await self.transport.sleep(delay)
+                step = retries.after(error, clock.monotonic())
+            await self.transport.wait_to_retry("upload", step)
         note.sent[name] = digest
         await asyncio.to_thread(self._write_note, note)
 
@@ -183,7 +184,9 @@ class Uploading:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise connection_error(request, ExchangeFailed(type(error).__name__)) from error
         if not response.is_success:
-            raise status_error(RawResponse(request, response.status_code, response.headers, response.content))
+            raise status_error(
+                RawResponse(request, response.status_code, response.headers, response.content), self.transport.clock
+            )
         kept = read_checksums(response.headers, whole=False).get("sha-256")
         if kept is not None and base64.b64encode(kept).decode() != digest:
             raise connection_error(request, ExchangeFailed("the server stored different content than was sent"))
@@ -234,13 +237,3 @@ def _hash(file: Path) -> str:
     """Return the SHA-256 in base64."""
     with file.open("rb") as opened:
         return base64.b64encode(hashlib.file_digest(opened, "sha256").digest()).decode()
-
-
-async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first failure ends the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(job)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None

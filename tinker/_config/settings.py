@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from tinker._config.config import ConfigSettings
 
 
-def load_config(
-    *, environ: Mapping[str, str] | None = None, proxy: str | None = None, **given: Unpack[ConfigSettings]
-) -> Config:
+def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
     """Read the settings now, so that a variable set after import counts. An empty variable or text counts as unset.
 
     Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
     not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
     """
     env = os.environ if environ is None else environ
-    found, chosen = _read_variables(env), _chosen(given)
+    found, chosen = _read_variables(env), _drop_unset(given)
     wanted = chosen.get("base_url") or env.get("TINKER_BASE_URL") or HOSTED_URL
     url = read_base_url(wanted)
+    proxy = chosen.pop("proxy", None)
     proxies = Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy)
     derived = {"headers": {**_cloudflare(env), **_password(wanted, url, env)}, "proxies": proxies}
     return Config(**_merge(_merge(derived, found), {**chosen, "base_url": url}))
@@ -46,11 +45,11 @@ def _read_variables(env: Mapping[str, str]) -> dict[str, Any]:
         variable, read = field.metadata["variable"], field.metadata["read"]
         if read is not None and env.get(variable, "").strip():
             found[field.name] = read(variable, env[variable])
-    return _chosen(found)
+    return _drop_unset(found)
 
 
-def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings that are neither None nor blank text."""
+def _drop_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out settings that are None or blank text."""
     return {name: value for name, value in settings.items() if (value.strip() if isinstance(value, str) else value is not None)}
 
 
@@ -63,7 +62,7 @@ def _merge(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
     """Return the settings with those of the arguments that are given in their place; headers and query are added."""
-    return attrs.evolve(config, **_merge({"headers": config.headers, "query": config.query}, _chosen(given)))
+    return attrs.evolve(config, **_merge({"headers": config.headers, "query": config.query}, _drop_unset(given)))
 
 
 def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:

@@ -1,19 +1,18 @@
-"""What a future keeps besides its outcome: how far its request is, whether anybody received its error, what came on the way."""
+"""What a future keeps besides its outcome: the progress of its request, the receipt of its error, the tokens of a stream."""
 
 from __future__ import annotations
 
-from tinker._futures.exit import report_before_others
-from tinker._futures.mailbox import SILENCE_SECONDS, TokenMailbox
-from tinker._futures.progress import PRESENT, OperationProgress, Reachability, Subject
-from tinker._futures.receipt import Receipt
+from tinker._futures.progress import CURRENT_OPERATION, EventLabels, OperationProgress, Reachability
+from tinker._futures.receipt import Receipt, report_before_others
+from tinker._futures.token_queue import SILENCE_SECONDS, TokenQueue
 
 __all__ = [
     "OperationProgress",
-    "PRESENT",
+    "CURRENT_OPERATION",
     "Reachability",
     "Receipt",
     "SILENCE_SECONDS",
-    "Subject",
-    "TokenMailbox",
+    "EventLabels",
+    "TokenQueue",
     "report_before_others",
 ]

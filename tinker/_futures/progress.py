@@ -1,4 +1,4 @@
-"""How far the request of a future has come, as the loop notes it, and who observes what the server says of the queue."""
+"""The progress of the request of a future, and the observers of its place in the queue of the server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tinker.observing import QueueCallback, Timings
 logger = logging.getLogger("tinker")
 
 
-class Subject(msgspec.Struct, eq=False):
-    """What the operations of one client are about, shared by their futures and filled in as it comes to be known."""
+class EventLabels(msgspec.Struct, eq=False):
+    """The ids attached to the events of one client, shared by its futures and filled in when they are known."""
 
     training_run_id: str | None = None
     sampling_session_id: str | None = None
@@ -24,21 +24,21 @@ class Subject(msgspec.Struct, eq=False):
 
 
 class Reachability(msgspec.Struct, eq=False):
-    """Whether the server answers, which all operations of a client share; ``failure`` is why it did not, the last time."""
+    """Whether the server responds, shared by all operations of a client; ``failure`` is why it did not, the last time."""
 
     failure: str | None = None
     has_answered: bool = False
 
 
 class OperationProgress(msgspec.Struct, eq=False):
-    """What is known of one request; times are those of the client's monotonic clock."""
+    """The progress of one request. Times are of the client's monotonic clock."""
 
     request_id: str | None = None
     queue_state: str | None = None
     queue_state_reason: str | None = None
     queued: float | None = None
     observers: list[QueueCallback] = msgspec.field(default_factory=list[QueueCallback])
-    subject: Subject | None = None
+    labels: EventLabels | None = None
     trace_headers: Mapping[str, str] | None = None
     reachability: Reachability | None = None
     is_sending: bool = False  # what is being sent is sent to the end, also when the future is cancelled
@@ -58,16 +58,16 @@ class OperationProgress(msgspec.Struct, eq=False):
             self._submitted = now
 
     def note_running(self, now: float) -> None:
-        """Note that the server says that it is at work."""
+        """Note that the server has started to work on the request."""
         if self._running is None:
             self._running = now
 
     def note_fetched(self, now: float) -> None:
-        """Note that a result is here."""
+        """Note that the result has arrived."""
         self._fetched = now
 
     def note_queue(self, state: str, reason: str | None) -> bool:
-        """Note what the server says of the queue and tell those who observe; return whether it is new."""
+        """Note the state of the queue and call the observers; return whether it is new."""
         if (state, reason) == (self.queue_state, self.queue_state_reason):
             return False
         self.queue_state, self.queue_state_reason = state, reason
@@ -81,5 +81,5 @@ class OperationProgress(msgspec.Struct, eq=False):
         return True
 
 
-#: The operation that a task of the loop works for; set only while somebody observes or traces.
-PRESENT: ContextVar[OperationProgress | None] = ContextVar("present operation", default=None)
+#: The operation of the current task of the loop; set only with observers or tracing.
+CURRENT_OPERATION: ContextVar[OperationProgress | None] = ContextVar("present operation", default=None)

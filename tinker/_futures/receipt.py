@@ -1,30 +1,37 @@
-"""Whether the user has received the error of a future; one that nobody received is logged, once."""
+"""Whether the user has received the error of a future. An error that nobody received is logged, once: at exit at the latest."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from tinker._loop import loop_thread
+
 logger = logging.getLogger("tinker")
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Receipt(msgspec.Struct, eq=False, weakref=True):
-    """What is to happen when the user receives the error of one future. May be used from any thread."""
+    """The actions to take when the user receives the error of one future. May be used from any thread."""
 
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
     _is_of_another: bool = False
+    is_received: bool = False
 
     def expect(self, operation: str, error: BaseException) -> None:
-        """Log ``error`` finally, unless it was received or passed on before, or another future logs it."""
+        """Log ``error`` at the end, unless it is received or passed on before, or another future logs it."""
         if self._unseen is None and not self._is_of_another:
             self._unseen = _Unseen(operation, error)
 
     def add_action(self, action: Callable[[], object]) -> None:
-        """Have ``action()`` called when the user receives the error; add it before the future is settled."""
+        """Call ``action()`` when the user receives the error. Add it before the future is done."""
         self._actions += (action,)
 
     def share(self, earlier: Receipt) -> None:
@@ -34,6 +41,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
 
     def mark_received(self) -> None:
         """Note that the user has the error, if only that of an operation that failed because of it."""
+        self.is_received = True
         self.mark_passed_on()
         for action in self._actions:
             action()
@@ -45,7 +53,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
 
 
 class _Unseen:
-    """A failure that nobody has looked at yet; logged when it is collected or at exit."""
+    """A failure that nobody has received yet; logged when it is garbage-collected, or at exit."""
 
     def __init__(self, operation: str, error: BaseException) -> None:
         self._operation = operation or "an operation"
@@ -67,7 +75,26 @@ class _Unseen:
 _all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
 
 
-def report_all_unseen() -> None:
-    """Log every failure that nobody has looked at yet."""
+def report_before_others() -> None:
+    """Report before the exit functions that were registered until now, which may end what requests still need."""
+    atexit.unregister(_report_at_exit)
+    atexit.register(_report_at_exit)
+
+
+def _report_at_exit() -> None:
+    """Log unfinished requests and unseen errors."""
+    thread = loop_thread()
+    if getattr(sys, "last_value", None) is None:  # else a traceback says why nobody waited
+        thread.log_unfinished("when the program ended")
     for unseen in tuple(_all_unseen):
         unseen.report()
+    thread.end_reports()
+    logger.addFilter(_is_of_user)
+
+
+def _is_of_user(record: logging.LogRecord) -> bool:
+    """Return whether other code made the record: what fails in this package from here on fails because the program ends."""
+    return not record.pathname.startswith(_PACKAGE)
+
+
+report_before_others()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from tinker._http.asgi_scope import make_scope
 from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
-from tinker._http.circuits import Circuit, CircuitRegistry, CircuitRules, Circuits, Permit
+from tinker._http.circuits import CircuitRegistry, CircuitRules, Circuits
 from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
-from tinker._http.engines import open_engine, open_files, wrap_client
-from tinker._http.explanations import find_explanation
+from tinker._http.engines import make_scope, open_engine, open_files, wrap_client
 from tinker._http.findings import Findings
+from tinker._http.forms import FormAttempt, Negotiation, WireFormat
+from tinker._http.headers import TRACING_MODULE, read_trace_headers
 from tinker._http.limits import (
     THROTTLED_SLOTS,
     Budget,
+    Holding,
     Limits,
     SampleAdmission,
     cool_down_for,
@@ -25,6 +26,7 @@ from tinker._http.responses import (
     UNREACHABLE_HINT,
     connection_error,
     decode_json,
+    find_explanation,
     invalid_response,
     shorten,
     status_error,
@@ -36,12 +38,12 @@ from tinker._http.retry import (
     ONE_SHOT,
     POLL,
     REST,
-    RESUBMISSIONS,
     SAMPLE,
     START,
     SUBMIT,
-    Attempts,
     Policy,
+    RetryableException,
+    RetryConfig,
     longest_delay,
     sampling_policy,
 )
@@ -54,7 +56,6 @@ from tinker._http.statuses import (
     Fate,
     Verdict,
     fate_of,
-    is_about_format,
     is_absent,
     is_expired_url,
     is_failed_result,
@@ -69,20 +70,17 @@ from tinker._http.statuses import (
     is_user_fault,
     judge,
 )
-from tinker._http.tracing import TRACING_MODULE, read_trace_headers
+from tinker._http.submission import Retries, Variant, Wait
 from tinker._http.transport import Reply, Transport
 from tinker._http.trust import explain as explain_handshake
 
 __all__ = [
     "UNREACHABLE_HINT",
-    "make_scope",
     "ABSENT_STATUSES",
     "ARCHIVE",
     "NO_API",
-    "Attempts",
     "Auth",
     "Budget",
-    "Circuit",
     "CircuitRegistry",
     "ConnectionFacts",
     "CircuitRules",
@@ -93,19 +91,20 @@ __all__ = [
     "FAILED_STATUSES",
     "FILE_UPLOAD",
     "Fate",
+    "Holding",
     "Limits",
     "ONE_SHOT",
     "Observers",
     "PENDING_STATUSES",
     "POLL",
-    "Permit",
     "Policy",
     "PreparedRequest",
     "Purpose",
     "REJECTED_STATUSES",
     "REST",
-    "RESUBMISSIONS",
     "RawResponse",
+    "RetryConfig",
+    "RetryableException",
     "RefusedFields",
     "Reply",
     "SAMPLE",
@@ -124,13 +123,19 @@ __all__ = [
     "decode_json",
     "default_key",
     "Findings",
+    "FormAttempt",
+    "Negotiation",
+    "Retries",
+    "Variant",
+    "Wait",
+    "WireFormat",
     "explain_handshake",
     "fate_of",
     "find_command",
     "find_explanation",
     "find_source",
     "invalid_response",
-    "is_about_format",
+    "make_scope",
     "is_absent",
     "is_expired_url",
     "is_failed_result",

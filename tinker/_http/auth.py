@@ -145,6 +145,8 @@ class Auth:
 
     def __init__(self, source: CredentialSource | None, clock: Clock, tasks: TaskScope) -> None:
         self._source = source
+        #: The credential of every request, where that is always the same.
+        self.key: Credential | None = source if isinstance(source, Credential) else None
         self._clock = clock
         self._tasks = tasks
         self._exchange: TokenExchange | None = None
@@ -152,18 +154,13 @@ class Auth:
 
     def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
         """Use the result of ``exchange`` for all later requests. It exchanges the credential, or that of ``source``."""
-        self._exchange = exchange
+        self._exchange, self.key = exchange, None
         self._source = source or self._source
 
     @property
     def source(self) -> CredentialSource | None:
         """Return where the credential comes from. Clients with equal sources have the same account, as far as is known."""
         return self._source
-
-    @property
-    def key(self) -> Credential | None:
-        """Return the credential of every request, where that is always the same."""
-        return self._source if self._exchange is None and isinstance(self._source, Credential) else None
 
     async def credential(self) -> Credential | None:
         """Return the credential of a request; None without one. Raises the exchange's own error when there is no token."""
@@ -176,13 +173,15 @@ class Auth:
             self._tasks.join(_EXCHANGE, self._fetch_token)
         return token.jwt
 
-    async def replace(self, refused: Credential | None) -> bool:
-        """Get another token after the server refused one, unless somebody did meanwhile. False where none helps."""
-        if self._exchange is None or self._source is None:
-            return False
+    @property
+    def can_replace(self) -> bool:
+        """Return whether requests are sent under a token that another one may take the place of."""
+        return self._exchange is not None and self._source is not None
+
+    async def replace(self, refused: Credential | None) -> None:
+        """Get another token after the server refused one, unless somebody did meanwhile."""
         if self._token is None or self._token.jwt == refused:
             self._token = await self._renew()
-        return True
 
     async def _renew_or_keep(self, present: _Token | None) -> Credential:
         try:

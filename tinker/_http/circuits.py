@@ -23,26 +23,28 @@ from tinker.errors import APIError, APIStatusError, CircuitOpenError
 from tinker.observing import CircuitChange, CircuitState
 
 Tell: TypeAlias = Callable[[CircuitChange], object]
-# Who comes while others are probing should ask again about then.
+# Calls that are refused while others probe are asked to try again after this time.
 PROBE_SECONDS = 1.0
+# With more circuits, as of ever new keys, those that have nothing to say are forgotten.
+MAX_CIRCUITS = 1000
 
 
 class CircuitRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When circuits change their state. ``is_failure`` None means failures of the server, and any of other code."""
+    """When circuits change their state."""
 
     failures: int
     reset_seconds: float
     probes: int
     monotonic: Callable[[], float]
-    is_failure: Callable[[BaseException], bool] | None = None
+    is_failure: Callable[[BaseException], bool] = is_server_failure
 
     def judge(self, error: BaseException | None) -> bool | None:
-        """Return True for a success, False for a failure, None for what says nothing about the other side."""
+        """Return True for a success, False for a failure, None for an outcome that says nothing about the server."""
         if error is None:
             return True
-        if not isinstance(error, Exception) or isinstance(error, CircuitOpenError):
+        if not isinstance(error, APIError):
             return None
-        if (self.is_failure or is_server_failure)(error):
+        if self.is_failure(error):
             return False
         return True if isinstance(error, APIStatusError) else None
 
@@ -55,7 +57,7 @@ class Permit(msgspec.Struct, frozen=True, eq=False):
 
 
 class Circuit:
-    """One circuit. What a call is told in one state has no effect in a later one."""
+    """One circuit. The outcome of a call that began in one state has no effect in a later one."""
 
     def __init__(self, name: str, rules: CircuitRules) -> None:
         self.name = name
@@ -95,7 +97,7 @@ class Circuit:
             wake()
 
     def reset(self, tell: Tell) -> None:
-        """Close it, and count from zero."""
+        """Close the circuit, and count from zero."""
         with self._lock:
             self._failures = 0
             change = None if self._state == "closed" else self._change("closed")
@@ -107,6 +109,11 @@ class Circuit:
         """Return the state now; an open circuit that would let a call pass is half open."""
         with self._lock:
             return "half_open" if self._is_due(self._rules.monotonic()) else self._state
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it is like a new one."""
+        return self._state == "closed" and self._failures == 0
 
     @property
     def failures(self) -> int:
@@ -163,7 +170,7 @@ class Circuit:
 
 
 class CircuitRegistry:
-    """The circuits of one breaker, made as they are asked for."""
+    """The circuits of one breaker, created on first use."""
 
     def __init__(self, rules: CircuitRules, on_change: Tell | None) -> None:
         self.rules = rules
@@ -176,17 +183,19 @@ class CircuitRegistry:
         with self._lock:
             found = self._circuits.get((name, credential))
             if found is None:
+                if len(self._circuits) >= MAX_CIRCUITS:
+                    self._circuits = {key: one for key, one in self._circuits.items() if not one.is_idle}
                 found = self._circuits[name, credential] = Circuit(name, self.rules)
             return found
 
     @property
     def circuits(self) -> list[Circuit]:
-        """Return all circuits that were used."""
+        """Return all circuits that were used and not forgotten."""
         with self._lock:
             return list(self._circuits.values())
 
     def tell(self, change: CircuitChange) -> None:
-        """Tell the user's function of a change."""
+        """Call the user's function with a change."""
         if self._on_change is not None:
             self._on_change(change)
 
@@ -200,10 +209,9 @@ class Circuits(msgspec.Struct, frozen=True):
     observers: Observers
 
     def guard(self, operation: str, purpose: Purpose, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
-        """Return what guards a request, which holds ``admit`` too; None for one that no circuit may stop.
+        """Return the guard of a request, which holds ``admit`` too; None for a request that no circuit may stop.
 
-        What keeps a session alive goes on while a circuit is open. Polls for accepted work do too: they are single attempts,
-        which never come here.
+        Heartbeats go on while a circuit is open. So do polls for accepted work: they are single attempts.
         """
         if purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
             return None
@@ -219,7 +227,7 @@ class Circuits(msgspec.Struct, frozen=True):
 
 
 class CircuitGuard(msgspec.Struct, eq=False):
-    """What each attempt of one request holds: what it needs otherwise, then a permit. Used on the loop only."""
+    """What each attempt of one request holds: its admission, then a permit. Used on the loop only."""
 
     _circuit: Circuit
     _rules: CircuitRules
@@ -249,23 +257,23 @@ class CircuitGuard(msgspec.Struct, eq=False):
                 self._admit.leave(None)
             raise error from self._last
 
-    def leave(self, error: BaseException | None) -> None:
+    def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
         """Note how the attempt ended, and release what it held."""
         permit, self._permit, self._last = self._permit, None, error
         assert permit is not None
-        says: bool | None = None
+        verdict: bool | None = None
         try:
-            says = self._rules.judge(error) if error is None or isinstance(error, APIError) else None
+            verdict = self._rules.judge(error)
         finally:
-            self._circuit.settle(permit, says, self._tell)
+            self._circuit.settle(permit, verdict, self._tell)
             if self._admit is not None:
-                self._admit.leave(error)
+                self._admit.leave(error, pause_seconds)
 
     async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
         """Sleep until the next attempt; CircuitOpenError as soon as the circuit is open."""
-        loop = asyncio.get_running_loop()
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limit:
                 stop_listening = self._circuit.listen(lambda: loop.call_soon_threadsafe(_end_now, limit))
                 try:
                     if self._circuit.state == "open":

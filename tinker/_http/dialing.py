@@ -24,8 +24,7 @@ from tinker._config import PORTS, Trust
 from tinker._http import trust
 from tinker._http.http1 import Http1Connection
 from tinker._http.http2 import Http2Connection
-from tinker._http.messages import CONNECT_SECONDS, ExchangeFailed
-from tinker._http.phase import MAX_HEAD_NBYTES
+from tinker._http.messages import CONNECT_SECONDS, MAX_HEAD_NBYTES, ExchangeFailed
 from tinker._http.statuses import PROXY_HINT, PROXY_UNAUTHENTICATED_STATUS, is_retryable_status, is_success
 from tinker._installation import install_command
 

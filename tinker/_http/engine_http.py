@@ -60,43 +60,30 @@ class HttpEngine:
         self._closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
-        slots = self._slots[request.purpose]
-        if not slots.try_acquire():
-            await slots.acquire()
         try:
-            return await self._exchange(request)
+            pool, loop = self._pool(request), asyncio.get_running_loop()
+            async with self._slots[request.purpose]:
+                while True:
+                    if self._closed:
+                        self._check_open()
+                    connection = pool.take() or await pool.wait(request.connect_seconds)
+                    exchange = Exchange(request, loop)
+                    try:
+                        # No variable of this frame may hold the query.
+                        if connection.start(exchange, _split(request.url)[1]):
+                            await exchange.receive()
+                            break
+                    finally:
+                        exchange.leave()
+                        connection.leave(exchange)
+                        pool.give_back(connection)
+                return await _read_response(exchange)
         except ValueError as error:  # a URL or a header that cannot be sent
             failure: Exception = ExchangeFailed(f"ValueError: {error}")
         except (ExchangeFailed, OSError) as error:  # of the way, or of the body
             failure = error.with_traceback(None)  # whose frames have the query, which may be secret
-        finally:
-            slots.release()
         self._check_open()
         raise failure
-
-    async def _exchange(self, request: PreparedRequest) -> RawResponse:
-        self._check_open()
-        pool = self._pool(request)
-        loop = asyncio.get_running_loop()
-        while True:
-            connection = pool.take() or await pool.wait(request.connect_seconds)
-            exchange = Exchange(request, loop)
-            try:
-                # No variable of this frame may hold the query.
-                if connection.start(exchange, _split(request.url)[1]):
-                    await exchange.receive()
-                    break
-            finally:
-                exchange.leave()
-                connection.leave(exchange)
-                pool.give_back(connection)
-        headers = exchange.headers
-        assert headers is not None
-        if exchange.is_streamed:
-            return RawResponse(request, exchange.status, headers, b"")
-        encoding = headers.get("content-encoding")
-        content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
-        return RawResponse(request, exchange.status, headers, content)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -130,6 +117,16 @@ class HttpEngine:
             for connection in pool.connections
         ]
         return list(dict.fromkeys(facts))
+
+
+async def _read_response(exchange: Exchange) -> RawResponse:
+    headers = exchange.headers
+    assert headers is not None
+    if exchange.is_streamed:
+        return RawResponse(exchange.request, exchange.status, headers, b"")
+    encoding = headers.get("content-encoding")
+    content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
+    return RawResponse(exchange.request, exchange.status, headers, content)
 
 
 def _class_of(request: PreparedRequest) -> _BodyClass:

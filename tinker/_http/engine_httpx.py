@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tinker._clock import Clock, Deadline
-from tinker._http.limits import Budget
+from tinker._http import trust
 from tinker._http.loading import FOLLOW_LOADING, LoadingNews
-from tinker._http.messages import CONNECT_SECONDS, ConnectionFacts, PreparedRequest, Purpose, RawResponse, Receive
+from tinker._http.messages import (
+    ANSWER_SECONDS,
+    CONNECT_SECONDS,
+    ConnectionFacts,
+    ExchangeFailed,
+    PreparedRequest,
+    Purpose,
+    RawResponse,
+    Receive,
+    extend,
+    late,
+)
 from tinker._http.observers import Observers
-from tinker._http.phase import ANSWER_SECONDS, Phase, extend
-from tinker._http.trust import describe_connection
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
 from tinker.errors import ClientClosedError
 
 if TYPE_CHECKING:
     import httpx
+
+
+class Phase(msgspec.Struct):
+    """The progress of an exchange through httpx."""
+
+    request: PreparedRequest
+    has_begun: bool = False
+
+    def failure(self, error: Exception) -> ExchangeFailed:
+        """Describe a failure."""
+        import httpx
+
+        if type(error) is TimeoutError and error.args:
+            return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
+        if isinstance(error, TimeoutError | httpx.TimeoutException):
+            return late(self.request, self.has_begun, is_trickling=type(error) is TimeoutError)
+        if (refusal := trust.explain(error, self.request.url)) is not None:
+            return refusal
+        return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
 
 
 class HttpxEngine:
@@ -29,7 +60,7 @@ class HttpxEngine:
         self,
         transport: httpx.AsyncBaseTransport,
         observers: Observers | None = None,
-        slots: Mapping[Purpose, Budget] | None = None,
+        slots: Mapping[Purpose, asyncio.Semaphore] | None = None,
     ) -> None:
         self._transport = transport
         self._slots = slots
@@ -44,7 +75,7 @@ class HttpxEngine:
     async def send(self, request: PreparedRequest) -> RawResponse:
         if self._slots is None:
             return await self._exchange(request)
-        async with self._slots[request.purpose].take():
+        async with self._slots[request.purpose]:
             return await self._exchange(request)
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
@@ -113,7 +144,7 @@ class HttpxEngine:
         if stream is None:
             return [ConnectionFacts(engine)]
         secured, version = stream.get_extra_info("ssl_object"), self._seen.get("http_version", b"").decode()
-        return [describe_connection(engine, version, secured, None)]
+        return [trust.describe_connection(engine, version, secured, None)]
 
     def files(self) -> httpx.AsyncClient:
         """Return a client over the same transport, not to be closed."""

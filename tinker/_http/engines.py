@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from tinker._http.engine_httpx import HttpxEngine, open_files_client
 from tinker._http.limits import open_slots
@@ -48,7 +49,7 @@ def _warn_of_fallback(reason: str) -> None:
 
 def _open_transport(config: Config) -> httpx.AsyncBaseTransport:
     """Return httpx's own connections, with the proxies and certificates of these settings."""
-    from tinker._http.proxied import ProxiedTransport
+    from tinker._http.httpx_transports import ProxiedTransport
 
     return ProxiedTransport(config.proxies, config.proxy_headers, config.trust.context("http/1.1"))
 
@@ -57,14 +58,14 @@ def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
     """Return a transport that sends through the user's client; None for None. Raises TypeError for anything else."""
     if client is None:
         return None
-    from tinker._http import given_client
+    from tinker._http import httpx_transports
 
-    return given_client.wrap_client(client)
+    return httpx_transports.wrap_client(client)
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
     """Return the server of this process. It is imported by name, so that the client does not depend on it."""
-    from tinker._http.in_process import InProcessTransport
+    from tinker._http.httpx_transports import InProcessTransport
 
     local = importlib.import_module("tinker.local")
     app: Any = local.in_process_app(config.base_url, data_dir=config.local_dir)
@@ -79,3 +80,22 @@ async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx
         return
     async with open_files_client(transport=_open_transport(config)) as client:
         yield client
+
+
+def make_scope(request: httpx.Request) -> dict[str, Any]:
+    """Return the scope with which an ASGI application gets a request."""
+    raw_path = request.url.raw_path.partition(b"?")[0]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        "scheme": request.url.scheme,
+        "path": unquote(raw_path.decode("ascii")),
+        "raw_path": raw_path,
+        "query_string": request.url.query,
+        "server": (request.url.host, request.url.port),
+        "client": ("127.0.0.1", 123),
+        "root_path": "",
+    }

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Protocol
 
+import attrs
 from httpunk import HeaderMap
 
-from tinker._http import phase
+from tinker._http import messages
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 from tinker._wire import INLINE_NBYTES, Piece
 
@@ -47,6 +48,7 @@ class BodySource(Protocol):
         ...
 
 
+@attrs.define(eq=False)
 class Exchange:
     """A request on its way and the response to it.
 
@@ -54,52 +56,33 @@ class Exchange:
     complete or has failed; for a request with a receiver, once the head of the response has arrived.
     """
 
-    __slots__ = (
-        "_chunks",
-        "_due",
-        "_ended",
-        "_ends",
-        "_failure",
-        "_loop",
-        "_nbytes",
-        "_source",
-        "_timer",
-        "_waiter",
-        "has_begun",
-        "headers",
-        "is_last",
-        "is_streamed",
-        "number",
-        "offset",
-        "outcome",
-        "piece",
-        "request",
-        "status",
-        "unsent",
-    )
+    request: PreparedRequest
+    _loop: asyncio.AbstractEventLoop
+    outcome: asyncio.Future[None] = attrs.field(init=False)
+    status: int = attrs.field(default=0, init=False)
+    headers: ReceivedHeaders | None = attrs.field(default=None, init=False)
+    has_begun: bool = attrs.field(default=False, init=False)
+    is_streamed: bool = attrs.field(default=False, init=False)
+    number: int = attrs.field(default=0, init=False)  # of the HTTP/2 stream
+    # The rest of the body while it is sent; the piece that is being sent, how far it was, and whether it is the last.
+    unsent: Iterator[tuple[Piece, bool]] | None = attrs.field(default=None, init=False)
+    piece: bytes | None = attrs.field(default=None, init=False)
+    offset: int = attrs.field(default=0, init=False)
+    is_last: bool = attrs.field(default=False, init=False)
+    _chunks: deque[bytes] = attrs.field(factory=lambda: deque[bytes](), init=False)
+    _nbytes: int = attrs.field(default=0, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+    _failure: Exception | None = attrs.field(default=None, init=False)
+    _waiter: asyncio.Future[None] | None = attrs.field(default=None, init=False)
+    _source: BodySource | None = attrs.field(default=None, init=False)
+    _ends: float = attrs.field(default=float("inf"), init=False)
+    _due: float = attrs.field(init=False)
+    _timer: asyncio.TimerHandle = attrs.field(init=False)
 
-    def __init__(self, request: PreparedRequest, loop: asyncio.AbstractEventLoop) -> None:
-        self.request = request
-        self.outcome: asyncio.Future[None] = loop.create_future()
-        self.status = 0
-        self.headers: ReceivedHeaders | None = None
-        self.has_begun = False
-        self.is_streamed = False
-        self.number = 0  # of the HTTP/2 stream
-        # The rest of the body while it is sent; the piece that is being sent, how far it was, and whether it is the last.
-        self.unsent: Iterator[tuple[Piece, bool]] | None = None
-        self.piece: bytes | None = None
-        self.offset, self.is_last = 0, False
-        self._loop = loop
-        self._chunks: deque[bytes] = deque()
-        self._nbytes = 0
-        self._ended = False
-        self._failure: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._source: BodySource | None = None
-        self._ends = float("inf")
-        self._due = loop.time() + request.silence_seconds
-        self._timer = loop.call_at(self._due, self._look)
+    def __attrs_post_init__(self) -> None:
+        self.outcome = self._loop.create_future()
+        self._due = self._loop.time() + self.request.silence_seconds
+        self._timer = self._loop.call_at(self._due, self._look)
 
     # ------------------------------------------------------------------------------------------------- for the connection
 
@@ -116,7 +99,7 @@ class Exchange:
             self._source = source
             _finish(self.outcome)
         else:
-            self._ends = self._loop.time() + phase.ANSWER_SECONDS
+            self._ends = self._loop.time() + messages.ANSWER_SECONDS
         self.touch()
 
     def add(self, chunk: bytes) -> bool:
@@ -127,8 +110,8 @@ class Exchange:
         if self.is_streamed:
             _finish(self._waiter)
             return self._nbytes > READ_AHEAD_NBYTES
-        if self._nbytes > phase.MAX_ANSWER_NBYTES:
-            self.fail(ExchangeFailed(f"the response is larger than {phase.MAX_ANSWER_NBYTES} bytes"))
+        if self._nbytes > messages.MAX_ANSWER_NBYTES:
+            self.fail(ExchangeFailed(f"the response is larger than {messages.MAX_ANSWER_NBYTES} bytes"))
         return False
 
     def end(self) -> None:
@@ -214,7 +197,7 @@ class Exchange:
         if self._loop.time() < self._due:
             self._timer = self._loop.call_at(self._due, self._look)
         else:
-            self.fail(phase.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
+            self.fail(messages.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
 
 
 def encode_headers(request: PreparedRequest) -> HeaderMap:

@@ -10,8 +10,7 @@ from httpunk._httpunk import H1BodyDecoder, H1Codec, H1ResponseHead
 
 from tinker._http import trust
 from tinker._http.exchange import Exchange, encode_headers
-from tinker._http.messages import ExchangeFailed
-from tinker._http.phase import MAX_HEAD_NBYTES
+from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed
 from tinker._wire import INLINE_NBYTES
 
 

@@ -34,8 +34,7 @@ from httpunk._httpunk import (
 
 from tinker._http import trust
 from tinker._http.exchange import Exchange, encode_headers
-from tinker._http.messages import ExchangeFailed
-from tinker._http.phase import MAX_HEAD_NBYTES
+from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed
 
 if TYPE_CHECKING:
     from httpunk._httpunk import H2Frame

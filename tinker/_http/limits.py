@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -39,10 +40,10 @@ def _spare_descriptors() -> int:
         return 256
 
 
-def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, Budget]:
+def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, asyncio.Semaphore]:
     """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
     spare = _spare_descriptors()
-    slots = {name: Budget(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
+    slots = {name: asyncio.Semaphore(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
     return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
 
 
@@ -50,10 +51,10 @@ class Budget:
     """A shared budget of requests or bytes; first come, first served.
 
     A request is admitted while anything is left, even if it needs more than that, so that a request larger than the whole
-    budget is not starved. A ``capacity`` of None admits everything.
+    budget is not starved.
     """
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int) -> None:
         self._left = capacity
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
 
@@ -63,8 +64,6 @@ class Budget:
 
     def try_acquire(self, amount: int = 1) -> bool:
         """Take ``amount`` now if no request is waiting. Return it with :meth:`release`."""
-        if self._left is None:
-            return True
         if self._left > 0 and not self._waiters:
             self._left -= amount
             return True
@@ -85,8 +84,6 @@ class Budget:
 
     def release(self, amount: int = 1) -> None:
         """Return ``amount`` and admit waiting requests at once, so that later requests cannot overtake them."""
-        if self._left is None:
-            return
         self._left += amount
         while self._left > 0 and self._waiters:
             waiter, wanted = self._waiters.popleft()
@@ -95,18 +92,30 @@ class Budget:
                 waiter.set_result(None)
 
 
-class Holding:
-    """A block that holds part of a budget."""
+class Holding(msgspec.Struct):
+    """A part of a budget, held by a block or by an attempt."""
 
-    def __init__(self, budget: Budget, amount: int) -> None:
-        self._budget, self._amount = budget, amount
+    _budget: Budget
+    _amount: int
+
+    def try_enter(self) -> bool:
+        """Hold it if it is free now."""
+        return self._budget.try_acquire(self._amount)
+
+    async def enter(self) -> None:
+        """Wait for it, and hold it."""
+        await self._budget.acquire(self._amount)
+
+    def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
+        """Release it."""
+        self._budget.release(self._amount)
 
     async def __aenter__(self) -> None:
-        if not self._budget.try_acquire(self._amount):
-            await self._budget.acquire(self._amount)
+        if not self.try_enter():
+            await self.enter()
 
     async def __aexit__(self, *_: object) -> None:
-        self._budget.release(self._amount)
+        self.leave()
 
 
 class CoolDown(msgspec.Struct, weakref=True, eq=False):
@@ -163,7 +172,7 @@ def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clo
 class Limits(msgspec.Struct, frozen=True):
     """The limits of one session, sized by what the server pushed."""
 
-    samples: Budget
+    samples: AbstractAsyncContextManager[object]  # of a sample until its result is there
     dispatch: Budget
     throttled_dispatch: Budget
     prompt_nbytes: Budget
@@ -185,21 +194,17 @@ class Admission(Protocol):
         """Wait for the resources for one attempt, and acquire them."""
         ...
 
-    def leave(self, error: BaseException | None) -> None:
-        """Release the resources after an attempt that ended with ``error``."""
-        ...
-
-    def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
-        """Note that the server asked for fewer requests for this long."""
+    def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
+        """Release the resources after an attempt that ended with ``error``, a 429 if others have to wait for so long."""
         ...
 
 
-class SampleAdmission:
+class SampleAdmission(msgspec.Struct):
     """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count for more while throttled."""
 
-    def __init__(self, limits: Limits, nbytes: int) -> None:
-        self._limits, self._nbytes = limits, nbytes
-        self._held: list[tuple[Budget, int]] = []
+    _limits: Limits
+    _nbytes: int
+    _held: list[tuple[Budget, int]] = []
 
     def try_enter(self) -> bool:
         limits, nbytes = self._limits, self._nbytes
@@ -228,13 +233,15 @@ class SampleAdmission:
             self.leave()
             raise
 
-    def leave(self, error: BaseException | None = None) -> None:
+    def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
         """Release the resources; also early, when the server has accepted the request but the response takes longer."""
         while self._held:
             budget, amount = self._held.pop()
             budget.release(amount)
+        if pause_seconds is not None and isinstance(error, APIStatusError):
+            self._close_gate(error, pause_seconds)
 
-    def note_cool_down(self, error: APIStatusError, seconds: float) -> None:
+    def _close_gate(self, error: APIStatusError, seconds: float) -> None:
         """Close the gate that all samples under one key share."""
         if error.retry_after is None:
             seconds = min(seconds, _JITTER_SECONDS)

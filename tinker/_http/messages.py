@@ -15,6 +15,9 @@ from tinker._wire import Piece, count_nbytes
 CONNECT_SECONDS = 10.0
 # A connection that nobody has used for so long is closed, before the server does so at a bad moment.
 IDLE_SECONDS = 15.0
+ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
+MAX_ANSWER_NBYTES = 2 << 30
+MAX_HEAD_NBYTES = 1 << 16
 _LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
 
 
@@ -149,6 +152,24 @@ class ExchangeFailed(Exception):
 def readable(text: str) -> str:
     """Return text that any encoding can write. Header bytes that are not UTF-8 arrive as surrogates, which it replaces."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def late(request: PreparedRequest, has_begun: bool, *, is_trickling: bool) -> ExchangeFailed:
+    """Describe a response that did not come in time, or did not end."""
+    if not has_begun:
+        message = f"no response within {request.silence_seconds:g} s"
+    elif is_trickling:
+        message = f"the response started but was not complete after {ANSWER_SECONDS:g} s"
+    else:
+        message = f"the response started, then nothing more arrived for {request.silence_seconds:g} s"
+    return ExchangeFailed(message, timed_out=True)
+
+
+def extend(received: bytearray, piece: bytes) -> None:
+    """Add a piece to a body; ValueError beyond the limit."""
+    received += piece
+    if len(received) > MAX_ANSWER_NBYTES:
+        raise ValueError(f"the response is larger than {MAX_ANSWER_NBYTES} bytes")
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):

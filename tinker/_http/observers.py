@@ -9,12 +9,15 @@ from typing import Any
 from msgspec import structs
 
 from tinker._clock import Clock
-from tinker._futures import PRESENT, OperationProgress, Subject
+from tinker._futures import CURRENT_OPERATION, EventLabels, OperationProgress
+from tinker._http.statuses import Verdict
+from tinker._http.submission import Wait
 from tinker._loop import must_pass
-from tinker.observing import ClientEvent, Event, Observer
+from tinker.observing import ClientEvent, Event, Observer, RequestRetry
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
+LINE_LENGTH = 300  # of what a server said, in the log
 
 
 class Observers:
@@ -26,7 +29,8 @@ class Observers:
         self.clock = clock
         self.given: tuple[Observer, ...] = tuple(observers)
         self._own: tuple[Observer, ...] = ()
-        self._all = self.given
+        #: Those of the user and those that are a part of the client.
+        self.active: tuple[Observer, ...] = self.given
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}
         self._metadata: Mapping[str, object] = dict(user_metadata or {})
@@ -35,25 +39,25 @@ class Observers:
     def add(self, observer: Observer) -> None:
         """Add an observer of the user."""
         self.given = (*self.given, observer)
-        self._all = (*self.given, *self._own)
+        self.active = (*self.given, *self._own)
 
     def remove(self, observer: Observer) -> None:
         """Remove an observer of the user."""
         self.given = tuple(one for one in self.given if one != observer)
-        self._all = (*self.given, *self._own)
+        self.active = (*self.given, *self._own)
 
     def add_own(self, observer: Observer) -> None:
         """Add an observer that is a part of the client."""
         self._own = (*self._own, observer)
-        self._all = (*self.given, *self._own)
+        self.active = (*self.given, *self._own)
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self.active)
 
     def notify(self, event: Event, progress: OperationProgress | None = None) -> None:
         """Call each observer with the event and its origin: the given operation, or the operation of the current task."""
-        told = self._identify(event, progress or PRESENT.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
-        for observer in self._all:
+        told = self._identify(event, progress or CURRENT_OPERATION.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
+        for observer in self.active:
             try:
                 observer(told)
             except BaseException as error:
@@ -64,21 +68,36 @@ class Observers:
                     logger.exception("the observer %r failed; it stays registered, and later failures are not logged", observer)
 
     def _identify(self, event: Event, progress: OperationProgress | None) -> Event:
-        subject = None if progress is None else progress.subject
+        labels = None if progress is None else progress.labels
         known: dict[str, Any] = {
             "session_id": self.session_id,
-            "training_run_id": None if subject is None else subject.training_run_id,
-            "sampling_session_id": None if subject is None else subject.sampling_session_id,
+            "training_run_id": None if labels is None else labels.training_run_id,
+            "sampling_session_id": None if labels is None else labels.sampling_session_id,
             "request_id": None if progress is None else progress.request_id,
-            "user_metadata": self._metadata_of(subject),
+            "user_metadata": self._metadata_of(labels),
         }
         return structs.replace(event, **{name: getattr(event, name) or value for name, value in known.items()})
 
-    def _metadata_of(self, subject: Subject | None) -> Mapping[str, object]:
+    def _metadata_of(self, labels: EventLabels | None) -> Mapping[str, object]:
         """Return the user's metadata of the session, overridden by that of the run."""
-        if subject is None or not subject.user_metadata:
+        if labels is None or not labels.user_metadata:
             return self._metadata
-        return {**self._metadata, **subject.user_metadata}
+        return {**self._metadata, **labels.user_metadata}
+
+    def report_retry(self, what: str, wait: Wait) -> None:
+        """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
+        if wait.verdict is Verdict.RESUBMIT:
+            return
+        if self.active:
+            self.notify(RequestRetry(operation=what, failures=wait.failures, delay_seconds=wait.seconds, error=wait.error))
+        level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
+        shown = _to_line(str(wait.error))
+        if wait.verdict is Verdict.PAUSE:
+            logger.log(level, "%s is paused: %s; retrying every %g s", what, shown, wait.seconds)
+        else:
+            shown = shown.removesuffix(".").removesuffix(f" ({what})")
+            retry = f"attempt {wait.failures} failed, retrying in {wait.seconds:.1f} s, for up to {wait.left_seconds:.0f} s"
+            logger.log(level, "%s: %s; %s", what, shown, retry)
 
     def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:
         """Return whether the subject may be logged now, and note that it is."""
@@ -87,3 +106,9 @@ class Observers:
             return False
         self._told[subject] = now
         return True
+
+
+def _to_line(text: str) -> str:
+    """Return a text as one log line. Servers may send tracebacks; the raised error contains the whole text."""
+    line = " ".join(text.split())
+    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."

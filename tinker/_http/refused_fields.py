@@ -15,6 +15,8 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import FieldInfo, fields, force_setattr
 
+from tinker._http.findings import Findings
+
 S = TypeVar("S", bound=msgspec.Struct)
 Path: TypeAlias = tuple[str, ...]
 
@@ -22,50 +24,50 @@ logger: logging.Logger = logging.getLogger("tinker")
 
 # What pydantic 2 and 1 call a field that a class does not have.
 _REFUSALS = frozenset({"extra_forbidden", "value_error.extra"})
-_MARKS = tuple(name.encode() for name in _REFUSALS)
 
 
 class RefusedFields:
     """The fields that one server refuses, by operation."""
 
-    def __init__(self) -> None:
-        self._paths: dict[str, set[Path]] = {}
+    def __init__(self, findings: Findings | None = None) -> None:
+        self._findings = findings
+        self.paths: dict[str, set[Path]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._paths)
+    def learn(self, operation: str, body: msgspec.Struct, refusal: object, status: int = 422) -> bool:
+        """Return whether a refusal only concerns fields of ``body`` with their default value, and omit these from now on.
 
-    def learn(self, operation: str, body: msgspec.Struct, answer: bytes) -> bool:
-        """Return whether a refusal only concerns fields of ``body`` with their default value, and omit these from now on."""
-        paths = _find_refused(answer)
+        ``refusal`` is the body of the response, parsed or not.
+        """
+        paths = _find_refused(refusal)
         if not paths or not all(_is_default(body, path) for path in paths):
             return False
         logger.debug("%s: the server refuses %s; omitted from later requests", operation, ", ".join(map(".".join, paths)))
-        self._paths.setdefault(operation, set()).update(paths)
+        known = self.paths.setdefault(operation, set())
+        known.update(paths)
+        if self._findings is not None:
+            self._findings.note("fields", operation, f"{', '.join(sorted(map('.'.join, known)))} left out", str(status))
         return True
-
-    def names(self, operation: str) -> list[str]:
-        """Return the fields of an operation that the server refuses."""
-        return sorted(map(".".join, self._paths.get(operation, ())))
 
     def without(self, operation: str, body: S) -> S:
         """Return the body without refused fields that have their default value; the same body if it has no such fields."""
-        for path in self._paths.get(operation, ()):
+        for path in self.paths.get(operation, ()):
             if _is_default(body, path):
                 body = _leave_out(body, path)
         return body
 
 
-def _find_refused(answer: bytes) -> list[Path]:
+def _find_refused(refusal: object) -> list[Path]:
     """Return the fields that a refusal names; none if the refusal has other reasons or another format."""
-    if not any(mark in answer for mark in _MARKS):
-        return []
     try:
-        faults = msgspec.json.decode(answer, type=_FieldRefusal).detail
+        if isinstance(refusal, bytes):
+            read = msgspec.json.decode(refusal, type=_FieldRefusal)
+        else:
+            read = msgspec.convert(refusal, _FieldRefusal)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
-    paths = [_path(fault.loc) for fault in faults if fault.type in _REFUSALS]
+    paths = [_path(fault.loc) for fault in read.detail if fault.type in _REFUSALS]
     known = [path for path in paths if path]
-    return known if len(known) == len(faults) else []
+    return known if len(known) == len(read.detail) else []
 
 
 class _FieldFault(msgspec.Struct):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
 from tinker import errors
-from tinker._http.explanations import find_explanation
+from tinker._clock import Clock
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
 from tinker._http.statuses import (
     ABSENT_STATUSES,
@@ -100,7 +100,7 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     return error
 
 
-def status_error(response: RawResponse) -> errors.APIStatusError:
+def status_error(response: RawResponse, clock: Clock) -> errors.APIStatusError:
     """Return the error for a response with an error status."""
     body = parse_body(response)
     operation = response.request.operation
@@ -114,7 +114,34 @@ def status_error(response: RawResponse) -> errors.APIStatusError:
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)
     error.operation = operation
+    error.retry_after = read_requested_delay(response.headers, clock)
     return error
+
+
+def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
+    """Read the seconds to wait from ``retry-after-ms``, or from ``retry-after`` in seconds or as a date. None means no hint."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name)
+        if value is None:
+            continue
+        seconds = _seconds(value, scale, clock)
+        if seconds is not None and seconds > 0:
+            return seconds
+    return None
+
+
+def _seconds(value: str, scale: float, clock: Clock) -> float | None:
+    try:
+        seconds = float(value) * scale
+        return seconds if seconds == seconds else None
+    except ValueError:
+        pass
+    from email.utils import parsedate_to_datetime  # a date is rare
+
+    try:
+        return parsedate_to_datetime(value).timestamp() - clock.wall()
+    except (ValueError, TypeError, OverflowError, OSError, IndexError):
+        return None
 
 
 def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:
@@ -191,3 +218,42 @@ def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -
 def _advise(where: str) -> str:
     """Say what to do about a URL that is wrong; the path of OpenAI's API is a common mistake."""
     return f"{'remove /v1 from' if '/v1/api/' in where else 'check'} base_url (TINKER_BASE_URL)"
+
+
+# The first of these that has a text. ``error`` is a short code where a message stands beside it.
+_FIELDS = ("detail", "message", "msg", "error")
+
+
+def find_explanation(body: object) -> str | None:
+    """Return the text of a refusal; None if the body has another form.
+
+    >>> find_explanation({"error": {"message": "no such model", "type": "not_found"}})
+    'no such model'
+    >>> find_explanation({"detail": [{"loc": ["body", "seed"], "msg": "Input should be an integer"}]})
+    'body.seed: Input should be an integer'
+    """
+    if not isinstance(body, dict):
+        return None
+    fields = cast("Mapping[str, object]", body)
+    return next(filter(None, (_read_text(fields.get(name)) for name in _FIELDS)), None)
+
+
+def _read_text(value: object) -> str | None:
+    if isinstance(value, list):
+        return _join_faults(cast("Sequence[object]", value))
+    if isinstance(value, str):
+        return value if value.strip() else None
+    return find_explanation(value)
+
+
+def _join_faults(faults: Sequence[object]) -> str | None:
+    """Return the faults that a server found in a body; None if one of them has another form."""
+    texts = [_describe_fault(fault) for fault in faults]
+    return "; ".join(text for text in texts if text) if all(texts) else None
+
+
+def _describe_fault(fault: object) -> str | None:
+    """Return a fault with its place, such as ``body.seed: Input should be an integer``."""
+    text = _read_text(fault)
+    place = cast("Mapping[str, object]", fault).get("loc") if isinstance(fault, dict) else None
+    return f"{'.'.join(map(str, cast('list[object]', place)))}: {text}" if text and isinstance(place, list) and place else text

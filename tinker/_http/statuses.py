@@ -81,6 +81,7 @@ _UNKNOWN_STATUSES = frozenset({408, 410})
 FAILED_STATUSES = frozenset({400, 422})
 # The credential is refused.
 UNAUTHENTICATED_STATUS = 401
+_EXPIRED = 'error="invalid_token"'
 # The proxy asks for a credential, or refuses the one it got.
 PROXY_UNAUTHENTICATED_STATUS = 407
 PROXY_HINT = "write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port"
@@ -153,6 +154,12 @@ def _last_fate(error: APIError) -> Fate:
 def has_status(error: BaseException, statuses: frozenset[int]) -> bool:
     """Return whether a failure is a response with one of these statuses."""
     return isinstance(error, APIStatusError) and error.status_code in statuses
+
+
+def is_token_expired(error: APIStatusError) -> bool:
+    """Return whether a token is refused that another one can take the place of."""
+    is_refused = error.status_code == UNAUTHENTICATED_STATUS
+    return is_refused and _EXPIRED in error.response.headers.get("www-authenticate", "")
 
 
 def is_absent(error: BaseException) -> bool:

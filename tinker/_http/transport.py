@@ -1,7 +1,7 @@
-"""The one path of every exchange with the server: encode, retry, limit, authenticate, follow redirects, decode.
+"""The one path of every exchange with the server: encode, limit, authenticate, follow redirects, decode.
 
-`send` makes a request and tries it again as its policy says. Polls, which have their own idea of what a failure is, make single
-attempts by `send_once`.
+`submission` decides when a request is sent again; :meth:`Transport._drive` carries that out. Polls, which have their own idea
+of what a failure is, make single attempts by `send_once`.
 """
 
 from __future__ import annotations
@@ -9,42 +9,41 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
-import attrs
 import msgspec
-from tinker_wire import models
 from tinker_wire.runtime import Binary, Request
 
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import PRESENT, Reachability
+from tinker._futures import CURRENT_OPERATION, Reachability
 from tinker._http.auth import Auth, Credential
-from tinker._http.circuits import Circuits
+from tinker._http.circuits import CircuitGuard, Circuits
 from tinker._http.exchange_log import send_logged
 from tinker._http.findings import Findings
+from tinker._http.forms import FormAttempt
 from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.limits import Admission
 from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
 from tinker._http.observers import Observers
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
-from tinker._http.retry import Attempts, Policy, delay_before, read_requested_delay
-from tinker._http.statuses import UNAUTHENTICATED_STATUS, UNSUPPORTED_FORMAT_STATUSES, Verdict, is_absent, is_success, judge
+from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
+from tinker._http.statuses import is_absent, is_success
+from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
 from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 # Somebody without patience waits this long for the response to one try.
 SHORTEST_PATIENCE_SECONDS = 5.0
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"
-_EXPIRED = 'error="invalid_token"'
 _MAX_REDIRECTS = 5
 _REPEATING_REDIRECTS = frozenset({307, 308})
 _GET_REDIRECTS = frozenset({301, 302, 303})
@@ -55,37 +54,15 @@ _MAX_SHARED_HEADERS = 64
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
-    """The decoded response to a request, the seconds it took, and whether no attempt before it failed."""
+    """The decoded response to a request, the seconds it took, and whether the request was sent once only."""
 
     value: T
     elapsed_seconds: float
-    is_of_first_attempt: bool
+    was_sent_once: bool
 
 
-class Variants(Protocol[T_co]):
-    """A request that can be written in several forms, of which the server may read only some."""
-
-    @property
-    def operation(self) -> str:
-        """Return the operation that the log names."""
-        ...
-
-    @property
-    def reply(self) -> type[T_co]:
-        """Return the value of the response, whatever the form of the request."""
-        ...
-
-    async def first(self) -> PreparedRequest:
-        """Return the form to begin an attempt with."""
-        ...
-
-    async def next_after(self, error: errors.APIStatusError) -> PreparedRequest:
-        """Return another form for the same attempt; raises the error that says most when there is none."""
-        ...
-
-    def accept(self) -> None:
-        """Note that the server took the last form."""
-        ...
+Encode: TypeAlias = Callable[[Variant], Awaitable[PreparedRequest]]
+"""Writes a request under the number and in the form of a step."""
 
 
 class StreamReceiver(Protocol):
@@ -109,52 +86,71 @@ class StreamReceiver(Protocol):
         ...
 
 
-def _always() -> bool:
-    return True
+class _Call(msgspec.Struct, Generic[T]):
+    """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
+
+    submission: Submission
+    read: Callable[[RawResponse], T]
+    prepared: dict[Variant, PreparedRequest]
+    encode: Encode | None = None
+    held: Admission | None = None
+    receiver: StreamReceiver | None = None
+    is_admitted: bool = False
+    exchanges: int = 0
+    credential: Credential | None = None  # of the last exchange
+    record: msgspec.Struct | None = None  # of its body
+
+    async def enter(self) -> None:
+        """Wait for what an attempt holds, unless it has that."""
+        if self.held is not None and not self.is_admitted:
+            if not self.held.try_enter():
+                await self.held.enter()
+            self.is_admitted = True
+
+    def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
+        """Release what the attempt held."""
+        if self.held is not None and self.is_admitted:
+            self.is_admitted = False
+            self.held.leave(error, pause_seconds)
 
 
-class _Call(msgspec.Struct, frozen=True):
-    """What is repeated: what it is for, how long, and what each attempt needs."""
-
-    operation: str
-    purpose: Purpose
-    policy: Policy
-    admit: Admission | None = None
-    may_repeat: Callable[[], bool] = _always
+_FIRST = Variant()
 
 
-@attrs.frozen
 class Transport:
     """Exchanges with one server under one credential."""
 
-    config: Config
-    clock: Clock
-    auth: Auth
-    engine: HTTPEngine
-    observers: Observers
-    tasks: TaskScope
-    circuits: Circuits | None = None
-    refused: RefusedFields = attrs.field(factory=RefusedFields)
-    findings: Findings = attrs.field(factory=Findings)
-    reachability: Reachability = attrs.field(factory=Reachability)
-    dump: ExchangeSink | None = None
-    _secret_headers: frozenset[str] = attrs.field(
-        default=attrs.Factory(lambda self: frozenset(map(str.lower, self.config.headers)) - {"user-agent"}, takes_self=True),
-        init=False,
-    )
-    _origin: str = attrs.field(
-        default=attrs.Factory(lambda self: _LOCAL_ORIGIN if self.config.is_local else self.config.base_url, takes_self=True),
-        init=False,
-    )
-    _silences: dict[Purpose, float] = attrs.field(
-        default=attrs.Factory(lambda self: {one: _silence_seconds(self.config, one) for one in Purpose}, takes_self=True),
-        init=False,
-    )
-    _shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = attrs.field(
-        factory=lambda: dict[tuple[str, str | None, str | None], SharedHeaders](), init=False, repr=False
-    )
-    _key_prefix: str = attrs.field(factory=lambda: str(uuid.uuid4())[:24], init=False)
-    _key_numbers: itertools.count[int] = attrs.field(factory=itertools.count, init=False)
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        auth: Auth,
+        engine: HTTPEngine,
+        observers: Observers,
+        tasks: TaskScope,
+        circuits: Circuits | None = None,
+        dump: ExchangeSink | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.auth = auth
+        self.engine = engine
+        self.observers = observers
+        self.tasks = tasks
+        self.findings = Findings()
+        self.reachability = Reachability()
+        self._circuits = circuits
+        self._dump = dump
+        self._refused = RefusedFields(self.findings)
+        self._retry_settings = RetrySettings(
+            patience_seconds=config.patience_seconds, max_retries=config.max_retries, fails_fast=config.fail_fast
+        )
+        self._secret_headers = frozenset(map(str.lower, config.headers)) - {"user-agent"}
+        self._origin = _LOCAL_ORIGIN if config.is_local else config.base_url
+        self._silences = {purpose: _silence_seconds(config, purpose) for purpose in Purpose}
+        self._shared_headers: dict[tuple[str, str | None, str | None], SharedHeaders] = {}
+        self._key_prefix = str(uuid.uuid4())[:24]
+        self._key_numbers = itertools.count()
 
     def describe_server(self) -> ServerInfo:
         """Return what was found out about the server."""
@@ -189,11 +185,7 @@ class Transport:
         errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        return self._repeat(
-            _Call(request.operation, purpose, policy, admit),
-            lambda: self.send_once(prepared),
-            lambda response: _decode(response, request.reply, check),
-        )
+        return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
@@ -205,16 +197,24 @@ class Transport:
                 return None
             raise
 
-    def send_variants(self, variants: Variants[T], policy: Policy) -> Coroutine[Any, Any, Reply[T]]:
-        """Send as :meth:`send` does, a request that can be written in several forms; an attempt may take several of them."""
+    def send_variant(
+        self,
+        first: Variant,
+        written: dict[Variant, PreparedRequest],
+        encode: Encode,
+        reply: type[T],
+        *,
+        numbers: Numbering | None = None,
+        forms: FormAttempt | None = None,
+        admit: Admission | None = None,
+    ) -> Coroutine[Any, Any, Reply[T]]:
+        """Send as :meth:`send` does, a request that may be sent under another number or in another form than the first.
 
-        def read(response: RawResponse) -> T:
-            value = decode_json(response, variants.reply)
-            variants.accept()
-            return value
-
-        call = _Call(variants.operation, Purpose.UPLOAD, policy)
-        return self._repeat(call, lambda: self._send_first_accepted(variants), read)
+        ``written`` are the variants that were encoded already, at least one.
+        """
+        read = partial(_decode, kind=reply, check=None)
+        known = next(iter(written.values()))
+        return self._submit(known, SUBMIT, read, admit, None, first, written, encode, numbers, forms)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
@@ -225,135 +225,156 @@ class Transport:
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
-
-        def attempt() -> Awaitable[RawResponse]:
-            receiver.begin(prepared)
-            return self.send_once(prepared)
-
-        call = _Call(request.operation, Purpose.STREAM, policy, admit, lambda: not receiver.received)
-        return self._repeat(call, attempt, receiver.check)
-
-    async def _repeat(
-        self, call: _Call, attempt: Callable[[], Awaitable[RawResponse]], read: Callable[[RawResponse], T]
-    ) -> Reply[T]:
-        """Make attempts until the response of one can be read, as the policy, the settings and the circuit of the call say."""
-        guard = None if self.circuits is None else self.circuits.guard(call.operation, call.purpose, call.policy, call.admit)
-        held = guard or call.admit
-        failures: Attempts | None = None
-        began = self.clock.monotonic()
-        while True:
-            try:
-                if held is None:
-                    value = read(await attempt())
-                else:
-                    if not held.try_enter():
-                        await held.enter()
-                    try:
-                        value = read(await attempt())
-                    except BaseException as error:
-                        held.leave(error)
-                        raise
-                    held.leave(None)
-                return Reply(value, self.clock.monotonic() - began, failures is None)
-            except errors.APIError as error:
-                if not call.may_repeat():
-                    raise
-                failures = failures or self._submission_attempts(call, began)
-                delay = self._next_delay(failures, error, call.admit)
-            await (self.sleep(delay) if guard is None else guard.sleep(self.sleep, delay))
-
-    async def _send_first_accepted(self, variants: Variants[T]) -> RawResponse:
-        prepared = await variants.first()
-        while True:
-            try:
-                return await self.send_once(prepared)
-            except errors.APIStatusError as error:
-                prepared = await variants.next_after(error)
-
-    def attempts(self, policy: Policy, operation: str, began: float | None = None) -> Attempts:
-        """Count the failures, since a time, of something promised, which is waited for also where submissions fail fast."""
-        return Attempts(self._limit(policy), self.observers, operation, began)
-
-    def _limit(self, policy: Policy) -> Policy:
-        patience = self.config.patience_seconds
-        return msgspec.structs.replace(
-            policy.within(patience),
-            max_retries=self.config.max_retries,
-            wrong_address_seconds_total=policy.wrong_address_seconds_total if patience is None else patience,
-        )
-
-    def _submission_attempts(self, call: _Call, began: float) -> Attempts:
-        """Count the failures of something that is submitted, since a time."""
-        chosen = self._limit(call.policy)
-        if self.config.fail_fast:
-            chosen = msgspec.structs.replace(chosen, fails_fast=True)
-        return Attempts(chosen, self.observers, call.operation, began)
-
-    def _next_delay(self, attempts: Attempts, error: errors.APIError, admit: Admission | None) -> float:
-        """Return the seconds until the next attempt, and note what the server asks of all; without one raises the error."""
-        if admit is not None and isinstance(error, errors.APIStatusError) and judge(error) is Verdict.COOL_DOWN:
-            admit.note_cool_down(error, delay_before(attempts.policy, error, attempts.count, self.clock))
-        return attempts.next_delay(error)
+        return self._submit(prepared, policy, receiver.check, admit, receiver)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
-        """Make one attempt: the response when it is a success, else the APIError that it is.
+        """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
+        return (await self._submit(prepared, ONE_SHOT, _keep)).value
 
-        A token that the server calls invalid is replaced, and the attempt made once more. So it is without fields at their
-        default, where the server refuses just those.
-        """
-        if self.refused:
+    def _submit(
+        self,
+        prepared: PreparedRequest,
+        policy: Policy,
+        read: Callable[[RawResponse], T],
+        admit: Admission | None = None,
+        receiver: StreamReceiver | None = None,
+        first: Variant = _FIRST,
+        written: dict[Variant, PreparedRequest] | None = None,
+        encode: Encode | None = None,
+        numbers: Numbering | None = None,
+        forms: FormAttempt | None = None,
+    ) -> Coroutine[Any, Any, Reply[T]]:
+        """Send a request; without ``encode`` it is the same in every attempt."""
+        submission = Submission(
+            operation=prepared.operation,
+            policy=policy,
+            settings=self._retry_settings,
+            began=self.clock.monotonic(),
+            random=self.clock.random,
+            fields=self._refused,
+            number=first.number,
+            numbers=numbers,
+            forms=forms,
+        )
+        guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
+        call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
+        return self._drive(call, first)
+
+    # ------------------------------------------------------------------------------------------------------- one submission
+
+    async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
+        """Carry out what a submission decides, until the server has the request or it is given up."""
+        submission, sent = call.submission, _FIRST
+        while not isinstance(step, Fail):
+            try:
+                step = sent = step if isinstance(step, Variant) else await self._resume(call, step)
+                value = call.read(await self._attempt(call, sent))
+                call.leave(None)
+                submission.accept()
+                return Reply(value, self.clock.monotonic() - submission.began, call.exchanges == 1)
+            except Exception as error:  # noqa: BLE001 - any of them decides about the number
+                submission.may_refresh = call.credential is not None and self.auth.can_replace
+                submission.can_repeat = call.receiver is None or not call.receiver.received
+                step = submission.fail(error, sent, call.record, self.clock.monotonic())
+                if isinstance(step, Wait | Fail):
+                    call.leave(error, step.pause_seconds)
+            except BaseException as error:
+                call.leave(error)
+                raise
+        raise step.error
+
+    async def _resume(self, call: _Call[Any], step: Refresh | Wait) -> Variant:
+        """Get another token, or wait until the next attempt; return what is sent then."""
+        if isinstance(step, Refresh):
+            await self.auth.replace(call.credential)
+            return step.then
+        self.observers.report_retry(call.submission.operation, step)
+        sleep = partial(call.held.sleep, self.sleep) if isinstance(call.held, CircuitGuard) else self.sleep
+        await sleep(step.seconds)
+        return call.submission.send()
+
+    async def _attempt(self, call: _Call[Any], send: Variant) -> RawResponse:
+        """Write the request as the step says, and send it under the credential of now."""
+        call.record = None
+        prepared = call.prepared.get(send)
+        if prepared is None:
+            assert call.encode is not None
+            prepared = call.prepared[send] = await call.encode(send)
+        if self._refused.paths:
             prepared = self._without_refused(prepared)
-        may_replace = not prepared.has_own_credential
-        while True:
-            credential = None
-            if not prepared.has_own_credential:
-                credential = self.auth.key or await self.auth.credential()
-                prepared = self._under(credential, prepared)
-            response = await self._send_following_redirects(prepared)
-            if is_success(response.status):
-                return response
-            if may_replace and _is_expired(response) and await self.auth.replace(credential):
-                may_replace = False
-                continue
-            prepared = self._without_new_refused(prepared, response)
+        if not prepared.has_own_credential:
+            call.credential = self.auth.key
+            if call.credential is None:
+                await call.enter()  # first, so that a token is one of the moment when it is sent
+                call.credential = await self.auth.credential()
+                prepared = self._under(call.credential, prepared)
+        call.record = prepared.record
+        return await self._exchange(call, prepared)
 
-    async def _send_following_redirects(self, prepared: PreparedRequest) -> RawResponse:
-        """Send, and tell the observers; a redirect to another origin loses every credential."""
-        attempt = _ObservedAttempt(self, prepared) if self.observers else None
-        request = prepared
+    async def _exchange(self, call: _Call[Any], prepared: PreparedRequest) -> RawResponse:
+        """Send, and follow redirects; a redirect to another origin loses every credential. Raises the APIError of a failure."""
+        if call.receiver is not None:
+            call.receiver.begin(prepared)
+        call.exchanges += 1
+        if call.held is not None:
+            await call.enter()
+        attempt = _ObservedAttempt(self, prepared) if self.observers.active else None
+        request, redirects = prepared, 0
         try:
-            response = await self._exchange(request)
-            for _ in range(_MAX_REDIRECTS):
-                if response.status < 300 or (redirected := _follow_redirect(request, response)) is None:
+            while True:
+                sinks = exchange_sinks() if self._dump is None else (*exchange_sinks(), self._dump)
+                sent = send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
+                response = await sent
+                if response.status < 300 or redirects == _MAX_REDIRECTS:
                     break
-                request = redirected
-                response = await self._exchange(request)
+                if (redirected := _follow_redirect(request, response)) is None:
+                    break
+                request, redirects = redirected, redirects + 1
         except ExchangeFailed as failure:
-            self.reachability.failure = str(failure)
-            failure.wrong_address &= not self.reachability.has_answered
-            error = connection_error(prepared, failure)
-            if attempt is not None:
-                attempt.end(None, error)
-            raise error from failure
+            raise self._lose(prepared, failure, attempt) from failure
         except BaseException:
             if attempt is not None:
                 attempt.end(None, None)
             raise
         self.reachability.failure, self.reachability.has_answered = None, True
+        error = None if is_success(response.status) else self._refuse(prepared, response)
         if attempt is not None:
-            attempt.end(response, status_error(response) if response.status >= 400 else None)
+            attempt.end(response, error)
+        if error is not None:
+            raise error
         return response
 
-    def _exchange(self, request: PreparedRequest) -> Awaitable[RawResponse]:
-        sinks = exchange_sinks() if self.dump is None else (*exchange_sinks(), self.dump)
-        return send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
+    def _lose(
+        self, prepared: PreparedRequest, failure: ExchangeFailed, attempt: _ObservedAttempt | None
+    ) -> errors.APIConnectionError:
+        """Return the error for an exchange without a response."""
+        self.reachability.failure = str(failure)
+        failure.wrong_address &= not self.reachability.has_answered
+        error = connection_error(prepared, failure)
+        if attempt is not None:
+            attempt.end(None, error)
+        return error
 
-    def _failure(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
-        error = status_error(response)
-        error.retry_after = read_requested_delay(response.headers, self.clock)
+    def _refuse(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
+        """Return the error for a response that is no success."""
+        error = status_error(response, self.clock)
         if prepared.confined and response.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")
         return error
+
+    # ------------------------------------------------------------------------------------------- retries of something else
+
+    def open_retries(self, policy: Policy, began: float | None = None) -> Retries:
+        """Count the failures, since a time, of something promised, which is waited for also where submissions fail fast."""
+        settings = msgspec.structs.replace(self._retry_settings, fails_fast=False)
+        return Retries(settings.limit(policy), self.clock.monotonic() if began is None else began, self.clock.random)
+
+    async def wait_to_retry(self, what: str, step: Wait | Fail) -> None:
+        """Wait until the next attempt; raises the error if there is none."""
+        if isinstance(step, Fail):
+            raise step.error
+        self.observers.report_retry(what, step)
+        await self.sleep(step.seconds)
 
     # ----------------------------------------------------------------------------------------------------------- preparing
 
@@ -371,7 +392,7 @@ class Transport:
         ``compress`` sends a body as zstd, where this installation can.
         """
         own = {**request.headers}
-        if (present := PRESENT.get()) is not None and present.trace_headers is not None:
+        if (present := CURRENT_OPERATION.get()) is not None and present.trace_headers is not None:
             own |= present.trace_headers
         if request.method != "GET":
             own[_IDEMPOTENCY_HEADER] = f"{self._key_prefix}{next(self._key_numbers):012x}"
@@ -401,7 +422,7 @@ class Transport:
             record=record,
             purpose=purpose,
             follows_redirects=follow_redirects,
-            confined=_holds_token(request.body),
+            confined=_holds_secret(request.body),
             silence_seconds=self._silences[purpose],
             has_own_credential=credential is not None,
         )
@@ -439,19 +460,9 @@ class Transport:
         shared = self._share_headers(headers["Accept"], headers.get("Content-Type"), credential)
         return msgspec.structs.replace(prepared, headers=Headers(shared, headers.own))
 
-    def _without_new_refused(self, prepared: PreparedRequest, response: RawResponse) -> PreparedRequest:
-        """Return the request without the fields that it was refused for; raises any other failure that the response is."""
-        if response.status not in UNSUPPORTED_FORMAT_STATUSES or prepared.record is None:
-            raise self._failure(prepared, response)
-        if not self.refused.learn(prepared.operation, prepared.record, response.content):
-            raise self._failure(prepared, response)
-        left_out = ", ".join(self.refused.names(prepared.operation))
-        self.findings.note("fields", prepared.operation, f"{left_out} left out", str(response.status))
-        return self._without_refused(prepared)
-
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
         """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
-        record = None if prepared.record is None else self.refused.without(prepared.operation, prepared.record)
+        record = None if prepared.record is None else self._refused.without(prepared.operation, prepared.record)
         if record is None or record is prepared.record:
             return prepared
         body = (json.encode(record),)
@@ -487,6 +498,10 @@ class _ObservedAttempt:
         )
 
 
+def _keep(response: RawResponse) -> RawResponse:
+    return response
+
+
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
     """Return the typed value of a JSON response; bytes where it is none, None where the operation has no content."""
     if kind is None or kind is bytes:
@@ -512,12 +527,10 @@ def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
         headers["Content-Length"] = str(count_nbytes(body))
 
 
-def _holds_token(body: object) -> bool:
-    return isinstance(body, models.LoadWeightsRequest) and body.weights_access_token is not None
-
-
-def _is_expired(response: RawResponse) -> bool:
-    return response.status == UNAUTHENTICATED_STATUS and _EXPIRED in response.headers.get("www-authenticate", "")
+def _holds_secret(body: object) -> bool:
+    """Return whether a field is set that the contract marks as secret."""
+    secret: frozenset[str] = getattr(body, "_secret_fields", frozenset[str]())
+    return any(getattr(body, name) is not None for name in secret)
 
 
 def _follow_redirect(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:

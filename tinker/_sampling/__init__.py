@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker._sampling.portable import SamplerState, from_handle, runtime_for, to_handle
-from tinker._sampling.request import SampleOptions, check_sample
+from tinker._sampling.request import SampleOptions, check_prompt, check_sample
 from tinker._sampling.sources import SharedSession, StoredModel
 from tinker._sampling.submit import Sampler
 
@@ -13,6 +13,7 @@ __all__ = [
     "SamplerState",
     "SharedSession",
     "StoredModel",
+    "check_prompt",
     "check_sample",
     "from_handle",
     "runtime_for",

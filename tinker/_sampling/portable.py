@@ -1,4 +1,4 @@
-"""Samplers that move to other processes: what travels, and the runtime it finds or makes there.
+"""Samplers that move to other processes: the state that is sent, and the runtime that is found or created there.
 
 A pickle or a handle names the session and the sampler and carries no credential. In the process it was made in it finds the
 runtime it came from; elsewhere the credential is that process's own. A clone numbers its requests in a range of its own.
@@ -33,7 +33,7 @@ SEQ_IDS_PER_CLONE = 1_000_000_000
 
 
 class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels."""
+    """A sampler as it is sent to another process."""
 
     base_url: str
     session_id: str
@@ -52,7 +52,7 @@ _adopted: weakref.WeakValueDictionary[tuple[str, str], Runtime] = weakref.WeakVa
 
 
 def runtime_token(runtime: Runtime) -> str:
-    """Return a name by which this process finds the runtime again; it says nothing to others."""
+    """Return a name by which this process finds the runtime again; it means nothing elsewhere."""
     with _lock:
         name = _names.get(runtime)
         if name is None:
@@ -62,7 +62,7 @@ def runtime_token(runtime: Runtime) -> str:
 
 
 def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
-    """Return the runtime a restored sampler uses: the one it came from, or one of this process that joins the same session."""
+    """Return the runtime of a restored sampler: the one it came from, or one of this process that joins the same session."""
     with _lock:
         origin = _origins.get(state.origin)
         if origin is not None and origin.thread is loop_thread() and api_key is None:
@@ -75,7 +75,7 @@ def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
 
 
 def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
-    """Return a runtime that asks nothing of the server: the session exists and the settings travelled along."""
+    """Return a runtime that sends nothing to start: the session exists, and its settings are in the state."""
     clock: Clock | None = None
     observers: Iterable[Observer] = ()
     if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
@@ -90,7 +90,7 @@ def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | No
 
 
 def draw_clone_number() -> int:
-    """Return a clone's number, of so many that two clones hardly ever draw the same."""
+    """Return a random number for a clone, from a range in which collisions are improbable."""
     return 1 + secrets.randbelow(SEQ_IDS_PER_CLONE)
 
 
@@ -100,7 +100,7 @@ def to_handle(state: SamplerState) -> str:
 
 
 def from_handle(handle: str) -> SamplerState:
-    """Return the state of a handle; ValueError when it is none."""
+    """Return the state of a handle. Raises ValueError for other text."""
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepare(SamplerState))
     except (ValueError, binascii.Error) as error:

@@ -12,7 +12,7 @@ from tinker_wire import models
 from tinker._checks import read_flag, read_integer
 from tinker._validate import check_context_length, input_length
 from tinker._wire import json
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import ModelInput, suggest_model_input
 from tinker.types.params import SamplingParams
 from tinker.types.tensor_data import TensorData, dimensions
 
@@ -71,6 +71,13 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             prompt_alt_tokens_k=self.prompt_alt_tokens_k,
             prompt_logprobs_last_n=self.prompt_logprobs_last_n,
         )
+
+
+def check_prompt(prompt: ModelInput) -> None:
+    """Raise TypeError unless it is a ModelInput."""
+    __tracebackhide__ = True
+    if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
 
 
 def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the sampling session of a client comes from, and how the base model of its weights is found."""
+"""The sources of the sampling session of a client and of the name of its base model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tinker.types.paths import ParsedCheckpointTinkerPath
 
 
 class SamplerSource(Protocol):
-    """Opens the sampling session of one client."""
+    """The source of the sampling session of one client."""
 
     @property
     def training_run_id(self) -> str | None:
-        """Return the run that the weights are of; None for a base model, and where it is not known yet."""
+        """Return the run of the weights; None for a base model, or if it is not known yet."""
         ...
 
     @property
     def user_metadata(self) -> Mapping[str, object] | None:
-        """Return what the user says of the run, where it is one of this client's."""
+        """Return the user's metadata of the run, if it is one of this client's."""
         ...
 
     @property
     def base_model(self) -> str | None:
-        """Return the base model, where it is known without asking."""
+        """Return the base model, if it is known without a request."""
         ...
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
@@ -71,7 +71,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
             return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """Return what was given, else ask the server."""
+        """Return the given name, or request it."""
         return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
 
 
@@ -84,14 +84,14 @@ class SharedSession(msgspec.Struct, frozen=True, kw_only=True):
     user_metadata: None = None
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
-        """Return the id, which is known."""
+        """Return the known id."""
         return self.sampling_session_id
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """Return what is known, else ask the server."""
+        """Return the known name, or request it."""
         return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
 
 
 async def ask_base_model(runtime: Runtime, sampling_session_id: str) -> str:
-    """Return the base model of a sampling session, as the server says."""
+    """Request the base model of a sampling session."""
     return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), SUBMIT)).value.base_model

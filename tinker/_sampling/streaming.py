@@ -1,6 +1,6 @@
-"""One stream of samples: its events as they come, and what ends it. On the loop.
+"""One stream of samples: its events, and what ends it. Used on the loop only.
 
-A connection that is silent ends, as everywhere. Signs of life are not progress: the time without tokens has a limit of its own.
+A silent connection ends, as everywhere. Events without tokens keep it alive, so the time without tokens has its own limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from tinker_wire import models
 
 from tinker._clock import Clock
-from tinker._futures import TokenMailbox
+from tinker._futures import TokenQueue
 from tinker._http import (
     ExchangeFailed,
     PreparedRequest,
@@ -29,11 +29,11 @@ FIRST_TOKEN_SECONDS = 7200.0
 
 
 class StreamsAbsent(Exception):
-    """The server answers something else than a stream."""
+    """The response is not a stream."""
 
 
 class EventReceiver:
-    """Takes the events of a stream, to the last one or to one that is wrong.
+    """The receiver of one stream, to its last event or an invalid one.
 
     :meth:`check` raises StreamsAbsent when the response is no stream; APIError and RequestFailedError as of other requests.
     """
@@ -42,7 +42,7 @@ class EventReceiver:
     _outcome: Exception | str | None
     _until: float
 
-    def __init__(self, clock: Clock, admit: SampleAdmission, to: TokenMailbox) -> None:
+    def __init__(self, clock: Clock, admit: SampleAdmission, to: TokenQueue) -> None:
         self._clock, self._admit, self._to = clock, admit, to
 
     @property
@@ -80,7 +80,7 @@ class EventReceiver:
             raise self._outcome
 
     def _take(self, data: str) -> bool:
-        """Take one event; whether it is the last one."""
+        """Take one event; return whether it is the last."""
         event = json.decode(data.encode(), models.SampleStreamEvent)
         if event.type == "tokens":
             self._until = self._clock.monotonic() + self._to.silence_seconds
@@ -92,7 +92,7 @@ class EventReceiver:
         return event.type in ("done", "failed")
 
     def _is_late(self) -> bool:
-        """Return whether tokens should have come by now; the outcome is then a timeout."""
+        """Return whether the time without tokens is over; the outcome is then a timeout."""
         if self._clock.monotonic() < self._until:
             return False
         self._outcome = connection_error(

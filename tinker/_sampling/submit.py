@@ -1,4 +1,4 @@
-"""The samples of one client: submitted within the server's limits, submitted again where their promise expired, waited for.
+"""The samples of one client: submitted within the server's limits, submitted again if their result is lost, waited for.
 
 Operations are called from any thread; everything else happens on the loop.
 """
@@ -19,19 +19,16 @@ from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
-from tinker._futures import Subject, TokenMailbox
+from tinker._futures import EventLabels, TokenQueue
 from tinker._http import (
-    RESUBMISSIONS,
     SAMPLE,
     SUBMIT,
-    Attempts,
     Policy,
     Purpose,
     Reply,
+    Retries,
     SampleAdmission,
-    Verdict,
     is_absent,
-    judge,
 )
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
@@ -61,7 +58,7 @@ logger: logging.Logger = logging.getLogger("tinker")
 
 
 class Sampler:
-    """What a client samples from, made from now on. ``created`` is the future of that; operations wait for it."""
+    """The sampling session of one client. ``created`` is the future of its creation; operations wait for it."""
 
     def __init__(
         self,
@@ -86,8 +83,8 @@ class Sampler:
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
         self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
-        self._subject = Subject(training_run_id=source.training_run_id, user_metadata=source.user_metadata)
-        self.created: APIFuture[None] = run(runtime, operation, self._create, subject=self._subject)
+        self._labels = EventLabels(training_run_id=source.training_run_id, user_metadata=source.user_metadata)
+        self.created: APIFuture[None] = run(runtime, operation, self._create, labels=self._labels)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -95,19 +92,19 @@ class Sampler:
         """Sample continuations of the prompt."""
         return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
 
-    def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> APIFuture[None]:
-        """Sample continuations of the prompt, and hand the tokens over as they come; the future is done after the last ones."""
+    def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> APIFuture[None]:
+        """Sample continuations of the prompt, and pass the tokens on as they arrive; the future is done after the last."""
         future = run(self._runtime_here(), "sample_stream", self._stream, prompt, options, to, parent=self.created)
         on_done(future, to.events.close)
         return future
 
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
-        """Return the log-probabilities of the prompt, which the options ask for."""
+        """Compute the log-probabilities of the prompt."""
         runtime = self._runtime_here()
         return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
-        """Return the name of the base model; asked for until there is a response."""
+        """Find the name of the base model; a failed request is repeated by the next call."""
         known = self._base_model
         if known is None or _has_failed(known):
             known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
@@ -115,25 +112,25 @@ class Sampler:
 
     @property
     def context_length(self) -> int | None:
-        """Return the most tokens that the model takes; None where the server has not said so yet."""
+        """Return the context length of the model; None if the server has not reported it yet."""
         return self.runtime.server.context_lengths.get(self._source.base_model)
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
-        """Find the tokenizer; asked for until there is a response."""
+        """Find the tokenizer; a failed request is repeated by the next call."""
         known = self._tokenizer
         if known is None or _has_failed(known):
             known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
         return known
 
     def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """Return the tokenizer where it has been loaded; nothing is asked and nothing loaded."""
+        """Return the tokenizer if it has been loaded; request and load nothing."""
         known = self._tokenizer
         if known is None or not known.done() or _has_failed(known):
             return None
         return _tokenizers.find_loaded(known.result(0))
 
     def state(self) -> portable.SamplerState:
-        """Return the state with which another process makes this sampler again. Blocks until it exists."""
+        """Return the state from which another process recreates this sampler. Blocks until it exists."""
         self.created.result()
         assert self._state is not None
         known = self._base_model
@@ -141,7 +138,7 @@ class Sampler:
         return msgspec.structs.replace(self._state, base_model=name)
 
     def _runtime_here(self) -> Runtime:
-        """Return the runtime, which in a child made by ``fork`` is another one than in its parent."""
+        """Return the runtime of this process; a forked child gets another one than its parent."""
         if not is_of_this_process(self.runtime):
             self._reinit_after_fork()
         return self.runtime
@@ -166,9 +163,9 @@ class Sampler:
         return context, await self._source.open_session(self.runtime, context)
 
     def _note_created(self, client_session_id: str, session_id: str, server_config: ServerConfig) -> None:
-        """Note what follows from the sampling session and this clone's number."""
+        """Store the session id; set up numbering, pickling state and polling."""
         self._client_session_id, self.session_id = client_session_id, session_id
-        self._subject.sampling_session_id, self._subject.training_run_id = session_id, self._source.training_run_id
+        self._labels.sampling_session_id, self._labels.training_run_id = session_id, self._source.training_run_id
         self.numbers = itertools.count(self._clone_id * portable.SEQ_IDS_PER_CLONE)
         self._state = portable.SamplerState(
             base_url=self.runtime.config.base_url,
@@ -185,7 +182,7 @@ class Sampler:
             self.completions = SessionPoller(self.runtime.transport, self.runtime.tasks, target)
 
     async def _join(self, context: SessionContext, session_id: str) -> int:
-        """Return a number for this clone: given by the server where it does that, else drawn."""
+        """Return a number for this clone: the server's, or a random one."""
         if not context.config.sample_join_sampling_session:
             return portable.draw_clone_number()
         request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
@@ -217,42 +214,33 @@ class Sampler:
         return response.prompt_logprobs
 
     async def _sample(self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions) -> SampleResponse:
-        """Sample, again where the promise expired before it was fetched, or the server failed: nothing is lost but the time."""
+        """Sample; submit again if the result is lost or the server failed, which is harmless."""
         if self.session_id is None:
             await wait_before(self.created, future)
-        session = self.runtime.session
-        context = await session.ensure_started()
-        samples = context.limits.samples
-        if not samples.try_acquire():
-            await samples.acquire()
-        try:
+        session, transport = self.runtime.session, self.runtime.transport
+        context = session.context or await session.ensure_started()
+        retries: Retries | None = None
+        async with context.limits.samples:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-            submissions = 0
-            failures: Attempts | None = None
             while True:
-                submissions += 1
                 try:
                     return _check_answer(options, await self._submit(context, admit, future, prompt, options))
-                except APIStatusError as error:
+                except (APIStatusError, RequestFailedError) as error:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
-                    if judge(error) is not Verdict.RESUBMIT or submissions > RESUBMISSIONS:
-                        raise
-                except RequestFailedError as error:
-                    failures = failures or self.runtime.transport.attempts(self._policy, future.operation)
-                    delay = failures.next_repetition(error)
-                    await self.runtime.transport.sleep(delay)
-        finally:
-            samples.release()
+                    retries = retries or transport.open_retries(self._policy)
+                    step = retries.decide_accepted(error, transport.clock.monotonic())
+                    await transport.wait_to_retry(future.operation, step)
 
-    async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox) -> None:
-        """Receive a stream; where the server has none, the tokens of an ordinary sample, all at once."""
+    async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> None:
+        """Receive a stream; without streaming on the server, the tokens of an ordinary sample, all at once."""
         await wait_before(self.created, future)
-        context, findings = await self.runtime.session.ensure_started(), self.runtime.transport.findings
+        session, findings = self.runtime.session, self.runtime.transport.findings
+        context = session.context or await session.ensure_started()
         absence: APIError | None = None
         if not findings.lacks(_STREAM):
             try:
-                async with context.limits.samples.take():
+                async with context.limits.samples:
                     await self._receive(context, future, prompt, options, to)
                 return
             except StreamsAbsent:
@@ -270,7 +258,7 @@ class Sampler:
         to.put_response(response)
 
     async def _receive(
-        self, context: SessionContext, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenMailbox
+        self, context: SessionContext, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue
     ) -> None:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
@@ -330,7 +318,7 @@ class Sampler:
         number: int,
         future: APIFuture[Any],
     ) -> SampleResponse:
-        """Wait until the one poller of all samples tells that this one is done, and then for the bytes."""
+        """Wait until the shared poller reports the sample as done, then fetch the result."""
         expected, request_id = _expect(submission), submission.value.request_id
         size = await completions.wait(request_id, number)
         try:
@@ -339,10 +327,10 @@ class Sampler:
             completions.note_fetched(request_id)
 
     async def _note_base_model(self) -> None:
-        """Note the base model, by which tokens are counted; None where the server does not say."""
-        if self._subject.base_model is None:
+        """Find the base model, by which tokens are counted; None if the server does not report it."""
+        if self._labels.base_model is None:
             name = f"base model of {self.session_id}"
-            self._subject.base_model = await self.runtime.tasks.share(name, self._find_base_model_or_none)
+            self._labels.base_model = await self.runtime.tasks.share(name, self._find_base_model_or_none)
 
     async def _find_base_model_or_none(self) -> str | None:
         assert self.session_id is not None
@@ -353,7 +341,7 @@ class Sampler:
             return None
 
     async def _cancel(self, request_id: str) -> None:
-        """Tell the server that nobody waits any more; a failure to do so is ignored."""
+        """Cancel the request on the server; a failure is ignored."""
         request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
         try:
             await self.runtime.transport.send(request, SUBMIT)

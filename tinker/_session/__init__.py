@@ -5,7 +5,6 @@ from __future__ import annotations
 from tinker._session.capture import Capture, wrap
 from tinker._session.metering import count_tokens, meter, prompt_use, training_use
 from tinker._session.misspelled import suggest_loss, suggest_models
-from tinker._session.negotiation import Negotiation, Trial, WireFormat
 from tinker._session.results import NotRunError, ResultSpec, json_only, loss_output, report_pause, sample_response
 from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.session import Description, Session, SessionContext
@@ -18,14 +17,11 @@ __all__ = [
     "Description",
     "ResultSpec",
     "ServerConfig",
-    "WireFormat",
-    "Negotiation",
     "NotRunError",
     "ServerSettings",
     "Session",
     "SessionContext",
     "Telemetry",
-    "Trial",
     "count_tokens",
     "is_user_error",
     "json_only",

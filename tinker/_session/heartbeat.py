@@ -1,4 +1,4 @@
-"""The heartbeat of a session, and what follows when the server does not accept it. Used on the loop only."""
+"""The heartbeat of a session, and what happens when the server does not accept it. Used on the loop only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger("tinker")
 
 
 async def beat(transport: Transport, session_id: str, policy: Policy = ONE_SHOT) -> None:
-    """Send one heartbeat; raises what it failed with."""
+    """Send one heartbeat; raise its error if it fails."""
     body = models.SessionHeartbeatRequest(session_id=session_id)
     await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
 
 
 class Heart:
-    """Beats for the sessions of one client.
+    """The heartbeats of the sessions of one client.
 
     ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new requests while the session counts
     as lost, None while it does not. ``owner`` returns None when nobody uses the client any more, which ``end`` then shuts down.
@@ -37,7 +37,7 @@ class Heart:
         self.end: Callable[[], None] = lambda: None
 
     async def run(self, session_id: str) -> None:
-        """Beat until cancelled, the owner is gone, the server says that the session is over, or that it knows no heartbeats."""
+        """Send heartbeats until cancelled, the owner is gone, the session is over, or the server turns out to know none."""
         clock = self._transport.clock
         heard = clock.monotonic()
         self._hear()
@@ -50,7 +50,7 @@ class Heart:
             except APIError as error:
                 if is_session_over(error):
                     if session_id in self.beating:
-                        self._tell(session_id, clock.monotonic() - heard, error)
+                        self._report_lost(session_id, clock.monotonic() - heard, error)
                     return
                 self._miss(session_id, clock.monotonic() - heard, error)
             except ClientClosedError:
@@ -64,7 +64,7 @@ class Heart:
         self._warned, self.silence = False, None
 
     def _miss(self, session_id: str, seconds: float, error: APIError) -> None:
-        """Warn once when no heartbeat was accepted for long, and count the session as lost when it was for too long."""
+        """Warn once if no heartbeat was accepted for long; after the longer limit, count the session as lost."""
         config = self._transport.config
         if not self._warned and seconds > config.heartbeat_warning_seconds:
             self._warned = True
@@ -75,9 +75,9 @@ class Heart:
                 f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}). The last error: {error}"
             )
             self.silence.__cause__ = error
-            self._tell(session_id, seconds, error)
+            self._report_lost(session_id, seconds, error)
 
-    def _tell(self, session_id: str, seconds: float, error: APIError) -> None:
+    def _report_lost(self, session_id: str, seconds: float, error: APIError) -> None:
         if observers := self._transport.observers:
             operation = api.session_heartbeat.__name__
             observers.notify(SessionLost(operation=operation, session_id=session_id, silent_seconds=seconds, error=error))

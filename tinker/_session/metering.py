@@ -1,4 +1,4 @@
-"""The tokens of each request, told to observers when its result is here, or when nobody will know its outcome."""
+"""The tokens of each request, reported to observers with its result, or when its outcome will not be known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 async def meter(
     observers: Observers, future: APIFuture[Any], accepted: TokensUsed, used: Callable[[T], TokensUsed], result: Awaitable[T]
 ) -> T:
-    """Wait for a result and tell what it used; ``accepted`` is what the server may have used when no outcome comes.
+    """Wait for a result and report its use; ``accepted`` is what the server may have used if there is no outcome.
 
     What failed on the server used nothing.
     """
@@ -66,5 +66,5 @@ def _chunk_tokens(chunk: ModelInputChunk) -> int:
 
 
 def _base_model(future: APIFuture[Any]) -> str | None:
-    subject = future.progress.subject
-    return None if subject is None else subject.base_model
+    labels = future.progress.labels
+    return None if labels is None else labels.base_model

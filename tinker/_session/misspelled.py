@@ -1,4 +1,4 @@
-"""Names that a server refused: the error says which known name was probably meant, where the server does not.
+"""Suggestions for names that a server refused, where the server makes none.
 
 Names of models and losses are the server's business, so a name that nobody here knows is sent; only a refusal is explained.
 """
@@ -18,14 +18,14 @@ LOSSES: tuple[str, ...] = get_args(get_args(models.LossFnType)[0])
 
 
 def suggest_loss(error: Exception, loss_fn: str) -> None:
-    """Note on an error that names this loss which loss was meant."""
+    """Add a note with the closest known loss to an error that names this one."""
     if isinstance(error, (APIStatusError, RequestFailedError)):
         _note(error, "loss function", loss_fn, LOSSES)
 
 
 @contextmanager
 def suggest_models(base_model: str | None, known: Iterable[str]) -> Generator[None]:
-    """Note on an error of the block that names this model which one of those that the server has told of was meant."""
+    """Add a note with the closest known model to an error of the block that names this one."""
     try:
         yield
     except (APIStatusError, RequestFailedError) as error:
@@ -35,7 +35,7 @@ def suggest_models(base_model: str | None, known: Iterable[str]) -> Generator[No
 
 
 def _note(error: Exception, what: str, name: str, known: Iterable[str]) -> None:
-    """Note the known name that resembles the refused one most, unless the server has named it."""
+    """Add the known name that is closest to the refused one, unless the server has named it."""
     names = list(known)
     closest = None if name in names else find_closest(name, names)
     if closest is not None and name in str(error) and repr(closest) not in str(error):

@@ -1,4 +1,4 @@
-"""Request id -> result: polls one future until it is there, tells the queue state, paces a server that does not hold polls."""
+"""Results: polled until they are there, with reports of the queue state, and paced for servers that do not hold polls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tinker_wire.runtime import Request
 
 from tinker._http import (
     POLL,
-    Attempts,
     Budget,
     Observers,
     Purpose,
     RawResponse,
     Reply,
+    Retries,
     Transport,
     decode_json,
     find_explanation,
@@ -65,7 +65,7 @@ class NotRunError(RequestFailedError):
 
 
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
-    """What a future promises: the kind named to the server, the record of its JSON form, and the public form of both."""
+    """The result of one kind of request: its type by name, the record of its JSON form, and the public value of each form."""
 
     request_type: str
     record: type[Any]
@@ -94,7 +94,7 @@ def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
 
 
 def report_pause(observers: Observers, operation: str, state: str, reason: str | None) -> None:
-    """Say in the log that work is paused: one line when it begins, then one a minute for as long as it lasts."""
+    """Log that the server has paused an operation, at most once a minute."""
     fallback = _LIMITED_SAMPLES if state == _LIMITED and operation in _OF_SAMPLERS else _PAUSED.get(state)
     if fallback is not None and observers.should_log(f"{operation} {state}", NOTICE_SECONDS):
         logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
@@ -107,7 +107,7 @@ class Pace(msgspec.Struct):
     _pause: float = _FIRST_PAUSE
 
     async def keep(self, started: float) -> None:
-        """Pause after a question that was asked then, unless the server held it."""
+        """Pause after a poll that started at this time, unless the server held it."""
         if self.transport.clock.monotonic() - started >= _QUICK_SECONDS:
             self.reset()
             return
@@ -115,12 +115,12 @@ class Pace(msgspec.Struct):
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def reset(self) -> None:
-        """Begin with short pauses again."""
+        """Start with short pauses again."""
         self._pause = _FIRST_PAUSE
 
 
 class ResultPoller(msgspec.Struct, frozen=True):
-    """Polls for one session."""
+    """The polls for the results of one session."""
 
     transport: Transport
     result_nbytes: Budget
@@ -160,7 +160,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     last_sign: float  # when the server last said that the result is coming
     result_nbytes: int | None  # known once the server has told the size instead of the result
     iteration: int = 0
-    _failures: Attempts | None = None  # since then
+    _retries: Retries | None = None  # since then
     _pace: Pace | None = None
 
     async def result(self) -> T:
@@ -192,9 +192,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             await self._keep_pace(started)
             return
         error, transport = self._final(error), self.poller.transport
-        if self._failures is None:
-            self._failures = transport.attempts(POLL, api.retrieve_future.__name__, self.last_sign)
-        await transport.sleep(self._failures.next_delay(error))
+        if self._retries is None:
+            self._retries = transport.open_retries(POLL, self.last_sign)
+        await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
 
     async def _keep_pace(self, started: float) -> None:
         if self._pace is None:
@@ -203,7 +203,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
     def _note_sign(self) -> None:
         """Forget earlier failures, because the server made progress."""
-        self.last_sign, self._failures = self.poller.transport.clock.monotonic(), None
+        self.last_sign, self._retries = self.poller.transport.clock.monotonic(), None
 
     def _request(self) -> Request[Any]:
         request = api.retrieve_future(
@@ -237,7 +237,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return invalid_response(response, fault, self.future.operation)
 
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
-        """Note that the result is there; it is asked for in full next, after which its size alone does not count as one."""
+        """Note the size of a result that is there. The next poll asks for all of it; a second size instead is an error."""
         if self.result_nbytes is not None:
             raise self._invalid(response, "the server sent the size again instead of the result")
         self._note_sign()
@@ -261,7 +261,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             raise error
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self._note_sign()
-            self._tell(status)
+            self._report_queue(status)
             await self._keep_pace(started)
             return True
         if status.status == "failed":
@@ -271,12 +271,12 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     def _note_pending(self, error: APIStatusError) -> None:
         self._note_sign()
         try:
-            self._tell(msgspec.convert(error.body, models.FutureStatus))
+            self._report_queue(msgspec.convert(error.body, models.FutureStatus))
         except msgspec.ValidationError:
             pass  # the state is a courtesy; the status alone says that the request is pending
 
     def _final(self, error: APIError) -> APIError:
-        """Return the error to judge; raises at once when it means that the request failed."""
+        """Return the error to judge; raise at once if it means that the request failed."""
         if isinstance(error, APIStatusError) and is_failed_result(error):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
         return error
@@ -296,14 +296,14 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return error
 
     def _describe(self, error: APIError) -> str:
-        """Describe the request that ``error`` ends the wait for."""
+        """Describe the request whose wait ends with ``error``."""
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
         state = f"; the last queue state was {future.queue_state}" if future.queue_state else ""
         lost = "; the server no longer has its result, and the client does not know whether it ran" if is_lost(error) else ""
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 
-    def _tell(self, status: models.FutureStatus) -> None:
+    def _report_queue(self, status: models.FutureStatus) -> None:
         state, reason, operation = status.queue_state, status.queue_state_reason, self.future.operation
         if state is None:
             return

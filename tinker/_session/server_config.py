@@ -1,4 +1,4 @@
-"""What the server says about itself: the settings it pushes, once and from time to time, and how it wants the credential.
+"""The settings that the server sends, once and from time to time, and the form of credential that it accepts.
 
 Used on the loop only.
 """
@@ -35,7 +35,7 @@ class ServerConfig(msgspec.Struct):
 
 
 class ServerSettings:
-    """The server of one client."""
+    """The settings of the server of one client."""
 
     def __init__(self, transport: Transport, tasks: TaskScope) -> None:
         self._transport = transport
@@ -48,7 +48,7 @@ class ServerSettings:
         self.losses: Mapping[str, Sequence[str]] | None = None
 
     def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
-        """Note which models there are, and how many tokens each takes, where the server says so."""
+        """Store the names of the models and their context lengths, if the server reports them."""
         self.known_models = tuple(model.model_name for model in capabilities.supported_models if model.model_name)
         told = ((model.model_name, model.max_context_length) for model in capabilities.supported_models)
         self.context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
@@ -58,11 +58,11 @@ class ServerSettings:
         return self._known if self._known is not None else await self._tasks.share(_CONFIG, self._ask)
 
     def adopt(self, server_config: ServerConfig) -> None:
-        """Use settings that another process got, without asking."""
+        """Use settings that another process received; request nothing."""
         self._known = server_config
 
     def forget(self) -> None:
-        """Forget the settings and what the server lacked, so that it is asked again: it was restarted."""
+        """Forget the settings and the absent endpoints of a server that was restarted, so that they are requested again."""
         self._tasks.cancel(_CONFIG, _DYNAMIC)
         self._transport.findings.forget_absences()
         self._known = self.losses = None
@@ -92,7 +92,7 @@ class ServerSettings:
         return models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
 
     def _exchange_credentials(self, config: models.ClientConfigResponse) -> None:
-        """A server may also name the command as the only source it wants."""
+        """Exchange the credential for tokens. A server may accept only the one of the command."""
         source: CredentialSource | None = None
         if config.credential_default_source == _FROM_COMMAND:
             source = find_command(self._transport.config)
@@ -104,7 +104,7 @@ class ServerSettings:
         return Credential(reply.value.jwt)
 
     async def _refresh(self, server_config: ServerConfig) -> None:
-        """Ask periodically; a failure keeps the known settings, a server without the endpoint is not asked again."""
+        """Request the settings periodically; a failure keeps the known ones, and an absent endpoint ends this."""
         while True:
             try:
                 server_config.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value

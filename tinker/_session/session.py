@@ -1,10 +1,11 @@
-"""A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its children.
+"""A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its clients.
 
 Used on the loop only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -24,6 +25,7 @@ from tinker._http import (
     THROTTLED_SLOTS,
     Budget,
     Limits,
+    Negotiation,
     Purpose,
     Transport,
     cool_down_for,
@@ -31,7 +33,6 @@ from tinker._http import (
 )
 from tinker._loop import TaskScope, loop_thread
 from tinker._session.heartbeat import Heart, beat
-from tinker._session.negotiation import Negotiation
 from tinker._session.results import ResultPoller, ResultSpec
 from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.telemetry import Telemetry
@@ -47,10 +48,11 @@ _START, _HEARTBEAT, _TELEMETRY = "session start", "session heartbeat", "telemetr
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known once the session exists."""
+    """A session that exists: its id, settings, limits and poller."""
 
     session_id: str
     server_config: ServerConfig
+    config: models.ClientConfigResponse  # of the server when the client started
     limits: Limits
     results: ResultPoller
     wire: Negotiation
@@ -58,11 +60,6 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""
         return await self.results.wait(await self.results.transport.send(request, SUBMIT), spec, future)
-
-    @property
-    def config(self) -> models.ClientConfigResponse:
-        """Return the settings the server pushed when the client started."""
-        return self.server_config.config
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +88,7 @@ class Session:
         self._known: SessionContext | None = None
         self._closed = False
         self._heart = Heart(transport)
-        self._expired: set[str] = set()  # those that the server has forgotten
+        self._expired: set[str] = set()  # those that the server no longer knows
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
         self.loss_numbers: itertools.count[int] = itertools.count()
@@ -142,7 +139,7 @@ class Session:
             raise
 
     async def session_lost_error(self, session_id: str, error: Exception) -> SessionLostError | None:
-        """Return the error for a request that failed because the server forgot its session; None for other failures."""
+        """Return the error of a request that failed because the server no longer knows the session; None for others."""
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
         lost = SessionLostError(
@@ -156,7 +153,7 @@ class Session:
         return lost
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
-        """Return whether a request failed because the server forgot its session: it knows heartbeats, but not this one's."""
+        """Return whether a request failed because the server no longer knows its session: it refuses that heartbeat only."""
         if not is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
@@ -188,7 +185,7 @@ class Session:
 
     @property
     def context(self) -> SessionContext | None:
-        """Return what runs and samplers hold of the session; None while there is none to use: see :meth:`ensure_started`."""
+        """Return the session if it can be used now; otherwise None, and :meth:`ensure_started` starts it or raises."""
         return None if self._closed or self._heart.silence is not None else self._known
 
     def adopt(self, session_id: str, server_config: ServerConfig) -> None:
@@ -229,7 +226,7 @@ class Session:
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         """End the session and close every connection; later requests are refused.
 
-        A server that does not answer is not waited for long. What was being started then is given up.
+        A server that does not respond is not waited for long; a session that is still being created then is given up.
         """
         if self._closed:
             return
@@ -257,8 +254,9 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
     settings, config = transport.config, server_config.config
     wire = Negotiation(settings.wire, transport.findings)
     wire.note_config_answered(server_config.answered)
+    most = None if config.sample_use_retrieve_futures else max(1, config.sample_max_concurrent_requests)
     limits = Limits(
-        samples=Budget(None if config.sample_use_retrieve_futures else config.sample_max_concurrent_requests),
+        samples=contextlib.nullcontext() if most is None else asyncio.Semaphore(most),
         dispatch=Budget(settings.sample_submissions),
         throttled_dispatch=Budget(THROTTLED_SLOTS),
         prompt_nbytes=Budget(config.sample_dispatch_bytes_semaphore_size),
@@ -269,7 +267,9 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
         fails_fast=settings.fail_fast,
     )
     results = ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json")
-    return SessionContext(session_id=session_id, server_config=server_config, limits=limits, results=results, wire=wire)
+    return SessionContext(
+        session_id=session_id, server_config=server_config, config=config, limits=limits, results=results, wire=wire
+    )
 
 
 def _log_messages(created: models.CreateSessionResponse) -> None:

@@ -1,4 +1,4 @@
-"""One poller for all samples of a sampling client, on servers that want it: which of them are done, since when it asked last.
+"""One poller for all samples of a sampling client, on servers that offer it: which of them were completed since the last poll.
 
 The results themselves are fetched one by one. Used on the loop only.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger("tinker")
 
 
 class SessionPoller:
-    """The completions of one sampling client. Asks only while somebody waits, or while fetched results must be reported."""
+    """The completions of one sampling client. It polls only while somebody waits, or fetched results are to be reported."""
 
     def __init__(self, transport: Transport, tasks: TaskScope, target: models.SamplingSessionFuturesTarget) -> None:
         self._transport = transport
@@ -32,7 +32,7 @@ class SessionPoller:
         self._task = f"completions of {target.sampling_session_id}, {id(self)}"
         self._cursor = 0
         self._waiting: dict[str, asyncio.Future[int | None]] = {}
-        # What is done and not asked for yet, and how many submissions had begun then; one of those may ask for it.
+        # What is done and not waited for yet, and how many submissions had begun then; one of those may wait for it.
         self._early: dict[str, tuple[int | None, int]] = {}
         self._begun = itertools.count(1)
         self._submitting: dict[int, None] = {}  # in the order of their beginnings
@@ -51,14 +51,14 @@ class SessionPoller:
             self._end_submission(number)
 
     def _end_submission(self, number: int) -> None:
-        """Forget what was done before every submission that is still under way began: nobody will ask for it."""
+        """Forget completions from before the oldest submission that is still under way: nobody will wait for them."""
         self._submitting.pop(number, None)
         oldest = next(iter(self._submitting), self._newest + 1)
         while self._early and next(iter(self._early.values()))[1] < oldest:
             del self._early[next(iter(self._early))]
 
     async def wait(self, request_id: str, submission: int) -> int | None:
-        """Wait until the request of a submission is done: the size of its result, None when that is unknown or it failed.
+        """Wait until the request of a submission is done; return the size of its result, None if unknown or failed.
 
         Also None, at once, on a server that turns out not to have the endpoint.
         """
@@ -78,13 +78,13 @@ class SessionPoller:
             self._waiting.pop(request_id, None)
 
     def note_fetched(self, request_id: str) -> None:
-        """Note that the result is here, so that the server may forget it; told with the next poll."""
+        """Report with the next poll that the result has arrived, so that the server may drop it."""
         if not self._absent:
             self._fetched.add(request_id)
             self._tasks.background(self._task, self._poll)
 
     async def _poll(self) -> None:
-        """Poll until nobody waits; whatever ends it is the error of those who wait."""
+        """Poll until nobody waits; a failure is the error of everybody who does."""
         try:
             await self._poll_until_idle()
         except TinkerError as error:
@@ -96,10 +96,10 @@ class SessionPoller:
             self._fail(failure)
 
     async def _poll_until_idle(self) -> None:
-        attempts = self._transport.attempts(POLL, api.retrieve_futures.__name__)
+        retries, clock = self._transport.open_retries(POLL), self._transport.clock
         pace = Pace(self._transport)
         while self._waiting or self._fetched:
-            started = self._transport.clock.monotonic()
+            started = clock.monotonic()
             try:
                 has_news = await self._poll_once()
             except APIError as error:
@@ -107,9 +107,9 @@ class SessionPoller:
                     self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
                     self._give_up()
                     return
-                await self._transport.sleep(attempts.next_delay(error))
+                await self._transport.wait_to_retry(api.retrieve_futures.__name__, retries.after(error, clock.monotonic()))
                 continue
-            attempts.reset()
+            retries.reset(clock.monotonic())
             if has_news:
                 pace.reset()
             elif self._waiting:
@@ -148,7 +148,7 @@ class SessionPoller:
         return waiter is not None
 
     def _give_up(self) -> None:
-        """Leave everybody to poll for themselves, as the server has no such endpoint."""
+        """Let every sample poll for itself, as the server has no such endpoint."""
         self._absent = True
         for waiter in self._waiting.values():
             if not waiter.done():

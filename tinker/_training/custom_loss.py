@@ -24,7 +24,7 @@ from tinker._loop import LoopThread
 from tinker._runtime import Runtime
 from tinker._session import SessionContext, json_only
 from tinker._training.evaluation import Evaluate, Evaluated, Logprobs, evaluate_with_reports, evaluator
-from tinker._training.loss_requests import LossJob, LossRequests, Submission, prepare_loss_requests
+from tinker._training.loss_requests import LossJob, LossRequests, SubmitReply, prepare_loss_requests
 from tinker._training.numbers import Numbers, RunTarget
 from tinker._training.tracing import LOGPROBS, TracedLoss
 from tinker._validate import check_data
@@ -172,7 +172,7 @@ class SubmittedStep(msgspec.Struct, frozen=True):
 
     evaluated: Evaluated
     backward: LossRequests
-    accepted: list[Submission]
+    accepted: list[SubmitReply]
 
 
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:

@@ -18,12 +18,12 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport
-from tinker._session import NotRunError, SessionContext, Trial, WireFormat, loss_output, meter, training_use
+from tinker._http import FormAttempt, Holding, PreparedRequest, Purpose, Reply, Transport, Variant, WireFormat
+from tinker._loop import run_together
+from tinker._session import NotRunError, SessionContext, loss_output, meter, training_use
 from tinker._training.combine import combine
 from tinker._training.numbers import Numbers, RunTarget
 from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
-from tinker.errors import APIStatusError
 from tinker.futures import APIFuture
 from tinker.observing import TokensUsed
 from tinker.types.datum import Datum
@@ -33,7 +33,7 @@ from tinker.types.tensor_data import TensorData
 # Bodies beyond this are encoded off the loop thread.
 _LARGE_NBYTES = 1 << 20
 
-Submission: TypeAlias = Reply[models.UntypedAPIFuture]
+SubmitReply: TypeAlias = Reply[models.UntypedAPIFuture]
 """What the server promised for one chunk."""
 
 
@@ -79,10 +79,10 @@ class _Chunk(msgspec.Struct):
         return BUFFERS.join(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
 
     def release(self, *, at_once: bool) -> None:
-        """Release the memory, as the server has the chunk, if no broken attempt can be sending it still."""
+        """Release the memory, as the server has the chunk: ``at_once`` if no broken attempt can be sending it still."""
         if self._encoded is not None and at_once:
             BUFFERS.release(self._encoded)
-        self._encoded = None
+        self._encoded = self._densified = None
 
     def json_request(self, job: LossJob, target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
         """Return the JSON request; forward only is an operation of its own there."""
@@ -103,16 +103,16 @@ class LossRequests(msgspec.Struct, frozen=True):
     job: LossJob
     chunks: list[_Chunk]
 
-    async def submit(self, numbers: Numbers, target: RunTarget, future: APIFuture[Any]) -> list[Submission]:
+    async def submit(self, numbers: Numbers, target: RunTarget, future: APIFuture[Any]) -> list[SubmitReply]:
         """Number and send every chunk; only whose turn it is may call this."""
         accepted: list[_Chunk] = []
-        submissions: list[Submission] = []
+        submissions: list[SubmitReply] = []
         try:
             if len(self.chunks) > 1 and self.context.config.parallel_fwdbwd_chunks:
                 submissions = await self._submit_together(numbers, target, accepted)
             else:
                 for chunk in self.chunks:
-                    submissions.append(await numbers.send(partial(self._send_chunk, chunk, target, accepted)))
+                    submissions.append(await self._send_chunk(chunk, target, accepted, numbers.next, numbers))
         except Exception as error:
             self._note_accepted(error, len(accepted))
             self._tell_possible_use(accepted, future)
@@ -121,17 +121,17 @@ class LossRequests(msgspec.Struct, frozen=True):
             self._tell_possible_use(accepted, future)
         return submissions
 
-    async def _submit_together(self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]) -> list[Submission]:
+    async def _submit_together(self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]) -> list[SubmitReply]:
         """Submit the first chunk last: the server starts when it has that one, and the others are there by then."""
         first = numbers.take(len(self.chunks))
         head, *rest = (partial(self._send_chunk, chunk, target, accepted, first + i) for i, chunk in enumerate(self.chunks))
         later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
-        outcomes: list[Submission | BaseException | None] = [None, *later]
+        outcomes: list[SubmitReply | BaseException | None] = [None, *later]
         if not any(isinstance(one, BaseException) for one in later):
             outcomes[:1] = await asyncio.gather(head(), return_exceptions=True)
         failed = next((one for one in outcomes if isinstance(one, BaseException)), None)
         if failed is None:
-            return cast("list[Submission]", outcomes)
+            return cast("list[SubmitReply]", outcomes)
         numbers.abandon(first, outcomes)
         raise failed
 
@@ -161,20 +161,27 @@ class LossRequests(msgspec.Struct, frozen=True):
             for chunk in self.chunks:
                 await chunk.in_format(form).encode()
 
-    async def result(self, accepted: Sequence[Submission], future: APIFuture[Any]) -> ForwardBackwardOutput:
+    async def result(self, accepted: Sequence[SubmitReply], future: APIFuture[Any]) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
         if len(accepted) == 1:
             return combine([await self._result(self.chunks[0], accepted[0], future)])
-        pairs = zip(self.chunks, accepted, strict=True)
-        results = [asyncio.ensure_future(self._result(chunk, one, future)) for chunk, one in pairs]
-        try:
-            return combine(await asyncio.gather(*results))
-        except NotRunError:
-            for result in results:  # the error of the chunk that failed by itself
-                await result
-            raise
+        pairs = enumerate(zip(self.chunks, accepted, strict=True))
+        results = await run_together({index: self._result_or_stop(chunk, one, future) for index, (chunk, one) in pairs})
+        outputs = [one for one in results.values() if not isinstance(one, NotRunError)]
+        if len(outputs) < len(results):
+            raise next(one for one in results.values() if isinstance(one, NotRunError))
+        return combine(outputs)
 
-    def _result(self, chunk: _Chunk, accepted: Submission, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
+    async def _result_or_stop(
+        self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]
+    ) -> ForwardBackwardOutput | NotRunError:
+        """Return the error of a chunk that was not run because of another, whose own failure says more."""
+        try:
+            return await self._result(chunk, accepted, future)
+        except NotRunError as error:
+            return error
+
+    def _result(self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
         expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
         result = self.context.results.wait(accepted, expected, future)
         if not (observers := self.transport.observers):
@@ -182,67 +189,44 @@ class LossRequests(msgspec.Struct, frozen=True):
         use = _use(future, [chunk])
         return meter(observers, future, use, lambda _: use, result)
 
-    async def _send_chunk(self, chunk: _Chunk, target: RunTarget, accepted: list[_Chunk], number: int) -> Submission:
-        """Submit one chunk; one that is refused is tried in the other forms the server may read, under the same number."""
-        submission = _ChunkSubmission(self, chunk, target, number)
-        async with self.context.limits.training_nbytes.take(chunk.nbytes):
-            reply = await self.transport.send_variants(submission, SUBMIT)
+    async def _send_chunk(
+        self, chunk: _Chunk, target: RunTarget, accepted: list[_Chunk], number: int, numbers: Numbers | None = None
+    ) -> SubmitReply:
+        """Submit one chunk under a number, or another one of ``numbers``, and in the form that the server reads."""
+        encode = partial(self._encode, chunk, target)
+        forms = FormAttempt(self.context.wire, chunk.has_sparse)
+        first = Variant(number, forms.form)
+        prepared = {first: await encode(first)}
+        if numbers is not None:  # used only now, so that a body that cannot be written leaves no hole
+            first = Variant(next(numbers), forms.form)
+        held = Holding(self.context.limits.training_nbytes, chunk.nbytes)
+        reply = await self.transport.send_variant(
+            first, prepared, encode, models.UntypedAPIFuture, numbers=numbers, forms=forms, admit=held
+        )
         accepted.append(chunk)
-        submission.release(was_sent_once=reply.is_of_first_attempt)
+        chunk.release(at_once=reply.was_sent_once)
         return reply
+
+    async def _encode(self, chunk: _Chunk, target: RunTarget, send: Variant) -> PreparedRequest:
+        job, form, transport = self.job, send.form, self.transport
+        assert form is not None
+        written = chunk.in_format(form)
+        if form.media == "proto":
+            head = proto.forward_backward_head(
+                target.model_id, send.number, job.loss_fn, job.config, forward_only=job.forward_only
+            )
+            body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
+            request = training_api.forward_backward(body, x_tinker_known_failure=target.known_failure)
+        else:
+            request = written.json_request(job, target, send.number)
+        compress = self.context.config.proto_compress_fwdbwd and form.media == "proto"
+        if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
+            return await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD, compress=compress)
+        return transport.prepare(request, Purpose.UPLOAD, compress=compress)
 
 
 def _use(future: APIFuture[Any], chunks: Iterable[_Chunk]) -> TokensUsed:
     return training_use(future, (datum.model_input for chunk in chunks for datum in chunk.data))
-
-
-class _ChunkSubmission:
-    """One chunk under its number, in the forms that it may be sent in; each is the same request in every attempt."""
-
-    operation: str = training_api.forward_backward.__name__
-    reply: type[models.UntypedAPIFuture] = models.UntypedAPIFuture
-
-    def __init__(self, requests: LossRequests, chunk: _Chunk, target: RunTarget, number: int) -> None:
-        self._requests, self._chunk, self._target, self._number = requests, chunk, target, number
-        self._trial = Trial(requests.context.wire, chunk.has_sparse)
-        self._prepared: dict[WireFormat, PreparedRequest] = {}
-
-    async def first(self) -> PreparedRequest:
-        """Return the chunk in the form in use."""
-        return await self._in_form(self._trial.begin())
-
-    async def next_after(self, error: APIStatusError) -> PreparedRequest:
-        """Return the chunk in another form that the server may read; raises the refusal that says most when there is none."""
-        return await self._in_form(self._trial.next_after(error))
-
-    def accept(self) -> None:
-        """Note that the server took the last form."""
-        self._trial.accept()
-
-    def release(self, *, was_sent_once: bool) -> None:
-        """Release the memory, as the server has the chunk, if no broken attempt can be sending it still."""
-        for form in self._prepared:
-            self._chunk.in_format(form).release(at_once=was_sent_once and len(self._prepared) == 1)
-
-    async def _in_form(self, form: WireFormat) -> PreparedRequest:
-        if form not in self._prepared:
-            self._prepared[form] = await self._prepare(form)
-        return self._prepared[form]
-
-    async def _prepare(self, form: WireFormat) -> PreparedRequest:
-        job, written, transport = self._requests.job, self._chunk.in_format(form), self._requests.transport
-        if form.media == "proto":
-            head = proto.forward_backward_head(
-                self._target.model_id, self._number, job.loss_fn, job.config, forward_only=job.forward_only
-            )
-            body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
-            request = training_api.forward_backward(body, x_tinker_known_failure=self._target.known_failure)
-        else:
-            request = written.json_request(job, self._target, self._number)
-        compress = self._requests.context.config.proto_compress_fwdbwd and form.media == "proto"
-        if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
-            return await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD, compress=compress)
-        return transport.prepare(request, Purpose.UPLOAD, compress=compress)
 
 
 def _dense(datum: Datum) -> Datum:

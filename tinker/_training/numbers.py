@@ -9,15 +9,12 @@ still expects it. A server says so when it refuses a request, or as the result o
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from tinker._http import Fate, Findings, fate_of
 from tinker.errors import APIStatusError, RequestFailedError
-
-T = TypeVar("T")
 
 FIRST_NUMBER = 1  # creation is implicitly 0
 _EXPECTED = re.compile(r"expected\D{0,20}(\d+)\D{1,20}got\D{0,20}(\d+)", re.IGNORECASE)
@@ -30,49 +27,31 @@ class RunTarget(msgspec.Struct, frozen=True):
     known_failure: int = 0
 
 
-class Numbers:
-    """The next number, and those that were used in vain."""
+class Numbers(Iterator[int]):
+    """The sequence numbers of one run: the next one, those that were refused, and those that are used again."""
 
     def __init__(self, findings: Findings | None = None) -> None:
         self._findings = findings
-        self._next = FIRST_NUMBER
+        self.next: int = FIRST_NUMBER  # of the next request
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
         self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
-        self._expected: int | None = None  # by the server, according to a result, and not sent yet
+        #: The number that the server expects, as it refused the results of others for theirs; None once it was sent.
+        self.expected: int | None = None
 
-    @property
-    def next(self) -> int:
-        """Return the number that the next request gets."""
-        return self._next
+    def __next__(self) -> int:
+        self.next += 1
+        return self.next - 1
 
     def take(self, count: int = 1) -> int:
         """Return the first of the next ``count`` numbers, which are used now."""
-        first = self._next
-        self._next += count
+        first = self.next
+        self.next += count
         return first
 
-    async def send(self, submit: Callable[[int], Awaitable[T]]) -> T:
-        """Send a request under the next number; under another one if the server asks for that."""
-        number = self.take()
-        tried = {number}
-        while True:
-            try:
-                sent = await submit(number)
-            except Exception as error:
-                other = self._other(number, error)
-                if other is None or other in tried:
-                    raise
-                tried.add(other)
-                number = other
-            else:
-                self._refused.discard(number)
-                self._reused.discard(number)
-                return sent
-
-    @property
-    def is_out_of_step(self) -> bool:
-        """Return whether the server has refused results for their numbers, and the number that it expects was not sent yet."""
-        return self._expected is not None
+    def accept(self, number: int) -> None:
+        """Note that the server has the request of this number."""
+        self._refused.discard(number)
+        self._reused.discard(number)
 
     def expect(self, last: int, error: Exception) -> bool:
         """Return whether the result of a request, whose last number was ``last``, says that the server expects a refused one.
@@ -82,14 +61,14 @@ class Numbers:
         conflict = _find_conflict(error)
         if conflict is None or not conflict[0] < conflict[1] <= last or conflict[0] not in self._refused:
             return False
-        self._expected = conflict[0]
+        self.expected = conflict[0]
         self._note_expected(*conflict)
         return True
 
     def restart(self) -> None:
         """Go on with the number that the server expects, if a result has said so; no other request is under way."""
-        if self._expected is not None:
-            self._next, self._expected = self._expected, None
+        if self.expected is not None:
+            self.next, self.expected = self.expected, None
 
     def abandon(self, first: int, outcomes: Sequence[object]) -> None:
         """Settle requests that were sent together, numbered from ``first``, and failed at least in part.
@@ -97,18 +76,18 @@ class Numbers:
         ``outcomes`` are in the order of the numbers: an exception for each that failed, None for one that was not sent.
         """
         if all(outcome is None or (isinstance(outcome, Exception) and _is_unseen(outcome)) for outcome in outcomes):
-            self._next = first
+            self.next = first
             self._reused.update(range(first, first + len(outcomes)))
             return
         self._refused.update(
             first + i for i, outcome in enumerate(outcomes) if outcome is None or isinstance(outcome, Exception)
         )
 
-    def _other(self, number: int, error: Exception) -> int | None:
+    def renumber(self, number: int, error: Exception) -> int | None:
         """Settle ``number`` after a failure, and return the number to send the same request under, if there is one."""
         fate = fate_of(error)
         if fate is Fate.UNSEEN:
-            self._next = number
+            self.next = number
             self._reused.add(number)
             return None
         self._refused.add(number)
@@ -117,12 +96,12 @@ class Numbers:
         expected = _find_expected_number(error, number)
         if expected is not None and (expected > number or expected in self._refused):
             self._refused.discard(number)
-            self._next = expected + 1
+            self.next = expected + 1
             self._note_expected(expected, number)
             return expected
         if number in self._reused:  # the server has seen it after all
             self._reused.discard(number)
-            return self.take()
+            return next(self)
         return None
 
     def _note_expected(self, expected: int, number: int) -> None:

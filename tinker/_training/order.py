@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from tinker._futures import Receipt
 from tinker._http import Fate, Findings, fate_of
 from tinker._session import NotRunError
-from tinker._training.numbers import Numbers
+from tinker._training.numbers import Numbers, RunTarget
 from tinker.errors import PrecedingRequestFailed, copy_error
 from tinker.futures import APIFuture
 
@@ -43,6 +43,7 @@ class Sequencer:
     def __init__(self, findings: Findings | None = None, explain: Explain = _explain_nothing) -> None:
         self.numbers = Numbers(findings)
         self._explain = explain
+        self.model_id = ""  # before the model exists, nothing is sent
         self._last: _QueueLink | None = None
         self._positions = itertools.count()
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
@@ -88,7 +89,7 @@ class Sequencer:
             raise meaning from error
 
     def check(self, turn: Turn) -> None:
-        """Raise what keeps the request whose turn it is from being sent."""
+        """Raise the error that keeps a request from being sent when its turn comes."""
         if self._ended is not None:
             creation, error = self._ended
             turn.future.receipt.share(creation.receipt)
@@ -101,12 +102,12 @@ class Sequencer:
             raise block.stop(turn.future, "sent")
 
     def can_repeat(self, turn: Turn, error: Exception) -> bool:
-        """Return whether a request is sent again whose result says that its number was not the expected one.
+        """Return whether to send a request again whose result says that its number was not the expected one.
 
         It is if no other request of the run is under way, so that the order stays that of the calls. Otherwise the server
         refuses those too, and the next request gets the expected number.
         """
-        has_later = self.numbers.next != turn.last_number + 1 or self.numbers.is_out_of_step
+        has_later = self.numbers.next != turn.last_number + 1 or self.numbers.expected is not None
         is_alone = not has_later and all(one.future.done() for one in self._turns if one.position < turn.position)
         if not self.numbers.expect(turn.last_number, error) or not is_alone:
             return False
@@ -141,7 +142,7 @@ def _add_note(error: BaseException) -> BaseException:
 
 
 class _QueueLink:
-    """A link of the queue. It comes when every earlier one is over, from which time on it may be over itself."""
+    """A link of the queue. Its turn comes when every earlier one is over."""
 
     __slots__ = ("_after", "_has_come", "_is_over", "_waiter")
 
@@ -194,6 +195,7 @@ class Turn:
         self.behind: Block | None = None
         #: Of the failure in ``behind``: not logged as unseen while this operation may still pass it on.
         self.receipt_behind: Receipt | None = None
+        self.target = RunTarget("")  # set when the turn comes
         self._first_number: int | None = None
         self._last_number = 0
 
@@ -217,13 +219,14 @@ class Turn:
     async def __aenter__(self) -> Numbers:
         try:
             await self._link.wait()
-            if self._sequencer.numbers.is_out_of_step:
+            if self._sequencer.numbers.expected is not None:
                 await self._sequencer.restart(self)
             self._sequencer.check(self)
         except BaseException:
             self.leave()
             raise
         self.future.progress.is_sending = True
+        self.target = RunTarget(self._sequencer.model_id, self._sequencer.known_failure)
         self._first_number = self._sequencer.numbers.next
         return self._sequencer.numbers
 
@@ -281,13 +284,13 @@ class Block:
         self.received: int | None = None
 
     def receive(self) -> None:
-        """Note that the user has the error now; from any thread, any number of times."""
+        """Note that the user has received the error; from any thread, any number of times."""
         with self._lock:
             if self.received is None:
                 self.received = self._sequencer.now()
 
     def stop(self, future: APIFuture[Any], not_done: str) -> PrecedingRequestFailed:
-        """Return the error of an operation that this stops, which was not ``sent`` or not ``run``. It is received with this."""
+        """Return the error of an operation that this stops: it was not ``sent`` or not ``run``. Receiving it receives this."""
         receipt = self._receipt()
         future.receipt.add_action(self.receive if receipt is None else receipt.mark_received)
         first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]

@@ -14,9 +14,9 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
-from tinker._http import SUBMIT, Reply, Transport
+from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport, Variant
 from tinker._session import ResultSpec, json_only
-from tinker._training.numbers import RunTarget
+from tinker._training.numbers import Numbers, RunTarget
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
@@ -33,9 +33,16 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     changes_run: bool = True
     is_numbered: bool = True
 
-    async def submit(self, transport: Transport, target: RunTarget, number: int) -> Reply[models.UntypedAPIFuture]:
-        """Send it under this number."""
-        return await transport.send(self.fill(target, number), SUBMIT)
+    async def submit(self, transport: Transport, target: RunTarget, numbers: Numbers) -> Reply[models.UntypedAPIFuture]:
+        """Send it under the next number, if it has one."""
+        if not self.is_numbered:
+            return await transport.send(self.fill(target, 0), SUBMIT)
+
+        async def encode(variant: Variant) -> PreparedRequest:
+            return transport.prepare(self.fill(target, variant.number), Purpose.SESSION)
+
+        prepared = {(first := Variant(numbers.next)): await encode(first)}
+        return await transport.send_variant(Variant(next(numbers)), prepared, encode, models.UntypedAPIFuture, numbers=numbers)
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:

@@ -1,10 +1,11 @@
-"""One training run: its model, the order and numbers of its requests, and what their failures stop.
+"""One training run: its model, and its requests in their order.
 
 Operations are called from any thread and take their place in the order by that; everything else happens on the loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
@@ -13,18 +14,17 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
-from tinker._futures import Subject
+from tinker._futures import EventLabels
 from tinker._http import SUBMIT
 from tinker._runtime import Runtime, run
 from tinker._session import Session, SessionContext, suggest_loss
 from tinker._training.creation import Creation
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
-from tinker._training.numbers import RunTarget
 from tinker._training.order import Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
 from tinker.errors import SessionLostError
-from tinker.futures import APIFuture, take_over
+from tinker.futures import APIFuture, on_done, take_over
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
@@ -34,14 +34,14 @@ Ts = TypeVarTuple("Ts")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model that exists on the server; ``info`` None is one about which the server does not say anything, or not yet."""
+    """A model on the server; ``info`` is None if the server does not describe it, or has not yet."""
 
     model_id: str
     info: models.GetInfoResponse | None = None
 
 
 class TrainingRun:
-    """A run that is being created from now on. ``created`` is the future of that; operations wait for it by their order.
+    """A training run. ``created`` is the future of its creation, which comes first in the order of its operations.
 
     ``on_call`` is called with the future of each request.
     """
@@ -54,9 +54,10 @@ class TrainingRun:
         self._session_id: str | None = None  # of the model: another session may take the place of a lost one
         self.on_call: Callable[[APIFuture[Any]], object] | None = None
         self._order = Sequencer(runtime.transport.findings, self._find_lost_session)
-        self._subject = Subject(user_metadata=creation.user_metadata)
+        self._labels = EventLabels(user_metadata=creation.user_metadata)
         now = self._order.now()
-        self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, subject=self._subject)
+        self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, labels=self._labels)
+        on_done(self.created, self._end_without_model)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -65,11 +66,11 @@ class TrainingRun:
         return self._start(request.operation, self._send, request)
 
     def compute_loss(self, operation: str, data: list[Datum], job: LossJob) -> APIFuture[ForwardBackwardOutput]:
-        """Compute a loss that the server knows, in as many requests as the data takes."""
+        """Compute a loss of the server, in as many requests as the data needs."""
         return self._start(operation, self._compute_loss, data, job)
 
     def compute_custom_loss(self, prepared: PreparedLoss) -> APIFuture[ForwardBackwardOutput]:
-        """Compute a loss of the user's: a forward pass, the user's function, and a backward pass, in one turn."""
+        """Compute a custom loss in one turn: a forward pass, the user's function, a backward pass."""
         return self._start("forward_backward_custom", self._compute_custom_loss, prepared)
 
     def _start(
@@ -88,7 +89,7 @@ class TrainingRun:
     # ---------------------------------------------------------------------------------------------------------- the model
 
     def info(self) -> models.GetInfoResponse:
-        """Return what the model is; call when it is created. LookupError when the server does not say."""
+        """Return the description of the model, once it is created. Raises LookupError if the server has none."""
         assert self.model is not None
         if self.model.info is None:
             raise LookupError("this server does not describe its models (it does not support get_info)")
@@ -96,7 +97,7 @@ class TrainingRun:
 
     @property
     def context_length(self) -> int | None:
-        """Return the most tokens that the model takes; None where the server has not said so yet."""
+        """Return the context length of the model; None if the server has not reported it yet."""
         return self.runtime.server.context_lengths.get(self.base_model)
 
     @property
@@ -111,15 +112,20 @@ class TrainingRun:
         try:
             create = partial(creation.create, self.runtime, self._order.numbers, future)
             self._session_id, model_id = await self._session.in_session(create)
-            self.model = Model(model_id)
-            self._subject.training_run_id = model_id
+            self.model, self._order.model_id = Model(model_id), model_id
+            self._labels.training_run_id = model_id
         except BaseException as error:
             self._order.end(future, error)
             raise
         finally:
             turn.leave()
         self.model = Model(model_id, await self._get_info(model_id))
-        self._subject.base_model = self.base_model
+        self._labels.base_model = self.base_model
+
+    def _end_without_model(self, _: object) -> None:
+        """End the run whose creation was cancelled, perhaps before it began."""
+        if self.created.cancelled():
+            self._order.end(self.created, asyncio.CancelledError())
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
@@ -131,8 +137,7 @@ class TrainingRun:
         turn = self._order.take_turn(future, called, changes_run=request.changes_run)
         async with turn as numbers:
             context = self._session.context or await self._session.ensure_started()
-            submit = partial(request.submit, self.runtime.transport, self._target)
-            send = partial(numbers.send, submit) if request.is_numbered else partial(submit, 0)
+            send = partial(request.submit, self.runtime.transport, turn.target, numbers)
             submission = await send()
         async with turn.result():
             wait = partial(context.results.wait, spec=request.spec, future=future)
@@ -147,7 +152,7 @@ class TrainingRun:
             requests = await prepare_loss_requests(self.runtime.transport, context, data, job)
         try:
             async with turn as numbers:
-                send = partial(requests.submit, numbers, self._target, future)
+                send = partial(requests.submit, numbers, turn.target, future)
                 accepted = await send()
             async with turn.result():
                 return await self._await_result(turn, accepted, partial(requests.result, future=future), send)
@@ -158,7 +163,7 @@ class TrainingRun:
     async def _await_result(
         self, turn: Turn, sent: S, wait: Callable[[S], Awaitable[T]], send: Callable[[], Awaitable[S]]
     ) -> T:
-        """Wait for the result of what was sent; where it refuses the number, send it again, once."""
+        """Wait for a submitted request; if its result refuses the number, send it again, once."""
         try:
             return await wait(sent)
         except Exception as error:
@@ -177,17 +182,11 @@ class TrainingRun:
             forward = await prepared.forward(self.runtime.transport, context)
             step = CustomStep(self.runtime.thread, prepared, forward, future)
         async with turn as numbers:
-            submitted = await step.submit(numbers, self._target)
+            submitted = await step.submit(numbers, turn.target)
         async with turn.result():
             return await step.result(submitted)
 
     # --------------------------------------------------------------------------------------------------------- the session
-
-    @property
-    def _target(self) -> RunTarget:
-        """Return what the request whose turn it is says of the run."""
-        assert self.model is not None
-        return RunTarget(self.model.model_id, self._order.known_failure)
 
     async def _find_lost_session(self, error: Exception) -> SessionLostError | None:
         """Return the error of a request that failed because the server no longer knows the session of the run."""
@@ -195,7 +194,7 @@ class TrainingRun:
 
 
 class SavedForSampling(msgspec.Struct, frozen=True):
-    """Weights of a run that are saved for a sampling client: where its sampling session comes from."""
+    """The weights of a run, saved for a sampling client: the source of its sampling session."""
 
     run: TrainingRun
     saved: APIFuture[str]
@@ -207,12 +206,12 @@ class SavedForSampling(msgspec.Struct, frozen=True):
 
     @property
     def user_metadata(self) -> Mapping[str, object] | None:
-        """Return what the user says of the run."""
+        """Return the user's metadata of the run."""
         return self.run.creation.user_metadata
 
     @property
     def base_model(self) -> str | None:
-        """Return the base model of the run, where it is known."""
+        """Return the base model of the run, if known."""
         return self.run.base_model
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
@@ -220,7 +219,7 @@ class SavedForSampling(msgspec.Struct, frozen=True):
         return await take_over(self.saved)
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """Return the base model of the run, once it is created. LookupError when nobody has said it."""
+        """Return the base model of the run, once it is created. Raises LookupError if the server does not report it."""
         await self.run.created
         if self.base_model is None:
             raise LookupError("this server does not report the base model of the run")

@@ -44,11 +44,11 @@ def _fragment(value: object) -> msgspec.Raw:
 
     float32 goes through Python floats, which keeps every bit.
     """
-    if (number := to_plain(value)) is not value:
-        return msgspec.Raw(msgspec.json.encode(number))
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.ndim:
         array = cast("NDArray[Any]", value)
         return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
+    if (number := to_plain(value)) is not value:
+        return msgspec.Raw(msgspec.json.encode(number))
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 

@@ -10,10 +10,11 @@ import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import attrs
 
+from tinker._wire import proto_numbers as pb
 from tinker.types._arrays import NumericArray
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, PromptProvenanceSpan, ProvenanceSpan, SampledProvenanceSpan
@@ -32,15 +33,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Part: TypeAlias = bytes | memoryview
+_Span = TypeVar("_Span", PromptProvenanceSpan, SampledProvenanceSpan)
 MEDIA_TYPE = "application/x-protobuf"
 
-_FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # enum DType; 0 is unspecified
-_DTYPE_OF = {"float32": _FLOAT32, "int64": _INT64}
+_FLOAT32, _INT64, _INT32, _BFLOAT16 = (pb.DTYPE[name] for name in ("float32", "int64", "int32", "bfloat16"))
 _ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
-_STOP_NUMBERS = {"stop": 0, "length": 1}  # enum StopReason
-_STOP_REASONS = {number: reason for reason, number in _STOP_NUMBERS.items()}
+_STOP_REASONS = {number: reason for reason, number in pb.STOP_REASON.items()}
 _FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE, _UINT16_DTYPE, _BYTE_DTYPE = "<f4", "<i8", "<i4", "<u2", "|u1"
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5  # wire types
+_PROMPT_SPAN = (
+    pb.PROMPT_PROVENANCE_SPAN_SEQUENCE_ID,
+    pb.PROMPT_PROVENANCE_SPAN_OFFSET,
+    pb.PROMPT_PROVENANCE_SPAN_LENGTH,
+)
+_SAMPLED_SPAN = (
+    pb.SAMPLED_PROVENANCE_SPAN_SEQUENCE_ID,
+    pb.SAMPLED_PROVENANCE_SPAN_OFFSET,
+    pb.SAMPLED_PROVENANCE_SPAN_LENGTH,
+)
+# What stands before the fields of a sequence, each one byte.
+_REASON_KEY = pb.SAMPLED_SEQUENCE_STOP_REASON << 3 | _VARINT
+_USUAL_KEYS = (
+    (pb.SAMPLED_SEQUENCE_TOKENS << 3 | _LEN, _INT32_DTYPE),
+    (pb.SAMPLED_SEQUENCE_LOGPROBS << 3 | _LEN, _FLOAT32_DTYPE),
+)
 
 
 class ProtoError(ValueError):
@@ -147,14 +163,21 @@ def forward_backward_head(
     model_id: str, seq_id: int, loss_fn: str, config: Mapping[str, float | str] | None, *, forward_only: bool
 ) -> list[Part]:
     """Return every field but the data. Numbers of the config are written to both maps, text to the newer one only."""
-    head = [_text(1, model_id), _int(2, seq_id), _text(4, loss_fn), _int(6, forward_only)]
+    head = [
+        _text(pb.FORWARD_BACKWARD_REQUEST_MODEL_ID, model_id),
+        _int(pb.FORWARD_BACKWARD_REQUEST_SEQ_ID, seq_id),
+        _text(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN, loss_fn),
+    ]
+    head.append(_int(pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY, forward_only))
     for name, value in (config or {}).items():
-        key = _text(1, name)
+        key = _text(pb.MAP_ENTRY_KEY, name)
         if isinstance(value, str):
-            head.append(_blob(7, key + _blob(2, _blob(2, value.encode()))))
+            text = _blob(pb.LOSS_CONFIG_VALUE_TEXT, value.encode())
+            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2, key + _blob(pb.MAP_ENTRY_VALUE, text)))
         else:
-            head.append(_blob(5, key + _double(2, value)))
-            head.append(_blob(7, key + _blob(2, _double(1, value))))
+            number = _double(pb.LOSS_CONFIG_VALUE_NUMBER, value)
+            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG, key + _double(pb.MAP_ENTRY_VALUE, value)))
+            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2, key + _blob(pb.MAP_ENTRY_VALUE, number)))
     return [b"".join(head)]
 
 
@@ -177,18 +200,20 @@ def _datum(datum: Datum) -> list[Part]:
         if isinstance(chunk, EncodedTextChunk):
             parts += (_text_head(chunk.length), _view(chunk.array))
         else:
-            parts += _nested(1, _chunk(chunk))
+            parts += _nested(pb.DATUM_MODEL_INPUT, _chunk(chunk))
     for name, tensor in datum.loss_fn_inputs.items():
         if tensor.sparse_crow_indices is None:
             values = tensor.values
             parts += (_dense_head(name, tensor.dtype, tuple(tensor.shape or values.shape), values.nbytes), _view(values))
         else:
             entry = _Message()
-            entry.raw(_text(1, name))
-            entry.nested(2, _tensor(tensor))
-            parts += _nested(2, entry)
-    for field, spans in ((3, datum.model_input_spans), (4, datum.loss_fn_input_spans)):
-        parts += [_blob(field, _span(span)) for span in spans or ()]
+            entry.raw(_text(pb.MAP_ENTRY_KEY, name))
+            entry.nested(pb.MAP_ENTRY_VALUE, _tensor(tensor))
+            parts += _nested(pb.DATUM_LOSS_FN_INPUTS, entry)
+    for span in datum.model_input_spans or ():
+        parts.append(_blob(pb.DATUM_MODEL_INPUT_SPANS, _span(span)))
+    for span in datum.loss_fn_input_spans or ():
+        parts.append(_blob(pb.DATUM_LOSS_FN_INPUT_SPANS, _span(span)))
     return parts
 
 
@@ -202,38 +227,39 @@ def _nested(field: int, message: _Message) -> list[Part]:
 @lru_cache(maxsize=1024)
 def _datum_head(nbytes: int) -> bytes:
     """Return everything of a datum before its fields."""
-    return _key(3, _LEN) + _varint(nbytes)
+    return _key(pb.FORWARD_BACKWARD_REQUEST_DATA, _LEN) + _varint(nbytes)
 
 
 @lru_cache(maxsize=1024)
 def _text_head(tokens: int) -> bytes:
     """Return everything of a text chunk before its tokens."""
     nbytes = 4 * tokens
-    text = _key(1, _LEN) + _varint(nbytes)
-    chunk = _key(1, _LEN) + _varint(len(text) + nbytes) + text
-    return _key(1, _LEN) + _varint(len(chunk) + nbytes) + chunk
+    text = _key(pb.ENCODED_TEXT_CHUNK_TOKENS, _LEN) + _varint(nbytes)
+    chunk = _key(pb.CHUNK_ENCODED_TEXT, _LEN) + _varint(len(text) + nbytes) + text
+    return _key(pb.DATUM_MODEL_INPUT, _LEN) + _varint(len(chunk) + nbytes) + chunk
 
 
 @lru_cache(maxsize=1024)
 def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
     """Return everything of a loss input before the values of its dense tensor."""
-    tensor = _int(3, _DTYPE_OF[dtype]) + _blob(4, b"".join(map(_varint, shape))) + _key(1, _LEN) + _varint(nbytes)
-    entry = _text(1, name) + _key(2, _LEN) + _varint(len(tensor) + nbytes) + tensor
-    return _key(2, _LEN) + _varint(len(entry) + nbytes) + entry
+    tensor = _int(pb.TENSOR_DTYPE, pb.DTYPE[dtype]) + _blob(pb.TENSOR_SHAPE, b"".join(map(_varint, shape)))
+    tensor += _key(pb.TENSOR_DENSE, _LEN) + _varint(nbytes)
+    entry = _text(pb.MAP_ENTRY_KEY, name) + _key(pb.MAP_ENTRY_VALUE, _LEN) + _varint(len(tensor) + nbytes) + tensor
+    return _key(pb.DATUM_LOSS_FN_INPUTS, _LEN) + _varint(len(entry) + nbytes) + entry
 
 
 def _chunk(chunk: ModelInputChunk) -> _Message:
     """Write a chunk that is not text."""
     message, inner = _Message(), _Message()
     if isinstance(chunk, ImageChunk):
-        inner.raw(_text(2, chunk.format))
+        inner.raw(_text(pb.IMAGE_CHUNK_FORMAT, chunk.format))
         if chunk.expected_tokens is not None:
-            inner.raw(_key(3, _VARINT) + _varint(chunk.expected_tokens))
-        inner.raw(_blob(1, chunk.data))
-        message.nested(2, inner)
+            inner.raw(_key(pb.IMAGE_CHUNK_EXPECTED_TOKENS, _VARINT) + _varint(chunk.expected_tokens))
+        inner.raw(_blob(pb.IMAGE_CHUNK_DATA, chunk.data))
+        message.nested(pb.CHUNK_IMAGE, inner)
     elif isinstance(chunk, DmelChunk):
-        inner.raw(_blob(1, chunk.dmel))
-        message.nested(3, inner)
+        inner.raw(_blob(pb.DMEL_CHUNK_DMEL, chunk.dmel))
+        message.nested(pb.CHUNK_DMEL, inner)
     else:
         raise ValueError("an ImageAssetPointerChunk cannot be trained on over protobuf; send the image as an ImageChunk")
     return message
@@ -241,32 +267,35 @@ def _chunk(chunk: ModelInputChunk) -> _Message:
 
 def _tensor(tensor: TensorData) -> _Message:
     message = _Message()
-    message.raw(_int(3, _DTYPE_OF[tensor.dtype]))
-    message.raw(_blob(4, b"".join(map(_varint, dimensions(tensor)))))
+    message.raw(_int(pb.TENSOR_DTYPE, pb.DTYPE[tensor.dtype]))
+    message.raw(_blob(pb.TENSOR_SHAPE, b"".join(map(_varint, dimensions(tensor)))))
     if tensor.sparse_crow_indices is None:
-        message.array(1, tensor.values)
+        message.array(pb.TENSOR_DENSE, tensor.values)
     else:
         sparse = _Message()
-        sparse.array(1, tensor.values)
-        sparse.array(2, np.asarray(tensor.sparse_crow_indices, np.int64))
-        sparse.array(3, np.asarray(tensor.sparse_col_indices, np.int64))
-        message.nested(2, sparse)
+        sparse.array(pb.SPARSE_CSR_VALUES, tensor.values)
+        sparse.array(pb.SPARSE_CSR_CROW_INDICES, np.asarray(tensor.sparse_crow_indices, np.int64))
+        sparse.array(pb.SPARSE_CSR_COL_INDICES, np.asarray(tensor.sparse_col_indices, np.int64))
+        message.nested(pb.TENSOR_SPARSE_CSR, sparse)
     return message
 
 
 def _span(span: ProvenanceSpan) -> bytes:
-    body = _text(1, span.sequence_id) + _int(2, span.offset) + _int(3, span.length)
-    return _blob(1 if isinstance(span, PromptProvenanceSpan) else 2, body)
+    is_prompt = isinstance(span, PromptProvenanceSpan)
+    name, offset, length = _PROMPT_SPAN if is_prompt else _SAMPLED_SPAN
+    body = _text(name, span.sequence_id) + _int(offset, span.offset) + _int(length, span.length)
+    return _blob(pb.PROVENANCE_SPAN_PROMPT_TOKENS if is_prompt else pb.PROVENANCE_SPAN_SAMPLED_TOKENS, body)
 
 
 def encode_loss_output(output: ForwardBackwardOutput) -> bytes:
     """Encode a ``ForwardBackwardOutput``: one record for each run of datums with the same fields, dtypes and inner shapes."""
     message = _Message()
-    message.raw(_text(1, output.loss_fn_output_type))
+    message.raw(_text(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE, output.loss_fn_output_type))
     for run in _runs(output.loss_fn_outputs):
-        message.nested(2, _record(output.loss_fn_output_type, run))
+        message.nested(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS, _record(output.loss_fn_output_type, run))
     for name, value in output.metrics.items():
-        message.raw(_blob(3, _text(1, name) + _double(2, value)))
+        metric = _text(pb.MAP_ENTRY_KEY, name) + _double(pb.MAP_ENTRY_VALUE, value)
+        message.raw(_blob(pb.FORWARD_BACKWARD_OUTPUT_METRICS, metric))
     return b"".join(message.parts)
 
 
@@ -287,20 +316,21 @@ def _runs(outputs: Sequence[LossFnOutput]) -> Iterator[list[LossFnOutput]]:
 
 def _record(type_tag: str, run: Sequence[LossFnOutput]) -> _Message:
     message = _Message()
-    message.raw(_text(1, type_tag.rpartition(":")[2]) + _int(3, len(run)))
+    message.raw(_text(pb.ARRAY_RECORD_TYPE_TAG, type_tag.rpartition(":")[2]) + _int(pb.ARRAY_RECORD_NUM_DATUMS, len(run)))
     for name, first in run[0].items():
         arrays = [np.atleast_1d(output[name].to_numpy()) for output in run]
         batched = _Message()
-        batched.raw(_int(3, _DTYPE_OF[first.dtype]))
-        batched.raw(_blob(4, b"".join(map(_varint, arrays[0].shape[1:]))) if arrays[0].ndim > 1 else b"")
-        batched.array(2, np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64))
-        batched.raw(_key(1, _LEN) + _varint(sum(array.nbytes for array in arrays)))
+        batched.raw(_int(pb.BATCHED_TENSOR_DTYPE, pb.DTYPE[first.dtype]))
+        if arrays[0].ndim > 1:
+            batched.raw(_blob(pb.BATCHED_TENSOR_TRAILING_SHAPE, b"".join(map(_varint, arrays[0].shape[1:]))))
+        batched.array(pb.BATCHED_TENSOR_OFFSETS, np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64))
+        batched.raw(_key(pb.BATCHED_TENSOR_DATA, _LEN) + _varint(sum(array.nbytes for array in arrays)))
         for array in arrays:
             batched.raw(_view(array))
         entry = _Message()
-        entry.raw(_text(1, name))
-        entry.nested(2, batched)
-        message.nested(2, entry)
+        entry.raw(_text(pb.MAP_ENTRY_KEY, name))
+        entry.nested(pb.MAP_ENTRY_VALUE, batched)
+        message.nested(pb.ARRAY_RECORD_FIELDS, entry)
     return message
 
 
@@ -308,39 +338,39 @@ def encode_sample(response: SampleResponse) -> bytes:
     """Return a ``SampleResponse``; NaN prompt logprobs stand for None."""
     message = _Message()
     for sequence in response.sequences:
-        message.nested(1, _sequence(sequence))
+        message.nested(pb.SAMPLE_RESPONSE_SEQUENCES, _sequence(sequence))
     if response.prompt_logprobs_np is not None:
-        message.array(2, response.prompt_logprobs_np)
+        message.array(pb.SAMPLE_RESPONSE_PROMPT_LOGPROBS, response.prompt_logprobs_np)
     if response.topk_prompt_logprobs_np is not None:
-        message.nested(3, _topk(response.topk_prompt_logprobs_np))
-    message.raw(_int(4, response.prompt_cache_hit_tokens))
+        message.nested(pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS, _topk(response.topk_prompt_logprobs_np))
+    message.raw(_int(pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS, response.prompt_cache_hit_tokens))
     if response.target_prompt_logprobs is not None:
-        message.nested(5, _tensor(response.target_prompt_logprobs))
+        message.nested(pb.SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS, _tensor(response.target_prompt_logprobs))
     if response.prompt_alt_tokens is not None:
         alternatives = _Message()
-        alternatives.nested(1, _tensor(response.prompt_alt_tokens.tokens))
-        alternatives.nested(2, _tensor(response.prompt_alt_tokens.logprobs))
-        message.nested(6, alternatives)
+        alternatives.nested(pb.PROMPT_ALT_TOKENS_TOKENS, _tensor(response.prompt_alt_tokens.tokens))
+        alternatives.nested(pb.PROMPT_ALT_TOKENS_LOGPROBS, _tensor(response.prompt_alt_tokens.logprobs))
+        message.nested(pb.SAMPLE_RESPONSE_PROMPT_ALT_TOKENS, alternatives)
     return b"".join(message.parts)
 
 
 def _sequence(sequence: SampledSequence) -> _Message:
     message = _Message()
-    message.raw(_int(1, _stop_number(sequence.stop_reason)))
-    message.array(2, sequence.tokens_np)
+    message.raw(_int(pb.SAMPLED_SEQUENCE_STOP_REASON, _stop_number(sequence.stop_reason)))
+    message.array(pb.SAMPLED_SEQUENCE_TOKENS, sequence.tokens_np)
     if sequence.logprobs_np is not None:
-        message.array(3, sequence.logprobs_np)
+        message.array(pb.SAMPLED_SEQUENCE_LOGPROBS, sequence.logprobs_np)
     if sequence.topk_logprobs_np is not None:
-        message.nested(4, _topk(sequence.topk_logprobs_np))
+        message.nested(pb.SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS, _topk(sequence.topk_logprobs_np))
     return message
 
 
 def _topk(table: TopkLogprobs) -> _Message:
     message = _Message()
     length, k = table.token_ids.shape
-    message.raw(_int(3, k) + _int(4, length))
-    message.array(1, table.token_ids)
-    message.array(2, table.logprobs)
+    message.raw(_int(pb.TOPK_LOGPROBS_K, k) + _int(pb.TOPK_LOGPROBS_LENGTH, length))
+    message.array(pb.TOPK_LOGPROBS_TOKEN_IDS, table.token_ids)
+    message.array(pb.TOPK_LOGPROBS_LOGPROBS, table.logprobs)
     return message
 
 
@@ -456,9 +486,9 @@ def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
     """Return the key of a map entry, and the wire type, start and end of its value (an absent value is empty)."""
     name, value = "", (_LEN, 0, 0)
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == pb.MAP_ENTRY_KEY and wire_type == _LEN:
             name = reader.text(start, end)
-        elif field == 2:
+        elif field == pb.MAP_ENTRY_VALUE:
             value = (wire_type, start, end)
     return name, *value
 
@@ -466,8 +496,8 @@ def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
 def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
     """Read a ``ForwardBackwardRequest``. ProtoError when the bytes are not one."""
     reader = _Reader(bytearray(body))
-    texts = {1: "", 4: ""}
-    numbers = {2: 0, 6: 0}
+    texts = {pb.FORWARD_BACKWARD_REQUEST_MODEL_ID: "", pb.FORWARD_BACKWARD_REQUEST_LOSS_FN: ""}
+    numbers = {pb.FORWARD_BACKWARD_REQUEST_SEQ_ID: 0, pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY: 0}
     data: list[Datum] = []
     old: dict[str, float | str] = {}
     new: dict[str, float | str] = {}
@@ -476,30 +506,30 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
             texts[field] = reader.text(start, end)
         elif field in numbers and wire_type == _VARINT:
             numbers[field] = _to_signed(start)
-        elif field == 3 and wire_type == _LEN:
+        elif field == pb.FORWARD_BACKWARD_REQUEST_DATA and wire_type == _LEN:
             data.append(_read_datum(reader.nested(start, end)))
-        elif field == 5 and wire_type == _LEN:
+        elif field == pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG and wire_type == _LEN:
             name, kind, at, _ = _map_entry(reader.nested(start, end))
             old[name] = reader.double(at) if kind == _I64 else 0.0
-        elif field == 7 and wire_type == _LEN:
+        elif field == pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2 and wire_type == _LEN:
             name, _, at, stop = _map_entry(reader.nested(start, end))
             new[name] = _read_config_value(reader.nested(at, stop))
     return ForwardBackwardCall(
-        model_id=texts[1],
-        seq_id=numbers[2],
+        model_id=texts[pb.FORWARD_BACKWARD_REQUEST_MODEL_ID],
+        seq_id=numbers[pb.FORWARD_BACKWARD_REQUEST_SEQ_ID],
         data=data,
-        loss_fn=texts[4],
+        loss_fn=texts[pb.FORWARD_BACKWARD_REQUEST_LOSS_FN],
         loss_fn_config={**old, **new},
-        forward_only=bool(numbers[6]),
+        forward_only=bool(numbers[pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY]),
     )
 
 
 def _read_config_value(reader: _Reader) -> float | str:
     value: float | str = 0.0
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _I64:
+        if field == pb.LOSS_CONFIG_VALUE_NUMBER and wire_type == _I64:
             value = reader.double(start)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.LOSS_CONFIG_VALUE_TEXT and wire_type == _LEN:
             value = reader.text(start, end)
     return value
 
@@ -507,23 +537,26 @@ def _read_config_value(reader: _Reader) -> float | str:
 def _read_datum(reader: _Reader) -> Datum:
     chunks: list[ModelInputChunk] = []
     inputs: dict[str, TensorData] = {}
-    spans: dict[int, list[ProvenanceSpan]] = {3: [], 4: []}
+    prompt: list[ProvenanceSpan] = []
+    targets: list[ProvenanceSpan] = []
     for field, wire_type, start, end in reader.fields():
         if wire_type != _LEN:
             continue
-        if field == 1:
+        if field == pb.DATUM_MODEL_INPUT:
             chunks.append(_read_chunk(reader.nested(start, end)))
-        elif field == 2:
+        elif field == pb.DATUM_LOSS_FN_INPUTS:
             name, _, at, stop = _map_entry(reader.nested(start, end))
             inputs[name] = _read_tensor(reader.nested(at, stop))
-        elif field in spans:
-            spans[field].append(_read_span(reader.nested(start, end)))
-    paired = bool(spans[3] or spans[4])
+        elif field == pb.DATUM_MODEL_INPUT_SPANS:
+            prompt.append(_read_span(reader.nested(start, end)))
+        elif field == pb.DATUM_LOSS_FN_INPUT_SPANS:
+            targets.append(_read_span(reader.nested(start, end)))
+    paired = bool(prompt or targets)
     return Datum(
         ModelInput(chunks=chunks),
         inputs,
-        model_input_spans=spans[3] if paired else None,
-        loss_fn_input_spans=spans[4] if paired else None,
+        model_input_spans=prompt if paired else None,
+        loss_fn_input_spans=targets if paired else None,
     )
 
 
@@ -532,19 +565,19 @@ def _read_chunk(reader: _Reader) -> ModelInputChunk:
         if wire_type != _LEN:
             continue
         inner = reader.nested(start, end)
-        if kind == 1:
-            return EncodedTextChunk(tokens=_only_bytes(inner, _INT32_DTYPE))
-        if kind == 2:
+        if kind == pb.CHUNK_ENCODED_TEXT:
+            return EncodedTextChunk(tokens=_only_bytes(inner, pb.ENCODED_TEXT_CHUNK_TOKENS, _INT32_DTYPE))
+        if kind == pb.CHUNK_IMAGE:
             return _read_image(inner)
-        if kind == 3:
-            return DmelChunk(dmel=_only_bytes(inner, _BYTE_DTYPE).tobytes())
+        if kind == pb.CHUNK_DMEL:
+            return DmelChunk(dmel=_only_bytes(inner, pb.DMEL_CHUNK_DMEL, _BYTE_DTYPE).tobytes())
     raise ProtoError("a chunk of no known kind")
 
 
-def _only_bytes(reader: _Reader, dtype: str) -> NDArray[Any]:
+def _only_bytes(reader: _Reader, wanted: int, dtype: str) -> NDArray[Any]:
     found: NDArray[Any] = np.empty(0, dtype)
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == wanted and wire_type == _LEN:
             found = reader.array(start, end, dtype)
     return found
 
@@ -552,11 +585,11 @@ def _only_bytes(reader: _Reader, dtype: str) -> NDArray[Any]:
 def _read_image(reader: _Reader) -> ImageChunk:
     data, image_format, expected = b"", "", None
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == pb.IMAGE_CHUNK_DATA and wire_type == _LEN:
             data = reader.raw(start, end)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.IMAGE_CHUNK_FORMAT and wire_type == _LEN:
             image_format = reader.text(start, end)
-        elif field == 3 and wire_type == _VARINT:
+        elif field == pb.IMAGE_CHUNK_EXPECTED_TOKENS and wire_type == _VARINT:
             expected = _to_signed(start)
     try:
         return ImageChunk(data=data, format=cast("Any", image_format), expected_tokens=expected)
@@ -566,20 +599,24 @@ def _read_image(reader: _Reader) -> ImageChunk:
 
 def _read_span(reader: _Reader) -> ProvenanceSpan:
     for kind, wire_type, start, end in reader.fields():
-        if wire_type != _LEN or kind not in (1, 2):
-            continue
-        inner, name, numbers = reader.nested(start, end), "", {2: 0, 3: 0}
-        for field, inner_type, at, stop in inner.fields():
-            if field == 1 and inner_type == _LEN:
-                name = inner.text(at, stop)
-            elif field in numbers and inner_type == _VARINT:
-                numbers[field] = _to_signed(at)
-        make = PromptProvenanceSpan if kind == 1 else SampledProvenanceSpan
-        try:
-            return make(sequence_id=name, offset=numbers[2], length=numbers[3])
-        except ValueError as error:
-            raise ProtoError(str(error)) from error
+        if wire_type == _LEN and kind == pb.PROVENANCE_SPAN_PROMPT_TOKENS:
+            return _read_tokens_of(PromptProvenanceSpan, _PROMPT_SPAN, reader.nested(start, end))
+        if wire_type == _LEN and kind == pb.PROVENANCE_SPAN_SAMPLED_TOKENS:
+            return _read_tokens_of(SampledProvenanceSpan, _SAMPLED_SPAN, reader.nested(start, end))
     raise ProtoError("a provenance span of no known kind")
+
+
+def _read_tokens_of(make: type[_Span], known: tuple[int, int, int], reader: _Reader) -> _Span:
+    texts, numbers = {known[0]: ""}, dict.fromkeys(known[1:], 0)
+    for field, wire_type, start, end in reader.fields():
+        if field in texts and wire_type == _LEN:
+            texts[field] = reader.text(start, end)
+        elif field in numbers and wire_type == _VARINT:
+            numbers[field] = _to_signed(start)
+    try:
+        return make(sequence_id=texts[known[0]], offset=numbers[known[1]], length=numbers[known[2]])
+    except ValueError as error:
+        raise ProtoError(str(error)) from error
 
 
 def _read_tensor(reader: _Reader) -> TensorData:
@@ -587,13 +624,13 @@ def _read_tensor(reader: _Reader) -> TensorData:
     dense: tuple[int, int] | None = None
     sparse: tuple[int, int] | None = None
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == pb.TENSOR_DENSE and wire_type == _LEN:
             dense = (start, end)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.TENSOR_SPARSE_CSR and wire_type == _LEN:
             sparse = (start, end)
-        elif field == 3 and wire_type == _VARINT:
+        elif field == pb.TENSOR_DTYPE and wire_type == _VARINT:
             dtype = start
-        elif field == 4:
+        elif field == pb.TENSOR_SHAPE:
             shape += reader.integers(wire_type, start, end)
     try:
         if sparse is not None:
@@ -613,12 +650,14 @@ def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
-    ranges = {1: (0, 0), 2: (0, 0), 3: (0, 0)}
+    ranges = {pb.SPARSE_CSR_VALUES: (0, 0), pb.SPARSE_CSR_CROW_INDICES: (0, 0), pb.SPARSE_CSR_COL_INDICES: (0, 0)}
     for field, wire_type, start, end in reader.fields():
         if field in ranges and wire_type == _LEN:
             ranges[field] = (start, end)
-    values = _values(reader, *ranges[1], dtype)
-    crow, col = (reader.array(*ranges[field], _INT64_DTYPE).tolist() for field in (2, 3))
+    values = _values(reader, *ranges[pb.SPARSE_CSR_VALUES], dtype)
+    crow, col = (
+        reader.array(*ranges[field], _INT64_DTYPE).tolist() for field in (pb.SPARSE_CSR_CROW_INDICES, pb.SPARSE_CSR_COL_INDICES)
+    )
     return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
 
 
@@ -631,11 +670,11 @@ def decode_loss_output(body: bytes) -> ForwardBackwardOutput:
     for field, wire_type, start, end in reader.fields():
         if wire_type != _LEN:
             continue
-        if field == 1:
+        if field == pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE:
             output_type = reader.text(start, end)
-        elif field == 2:
+        elif field == pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS:
             outputs += _read_record(reader.nested(start, end))
-        elif field == 3:
+        elif field == pb.FORWARD_BACKWARD_OUTPUT_METRICS:
             name, kind, at, _ = _map_entry(reader.nested(start, end))
             metrics[name] = reader.double(at) if kind == _I64 else 0.0
     return ForwardBackwardOutput(output_type.rpartition(":")[2] or "ArrayRecord", outputs, metrics)
@@ -645,9 +684,9 @@ def _read_record(reader: _Reader) -> list[LossFnOutput]:
     count = 0
     columns: list[tuple[str, list[TensorData]]] = []
     for field, wire_type, start, end in reader.fields():
-        if field == 3 and wire_type == _VARINT:
+        if field == pb.ARRAY_RECORD_NUM_DATUMS and wire_type == _VARINT:
             count = _to_signed(start)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.ARRAY_RECORD_FIELDS and wire_type == _LEN:
             name, _, at, stop = _map_entry(reader.nested(start, end))
             columns.append((name, _read_batched(reader.nested(at, stop))))
     # A record without fields may claim any number of datums; a bound keeps hostile bytes from filling memory.
@@ -661,13 +700,13 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
     dtype, trailing = 0, list[int]()
     data, offsets = (0, 0), (0, 0)
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == pb.BATCHED_TENSOR_DATA and wire_type == _LEN:
             data = (start, end)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.BATCHED_TENSOR_OFFSETS and wire_type == _LEN:
             offsets = (start, end)
-        elif field == 3 and wire_type == _VARINT:
+        elif field == pb.BATCHED_TENSOR_DTYPE and wire_type == _VARINT:
             dtype = start
-        elif field == 4:
+        elif field == pb.BATCHED_TENSOR_TRAILING_SHAPE:
             trailing += reader.integers(wire_type, start, end)
     values = _values(reader, *data, dtype)
     itemsize = _ITEMSIZE[dtype]
@@ -698,20 +737,20 @@ def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleRespon
     sequences: list[SampledSequence] = []
     rest: dict[str, Any] = {}
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == pb.SAMPLE_RESPONSE_SEQUENCES and wire_type == _LEN:
             sequence = _read_usual_sequence(buffer, start, end) or _read_sequence(reader.nested(start, end))
             name = sequence_ids[len(sequences)] if len(sequences) < len(sequence_ids) else None
             object.__setattr__(sequence, "sequence_id", name)  # a value that nobody has seen yet
             sequences.append(sequence)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.SAMPLE_RESPONSE_PROMPT_LOGPROBS and wire_type == _LEN:
             rest["prompt_logprobs_np"] = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
-        elif field == 3 and wire_type == _LEN:
+        elif field == pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS and wire_type == _LEN:
             rest["topk_prompt_logprobs_np"] = _read_topk(reader.nested(start, end))
-        elif field == 4 and wire_type == _VARINT:
+        elif field == pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS and wire_type == _VARINT:
             rest["prompt_cache_hit_tokens"] = _to_signed(start)
-        elif field == 5 and wire_type == _LEN:
+        elif field == pb.SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS and wire_type == _LEN:
             rest["target_prompt_logprobs"] = _read_tensor(reader.nested(start, end))
-        elif field == 6 and wire_type == _LEN:
+        elif field == pb.SAMPLE_RESPONSE_PROMPT_ALT_TOKENS and wire_type == _LEN:
             rest["prompt_alt_tokens"] = _read_alternatives(reader.nested(start, end))
     return SampleResponse(sequences, **rest)
 
@@ -724,11 +763,11 @@ def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequenc
     if end - at < 5:
         return None
     reason = "stop"
-    if buffer[at] == 0x08:  # field 1, a number
+    if buffer[at] == _REASON_KEY:
         reason = _stop_reason(buffer[at + 1])
         at += 2
     found: list[NDArray[Any]] = []
-    for key, dtype in ((0x12, _INT32_DTYPE), (0x1A, _FLOAT32_DTYPE)):  # fields 2 and 3, bytes
+    for key, dtype in _USUAL_KEYS:
         if end - at < 3 or buffer[at] != key:
             return None
         low, high = buffer[at + 1], buffer[at + 2]
@@ -751,24 +790,24 @@ def _read_sequence(reader: _Reader) -> SampledSequence:
     logprobs: NDArray[np.float32] | None = None
     topk: TopkLogprobs | None = None
     for field, wire_type, start, end in reader.fields():
-        if field == 2 and wire_type == _LEN:
+        if field == pb.SAMPLED_SEQUENCE_TOKENS and wire_type == _LEN:
             tokens = reader.array(start, end, _INT32_DTYPE)
-        elif field == 3 and wire_type == _LEN:
+        elif field == pb.SAMPLED_SEQUENCE_LOGPROBS and wire_type == _LEN:
             logprobs = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
-        elif field == 1 and wire_type == _VARINT:
+        elif field == pb.SAMPLED_SEQUENCE_STOP_REASON and wire_type == _VARINT:
             reason = _stop_reason(start)
-        elif field == 4 and wire_type == _LEN:
+        elif field == pb.SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS and wire_type == _LEN:
             topk = _read_topk(reader.nested(start, end))
     return SampledSequence.of_arrays(reason, None, np.empty(0, np.int32) if tokens is None else tokens, logprobs, topk)
 
 
 def _stop_number(reason: str) -> int:
     """Return the number of a stop reason: of a known one, or one that was read as its number. ValueError for any other."""
-    if (number := _STOP_NUMBERS.get(reason)) is not None:
+    if (number := pb.STOP_REASON.get(reason)) is not None:
         return number
     if reason.isdecimal():
         return int(reason)
-    known = ", ".join(map(repr, _STOP_NUMBERS))
+    known = ", ".join(map(repr, pb.STOP_REASON))
     raise ValueError(f"stop_reason {reason!r} has no number in protobuf, which knows {known}; send it as JSON")
 
 
@@ -780,15 +819,16 @@ def _stop_reason(value: int) -> str:
 def _read_topk(reader: _Reader) -> TopkLogprobs | None:
     ids: NDArray[np.int32] = np.empty(0, np.int32)
     logprobs: NDArray[np.float32] = np.empty(0, np.float32)
-    size = {3: 0, 4: 0}
+    k, length = 0, 0
     for field, wire_type, start, end in reader.fields():
-        if field == 1 and wire_type == _LEN:
+        if field == pb.TOPK_LOGPROBS_TOKEN_IDS and wire_type == _LEN:
             ids = reader.array(start, end, _INT32_DTYPE)
-        elif field == 2 and wire_type == _LEN:
+        elif field == pb.TOPK_LOGPROBS_LOGPROBS and wire_type == _LEN:
             logprobs = reader.array(start, end, _FLOAT32_DTYPE)
-        elif field in size and wire_type == _VARINT:
-            size[field] = start
-    k, length = size[3], size[4]
+        elif field == pb.TOPK_LOGPROBS_K and wire_type == _VARINT:
+            k = start
+        elif field == pb.TOPK_LOGPROBS_LENGTH and wire_type == _VARINT:
+            length = start
     if k == 0 or length == 0:
         return None
     _expect(k * length == ids.size == logprobs.size, f"a top-k table of {length} x {k} with {ids.size} cells")
@@ -798,7 +838,7 @@ def _read_topk(reader: _Reader) -> TopkLogprobs | None:
 def _read_alternatives(reader: _Reader) -> PromptAltTokens:
     tensors: dict[int, TensorData] = {}
     for field, wire_type, start, end in reader.fields():
-        if field in (1, 2) and wire_type == _LEN:
+        if field in (pb.PROMPT_ALT_TOKENS_TOKENS, pb.PROMPT_ALT_TOKENS_LOGPROBS) and wire_type == _LEN:
             tensors[field] = _read_tensor(reader.nested(start, end))
     _expect(len(tensors) == 2, "alternative tokens without ids or logprobs")
-    return PromptAltTokens(tokens=tensors[1], logprobs=tensors[2])
+    return PromptAltTokens(tokens=tensors[pb.PROMPT_ALT_TOKENS_TOKENS], logprobs=tensors[pb.PROMPT_ALT_TOKENS_LOGPROBS])

@@ -5,145 +5,79 @@ from typing import Final
 STOP_REASON: Final = {"stop": 0, "length": 1}
 DTYPE: Final = {"unspecified": 0, "float32": 1, "int64": 2, "int32": 3, "bfloat16": 4}
 
-
-class SparseCsrFields:
-    VALUES: Final = 1
-    CROW_INDICES: Final = 2
-    COL_INDICES: Final = 3
-
-
-class TensorFields:
-    DENSE: Final = 1
-    SPARSE_CSR: Final = 2
-    DTYPE: Final = 3
-    SHAPE: Final = 4
-
-
-class BatchedTensorFields:
-    DATA: Final = 1
-    OFFSETS: Final = 2
-    DTYPE: Final = 3
-    TRAILING_SHAPE: Final = 4
-
-
-class EncodedTextChunkFields:
-    TOKENS: Final = 1
-
-
-class ImageDimensionsFields:
-    WIDTH: Final = 1
-    HEIGHT: Final = 2
-
-
-class ImageChunkFields:
-    DATA: Final = 1
-    FORMAT: Final = 2
-    EXPECTED_TOKENS: Final = 3
-    OVERRIDE_DIMENSIONS: Final = 4
-
-
-class DmelChunkFields:
-    DMEL: Final = 1
-
-
-class ChunkFields:
-    ENCODED_TEXT: Final = 1
-    IMAGE: Final = 2
-    DMEL: Final = 3
-
-
-class PromptProvenanceSpanFields:
-    SEQUENCE_ID: Final = 1
-    OFFSET: Final = 2
-    LENGTH: Final = 3
-
-
-class SampledProvenanceSpanFields:
-    SEQUENCE_ID: Final = 1
-    OFFSET: Final = 2
-    LENGTH: Final = 3
-
-
-class ProvenanceSpanFields:
-    PROMPT_TOKENS: Final = 1
-    SAMPLED_TOKENS: Final = 2
-
-
-class DatumFields:
-    MODEL_INPUT: Final = 1
-    LOSS_FN_INPUTS: Final = 2
-    MODEL_INPUT_SPANS: Final = 3
-    LOSS_FN_INPUT_SPANS: Final = 4
-
-
-class LossConfigValueFields:
-    NUMBER: Final = 1
-    TEXT: Final = 2
-
-
-class ForwardBackwardRequestFields:
-    MODEL_ID: Final = 1
-    SEQ_ID: Final = 2
-    DATA: Final = 3
-    LOSS_FN: Final = 4
-    LOSS_FN_CONFIG: Final = 5
-    FORWARD_ONLY: Final = 6
-    LOSS_FN_CONFIG_V2: Final = 7
-
-
-class ArrayRecordFields:
-    TYPE_TAG: Final = 1
-    FIELDS: Final = 2
-    NUM_DATUMS: Final = 3
-
-
-class ForwardBackwardOutputFields:
-    LOSS_FN_OUTPUT_TYPE: Final = 1
-    LOSS_FN_OUTPUTS: Final = 2
-    METRICS: Final = 3
-
-
-class TopkLogprobsFields:
-    TOKEN_IDS: Final = 1
-    LOGPROBS: Final = 2
-    K: Final = 3
-    LENGTH: Final = 4
-
-
-class SampledSequenceFields:
-    STOP_REASON: Final = 1
-    TOKENS: Final = 2
-    LOGPROBS: Final = 3
-    TOPK_SAMPLED_LOGPROBS: Final = 4
-
-
-class PromptAltTokensFields:
-    TOKENS: Final = 1
-    LOGPROBS: Final = 2
-
-
-class SampleResponseFields:
-    SEQUENCES: Final = 1
-    PROMPT_LOGPROBS: Final = 2
-    TOPK_PROMPT_LOGPROBS: Final = 3
-    PROMPT_CACHE_HIT_TOKENS: Final = 4
-    TARGET_PROMPT_LOGPROBS: Final = 5
-    PROMPT_ALT_TOKENS: Final = 6
-
-
-class SamplingParamsFields:
-    MAX_TOKENS: Final = 1
-    SEED: Final = 2
-    TEMPERATURE: Final = 3
-    TOP_K: Final = 4
-    TOP_P: Final = 5
-    STOP_STRS: Final = 6
-    STOP_TOKENS: Final = 7
-
-
-class StopStringsFields:
-    VALUES: Final = 1
-
-
-class StopTokensFields:
-    VALUES: Final = 1
+MAP_ENTRY_KEY: Final = 1
+MAP_ENTRY_VALUE: Final = 2
+SPARSE_CSR_VALUES: Final = 1
+SPARSE_CSR_CROW_INDICES: Final = 2
+SPARSE_CSR_COL_INDICES: Final = 3
+TENSOR_DENSE: Final = 1
+TENSOR_SPARSE_CSR: Final = 2
+TENSOR_DTYPE: Final = 3
+TENSOR_SHAPE: Final = 4
+BATCHED_TENSOR_DATA: Final = 1
+BATCHED_TENSOR_OFFSETS: Final = 2
+BATCHED_TENSOR_DTYPE: Final = 3
+BATCHED_TENSOR_TRAILING_SHAPE: Final = 4
+ENCODED_TEXT_CHUNK_TOKENS: Final = 1
+IMAGE_DIMENSIONS_WIDTH: Final = 1
+IMAGE_DIMENSIONS_HEIGHT: Final = 2
+IMAGE_CHUNK_DATA: Final = 1
+IMAGE_CHUNK_FORMAT: Final = 2
+IMAGE_CHUNK_EXPECTED_TOKENS: Final = 3
+IMAGE_CHUNK_OVERRIDE_DIMENSIONS: Final = 4
+DMEL_CHUNK_DMEL: Final = 1
+CHUNK_ENCODED_TEXT: Final = 1
+CHUNK_IMAGE: Final = 2
+CHUNK_DMEL: Final = 3
+PROMPT_PROVENANCE_SPAN_SEQUENCE_ID: Final = 1
+PROMPT_PROVENANCE_SPAN_OFFSET: Final = 2
+PROMPT_PROVENANCE_SPAN_LENGTH: Final = 3
+SAMPLED_PROVENANCE_SPAN_SEQUENCE_ID: Final = 1
+SAMPLED_PROVENANCE_SPAN_OFFSET: Final = 2
+SAMPLED_PROVENANCE_SPAN_LENGTH: Final = 3
+PROVENANCE_SPAN_PROMPT_TOKENS: Final = 1
+PROVENANCE_SPAN_SAMPLED_TOKENS: Final = 2
+DATUM_MODEL_INPUT: Final = 1
+DATUM_LOSS_FN_INPUTS: Final = 2
+DATUM_MODEL_INPUT_SPANS: Final = 3
+DATUM_LOSS_FN_INPUT_SPANS: Final = 4
+LOSS_CONFIG_VALUE_NUMBER: Final = 1
+LOSS_CONFIG_VALUE_TEXT: Final = 2
+FORWARD_BACKWARD_REQUEST_MODEL_ID: Final = 1
+FORWARD_BACKWARD_REQUEST_SEQ_ID: Final = 2
+FORWARD_BACKWARD_REQUEST_DATA: Final = 3
+FORWARD_BACKWARD_REQUEST_LOSS_FN: Final = 4
+FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG: Final = 5
+FORWARD_BACKWARD_REQUEST_FORWARD_ONLY: Final = 6
+FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2: Final = 7
+ARRAY_RECORD_TYPE_TAG: Final = 1
+ARRAY_RECORD_FIELDS: Final = 2
+ARRAY_RECORD_NUM_DATUMS: Final = 3
+FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE: Final = 1
+FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS: Final = 2
+FORWARD_BACKWARD_OUTPUT_METRICS: Final = 3
+TOPK_LOGPROBS_TOKEN_IDS: Final = 1
+TOPK_LOGPROBS_LOGPROBS: Final = 2
+TOPK_LOGPROBS_K: Final = 3
+TOPK_LOGPROBS_LENGTH: Final = 4
+SAMPLED_SEQUENCE_STOP_REASON: Final = 1
+SAMPLED_SEQUENCE_TOKENS: Final = 2
+SAMPLED_SEQUENCE_LOGPROBS: Final = 3
+SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS: Final = 4
+PROMPT_ALT_TOKENS_TOKENS: Final = 1
+PROMPT_ALT_TOKENS_LOGPROBS: Final = 2
+SAMPLE_RESPONSE_SEQUENCES: Final = 1
+SAMPLE_RESPONSE_PROMPT_LOGPROBS: Final = 2
+SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS: Final = 3
+SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS: Final = 4
+SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS: Final = 5
+SAMPLE_RESPONSE_PROMPT_ALT_TOKENS: Final = 6
+SAMPLING_PARAMS_MAX_TOKENS: Final = 1
+SAMPLING_PARAMS_SEED: Final = 2
+SAMPLING_PARAMS_TEMPERATURE: Final = 3
+SAMPLING_PARAMS_TOP_K: Final = 4
+SAMPLING_PARAMS_TOP_P: Final = 5
+SAMPLING_PARAMS_STOP_STRS: Final = 6
+SAMPLING_PARAMS_STOP_TOKENS: Final = 7
+STOP_STRINGS_VALUES: Final = 1
+STOP_TOKENS_VALUES: Final = 1

@@ -1,44 +1,42 @@
-"""The clients that commands use: those of the library, with the patience of somebody at a prompt."""
+"""Clients for commands, with the short patience of an interactive user, and paged lists."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import click
 
+import tinker
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
+from tinker.cli.output import format_count, progress
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinishReasonType
 
-    from tinker._config import Config
     from tinker._runtime import Runtime
-    from tinker.admin_client import AdminClient
-    from tinker.futures import APIFuture
-    from tinker.observing import Observer
-    from tinker.rest_client import RestClient
-    from tinker.service_client import ServiceClient
 
 CLOSE_SECONDS = 2.0
 
 # The clients are imported on use, so that the help of commands is quick.
 
 
-def config_of(options: GlobalOptions, api_key: str | None = None) -> Config:
-    """Load the settings; ``api_key`` None means that of the environment. ValueError for an invalid base URL."""
+def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Config:
+    """Load the settings. ``api_key`` None means the one of the environment. ValueError for an invalid base URL."""
     from tinker._config import load_config
 
     return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
 
 
-def check_credential(config: Config) -> None:
-    """CommandFailed where the server is the hosted service, which needs a credential, and there is none."""
+def check_credential(config: tinker.Config) -> None:
+    """Raise CommandFailed if the server is the hosted service and there is no credential."""
     from tinker._http import default_key
 
     given = config.api_key or config.credential_cmd
@@ -51,7 +49,7 @@ def check_credential(config: Config) -> None:
 
 
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
-    """Open connections without a session, closed with the command. CommandFailed when a key is needed and missing."""
+    """Open connections without a session, closed when the command ends. CommandFailed if a key is needed and missing."""
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
@@ -62,22 +60,21 @@ def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
     return runtime
 
 
-def _observers(options: GlobalOptions) -> list[Observer]:
-    """Return who says that the server of this process loads its model, which can take long before anything else happens."""
-    from tinker.observing import Event, ModelLoading
+def _observers(options: GlobalOptions) -> list[tinker.observing.Observer]:
+    """Return the observer that reports when a server in this process loads its model, which can take long."""
+    # Shared by all clients of the command.
+    reported: set[str] = click.get_current_context().meta.setdefault("tinker.loading", set())
 
-    told: set[str] = click.get_current_context().meta.setdefault("tinker.loading", set())  # by all clients of the command
+    def report_loading(event: tinker.observing.Event) -> None:
+        if isinstance(event, tinker.observing.ModelLoading) and event.what not in reported:
+            reported.add(event.what)
+            sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click.echo, this is printed above a progress bar
 
-    def tell_loading(event: Event) -> None:
-        if isinstance(event, ModelLoading) and event.what not in told:
-            told.add(event.what)
-            sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click's echo, this goes above a bar that is shown
-
-    return [tell_loading] if options.format == "table" else []
+    return [report_loading] if options.format == "table" else []
 
 
 def _set_retries_logged(logged: bool) -> None:
-    """Log retries, or do not: where a command retries for seconds only, its error says what failed and how often."""
+    """Log retries or not. A command that retries for seconds only reports them in its error."""
     log = logging.getLogger("tinker")
     log.removeFilter(_is_no_retry)
     if not logged:
@@ -86,7 +83,7 @@ def _set_retries_logged(logged: bool) -> None:
 
 
 def _is_no_retry(record: logging.LogRecord) -> bool:
-    return record.module != "retry"  # tinker/_http/retry.py
+    return record.funcName != "report_retry"  # of tinker/_http/observers.py
 
 
 def _close(runtime: Runtime) -> None:
@@ -96,37 +93,31 @@ def _close(runtime: Runtime) -> None:
         run(runtime, "close", _close_connections, runtime).result(CLOSE_SECONDS)
 
 
-async def _close_connections(_: APIFuture[None], runtime: Runtime) -> None:
+async def _close_connections(_: tinker.APIFuture[None], runtime: Runtime) -> None:
     await runtime.transport.engine.aclose()
 
 
-def rest_client(options: GlobalOptions) -> RestClient:
-    """Make the client of what the server keeps."""
-    from tinker.rest_client import RestClient
-
-    return RestClient(connect(options))
+def rest_client(options: GlobalOptions) -> tinker.RestClient:
+    """Make a client for runs, checkpoints and sessions."""
+    return tinker.RestClient(connect(options))
 
 
-def admin_client(options: GlobalOptions) -> AdminClient:
-    """Make the client of the administration of an organization."""
-    from tinker.admin_client import AdminClient
-
-    return AdminClient(connect(options))
+def admin_client(options: GlobalOptions) -> tinker.AdminClient:
+    """Make a client for the administration of an organization."""
+    return tinker.AdminClient(connect(options))
 
 
 @contextmanager
-def service_client(options: GlobalOptions, *, interactive: bool = False) -> Generator[ServiceClient]:
-    """Open a session, and end it after the block without waiting long.
+def service_client(options: GlobalOptions, *, interactive: bool = False) -> Generator[tinker.ServiceClient]:
+    """Open a session for the block. Closing it takes at most two seconds.
 
-    Its requests are retried for minutes, as long work deserves; ``interactive`` ones for ``--patience`` seconds.
+    Requests are retried for minutes, as in a script; with ``interactive`` for ``--patience`` seconds.
     """
-    from tinker.errors import TinkerError
-    from tinker.service_client import ServiceClient
 
     check_credential(config_of(options))
     patience = options.patience_seconds if interactive else None
     observers = _observers(options)
-    service = ServiceClient(
+    service = tinker.ServiceClient(
         {"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience, observers=observers
     )
     _set_retries_logged(not interactive)
@@ -138,5 +129,44 @@ def service_client(options: GlobalOptions, *, interactive: bool = False) -> Gene
         reason = "errored"
         raise
     finally:
-        with suppress(TimeoutError, TinkerError):
+        with suppress(TimeoutError, tinker.TinkerError):
             service.close(reason).result(CLOSE_SECONDS)
+
+
+class Listing(NamedTuple, Generic[T]):
+    """The fetched items of a list, and the length of the whole list."""
+
+    items: list[T]
+    total: int
+
+    def to_json(self, name: str) -> dict[str, object]:
+        """Return the items under a name, their number, and the total."""
+        return {name: self.items, "shown": len(self.items), "total": self.total}
+
+    def title(self, what: str) -> str:
+        """Return the number of items as a title, with the number of those not shown."""
+        hidden = self.total - len(self.items)
+        more = f" ({hidden} more; use --limit to see them)" if hidden > 0 else ""
+        return f"{format_count(len(self.items), what)}{more}"
+
+
+#: Fetches a page by limit and offset, with the length of the whole list if the server reports it.
+FetchPage = Callable[[int, int], tuple[list[T], int | None]]
+
+
+def fetch_pages(
+    options: GlobalOptions, description: str, fetch: FetchPage[T], limit: int, page: int, offset: int = 0
+) -> Listing[T]:
+    """Fetch ``limit`` items, all for 0, after the first ``offset``, and show the progress."""
+    items: list[T] = []
+    total: int | None = None
+    with progress(options, description, None) as advance:
+        while not limit or len(items) < limit:
+            count = min(page, limit - len(items)) if limit else page
+            new, known = fetch(count, offset + len(items))
+            total = None if known is None else max(0, known - offset)
+            items += new[:count]
+            advance(len(items), total=min(total, limit) if total is not None and limit else total)
+            if len(new) < count or (total is not None and len(items) >= total):
+                break
+    return Listing(items, max(total or 0, len(items)))

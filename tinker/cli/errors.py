@@ -1,4 +1,4 @@
-"""What an exception becomes: a message on the error stream and an exit code.
+"""Errors of commands: their message on the error stream, and their exit code.
 
 0 is success, 1 a failure, 2 wrong arguments (click's own), 130 an interrupt.
 """
@@ -9,14 +9,14 @@ import contextlib
 import errno
 import json
 import traceback
-from collections.abc import Generator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
 if TYPE_CHECKING:
-    from tinker.errors import APIStatusError, RequestFailedError
+    from tinker.errors import APIStatusError
 
 INTERRUPTED = 130
 
@@ -39,16 +39,16 @@ _ADVICE = {
     "operation; see `tinker doctor`.",
 }
 _CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
-_NO_ROUTE = "Not Found"  # what frameworks answer to a path that they do not have; ours names the path behind it
+_NO_ROUTE = "Not Found"  # the default of web frameworks for an unknown path; ours adds the path
 _API = "/api/v1/"
-_SHOWN_CHARACTERS = 2000  # of what the server says
-# Of these, what the server says is the whole message: it is about what the user gave.
+_SHOWN_CHARACTERS = 2000  # of a message from the server
+# The message from the server is enough for these: it names the user's mistake.
 _SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError", "NotFoundError")
 _UNSUPPORTED = "This server does not support the operation; see `tinker doctor`."
 
 
 class CommandFailed(click.ClickException):
-    """Ends a command: one line that says what failed, and lines with details."""
+    """A failed command: one line with the problem, then lines with details."""
 
     exit_code = 1
 
@@ -64,7 +64,7 @@ class CommandFailed(click.ClickException):
 
 @contextlib.contextmanager
 def show_failures(params: Mapping[str, Any]) -> Generator[None]:
-    """Show the failure of the block as one line of JSON if ``format`` then is JSON; the exit code is the same."""
+    """Print a failure in this block as one line of JSON with ``--format json``. The exit code does not change."""
     try:
         yield
     except click.ClickException as failure:
@@ -75,7 +75,7 @@ def show_failures(params: Mapping[str, Any]) -> Generator[None]:
 
 
 def _to_record(failure: click.ClickException) -> dict[str, object]:
-    """Return a failure as plain data: what failed, the class of the error, and lines with details."""
+    """Convert a failure to plain data: the problem, the class of the error, and the lines with details."""
     details = failure.details if isinstance(failure, CommandFailed) else ()
     record = {"error": failure.format_message(), "type": type(failure.__cause__ or failure).__name__}
     return {**record, **({"details": list(details)} if details else {})}
@@ -83,7 +83,7 @@ def _to_record(failure: click.ClickException) -> dict[str, object]:
 
 @contextlib.contextmanager
 def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
-    """Convert every exception of the block into one that click shows and exits with. With ``debug``, show its traceback too."""
+    """Convert every exception in this block to one that click handles. With ``--debug``, print its traceback first."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -93,98 +93,81 @@ def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            raise  # the reader of the output has gone; click ends quietly
+            raise  # the reader closed the pipe; click exits silently
         if params["debug"]:
             click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
         raise to_failure(error) from error
 
 
-class _FailureText(NamedTuple):
-    """What failed, more about it, and what to do."""
-
-    message: str
-    details: Sequence[str] = ()
-    advice: str | None = None
-
-
 def to_failure(error: Exception) -> CommandFailed:
-    """Convert an exception to the failure of the command."""
+    """Convert an exception to a failure of the command: the problem, details, and advice at the end."""
     message, details, advice = _describe(error)
     notes = () if _explains_absence(error) else getattr(error, "__notes__", ())
     return CommandFailed(message, *details, *notes, *([advice] if advice else []))
 
 
-def _describe(error: Exception) -> _FailureText:
+def _describe(error: Exception) -> tuple[str, list[str], str | None]:
     from tinker import errors
     from tinker._http import NO_API
 
     if isinstance(error, errors.APIError) and NO_API in str(error):
-        return _FailureText(str(error).rpartition(" - ")[2])
+        return str(error).rpartition(" - ")[2], [], None
     if isinstance(error, errors.APIStatusError):
         return _describe_status(error)
     if isinstance(error, errors.APITimeoutError):
-        return _FailureText("Request timeout", [f"Details: {error}"])
+        return "Request timeout", [f"Details: {error}"], None
     if isinstance(error, errors.APIConnectionError):
         cause, request = str(error.__cause__ or error), error.request
-        return _FailureText(cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE)
+        return cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE
     if isinstance(error, errors.RequestFailedError):
-        return _describe_failed_request(error)
+        message = _to_line(error.reason)
+        if error.category == "user":  # the message names what the user can change
+            return message, [], None
+        return "The request failed on the server", [f"Details: {message}", f"Request: {error.request_id}"], None
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
-        return _FailureText(str(error) or type(error).__name__)
-    told = f"Unexpected error: {type(error).__name__}: {error}"
-    return _FailureText(told, advice="This is a bug; `tinker --debug ...` shows the traceback.")
+        return str(error) or type(error).__name__, [], None
+    problem = f"Unexpected error: {type(error).__name__}: {error}"
+    return problem, [], "This is a bug; `tinker --debug ...` shows the traceback."
 
 
-def _describe_failed_request(error: RequestFailedError) -> _FailureText:
-    """Say in one sentence what the user can change; of anything else, which request it was too."""
-    said = _to_line(error.reason)
-    if error.category == "user":
-        return _FailureText(said)
-    return _FailureText("The request failed on the server", [f"Details: {said}", f"Request: {error.request_id}"])
-
-
-def _describe_status(error: APIStatusError) -> _FailureText:
+def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]:
     from tinker._http import ABSENT_STATUSES
 
     classes = [kind.__name__ for kind in type(error).__mro__]
     title = next((_TITLES[name] for name in classes if name in _TITLES), f"API error (status {error.status_code})")
-    advice = next((_ADVICE[name] for name in classes if name in _ADVICE), None)
-    if advice is None and error.status_code in ABSENT_STATUSES:
-        advice = _UNSUPPORTED
-    said, is_absent = say(error), "NotFoundError" in classes
-    if is_absent and not _explains_absence(error):
+    unsupported = _UNSUPPORTED if error.status_code in ABSENT_STATUSES else None
+    advice = next((_ADVICE[name] for name in classes if name in _ADVICE), unsupported)
+    message = read_message(error)
+    if "NotFoundError" in classes and not _explains_absence(error):
         advice = _suspect_address(error) or advice
-    elif said != str(error) and any(name in _SELF_EXPLAINING for name in classes):
-        return _FailureText(said)
-    return _FailureText(title, [f"Details: {said}"], advice)
+    elif message != str(error) and any(name in _SELF_EXPLAINING for name in classes):
+        return message, [], None
+    return title, [f"Details: {message}"], advice
 
 
 def _explains_absence(error: Exception) -> bool:
-    """Return whether the server has said what does not exist; a path that it does not have is no such thing."""
+    """Return whether the server names the missing object. A missing route does not count."""
     is_absent = any(kind.__name__ == "NotFoundError" for kind in type(error).__mro__)
-    return is_absent and (said := say(error)) != str(error) and said.partition(":")[0] != _NO_ROUTE
+    return is_absent and (message := read_message(error)) != str(error) and message.partition(":")[0] != _NO_ROUTE
 
 
 def _suspect_address(error: APIStatusError) -> str | None:
-    """Return the advice for a base URL with a path, below which the server has nothing; None for one without."""
+    """Return advice on the path of the base URL; None if the URL has no path."""
     base, found, _ = urlsplit(str(error.request.url)).path.partition(_API)
     if not base or not found:
         return None
     return f"The base URL is probably wrong: check its path, {base}, in --base-url or TINKER_BASE_URL."
 
 
-def say(error: Exception) -> str:
-    """Return the sentence in which the server refuses a request, in one line; the text of any other error."""
+def read_message(error: Exception) -> str:
+    """Return the message of an error in one line: that of the server if it sent one."""
     from tinker._http import find_explanation
 
-    said = find_explanation(getattr(error, "body", None))
-    return str(error) if said is None else _to_line(said)
+    message = find_explanation(getattr(error, "body", None))
+    return str(error) if message is None else _to_line(message)
 
 
 def _to_line(text: str) -> str:
-    return _escape(" ".join(text[:_SHOWN_CHARACTERS].split()))
-
-
-def _escape(text: str) -> str:
-    """Return text of the server without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """Return text of the server in one line, with control characters escaped."""
+    line = " ".join(text[:_SHOWN_CHARACTERS].split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)

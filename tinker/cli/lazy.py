@@ -1,18 +1,20 @@
-"""Groups whose commands are imported when they are run or asked for help, so that ``tinker --help`` is quick."""
+"""Groups that import a command when it is used, and suggestions for unknown commands and options."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
+from click.types import FloatParamType, IntParamType
 
-from tinker.cli.help_examples import example_text
 from tinker.cli.options import accept_global_options
 
-_OTHER_WORDS = {
+_SYNONYMS = {
     "complete": "sample",
     "describe": "info",
     "finetune": "train",
@@ -23,39 +25,56 @@ _OTHER_WORDS = {
     "rm": "delete",
     "show": "info",
 }
+_SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
+_REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
 
 
-class Entry(NamedTuple):
-    """The place of a command, ``module:name``, and its line in the help of its group."""
+class Entry:
+    """A command that is not imported yet: its module in ``tinker.cli.commands``, its help in short, and examples.
 
-    home: str
-    help: str
+    Its function has its name, or that with ``_command`` behind it, which click leaves out of names.
+    """
+
+    def __init__(self, module: str, help: str, *examples: str) -> None:
+        self.module, self.help, self.examples = module, help, examples
+
+    def load(self, name: str) -> click.Command:
+        """Import the command. Its help ends with the examples."""
+        module = import_module(f"tinker.cli.commands.{self.module}")
+        function = name.replace("-", "_")
+        command = getattr(module, f"{function}_command", None) or getattr(module, function)
+        assert isinstance(command, click.Command)
+        command.epilog = list_examples(self.examples)
+        return command
+
+
+def list_examples(lines: Sequence[str]) -> str:
+    """Return examples as the end of a help."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 class LazyGroup(click.Group):
-    """A group of such commands."""
+    """A group of lazy commands and of other groups."""
 
-    def __init__(self, *args: Any, entries: Mapping[str, Entry], **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(self, help: str, entries: Mapping[str, Entry | LazyGroup], **settings: Any) -> None:
+        super().__init__(help=inspect.cleandoc(help), **settings)
         self.entries = entries
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.entries:
+        entry = self.entries.get(cmd_name)
+        if entry is None:
             return None
-        module, _, name = self.entries[cmd_name].home.partition(":")
-        command = getattr(import_module(module), name)
-        assert isinstance(command, click.Command)
+        command = entry.load(cmd_name) if isinstance(entry, Entry) else entry
         accept_global_options(command, ctx.find_root().command)
-        command.epilog = command.epilog or example_text(self.entries[cmd_name].home)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a name that is none is refused with those that it resembles."""
+        """Find the command. UsageError for an unknown name, with similar names."""
         if args and not args[0].startswith("-") and args[0] not in self.entries:
-            word = _OTHER_WORDS.get(args[0], "")
+            word = _SYNONYMS.get(args[0], "")
             close = [word] if word in self.entries else difflib.get_close_matches(args[0], self.entries, 2)
             hint = f" Did you mean {' or '.join(close)}?" if close else f" There are: {', '.join(self.list_commands(ctx))}."
             raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
@@ -63,4 +82,46 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.entries[name].help) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, _first_sentence(self.entries[name].help)) for name in self.list_commands(ctx)])
+
+
+def _first_sentence(help: str | None) -> str:
+    return f"{(help or '').partition('.')[0]}."
+
+
+@contextmanager
+def explain_wrong_options() -> Generator[None]:
+    """Improve the errors of click in this block: suggestions for unknown options, and plain words for number ranges."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        context = error.ctx
+        if context is None:
+            raise
+        raise click.UsageError(_suggest(error.option_name, context), context) from None
+    except click.BadParameter as error:
+        rule = None if error.param is None else _describe_numbers(error.param.type)
+        refusal = next((words for words in _REFUSALS if words in error.message), None)
+        if rule is None or refusal is None:
+            raise
+        problem = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
+        raise click.BadParameter(problem, error.ctx, error.param, error.param_hint) from None
+
+
+def _suggest(name: str, context: click.Context) -> str:
+    options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    known = [known_name for option in options for known_name in option.opts]
+    close = difflib.get_close_matches(name, known, 2, _SIMILAR)
+    return f"No such option '{name}'." + (f" Did you mean {' or '.join(close)}?" if close else "")
+
+
+def _describe_numbers(kind: object) -> str | None:
+    """Describe the numbers that an option takes, such as ``a number from 0 to 2``; None for other types."""
+    if not isinstance(kind, (IntParamType, FloatParamType)):
+        return None
+    noun = "an integer" if isinstance(kind, IntParamType) else "a number"
+    if not isinstance(kind, (click.IntRange, click.FloatRange)):
+        return noun
+    if kind.max is not None:
+        return f"{noun} from {kind.min:g} to {kind.max:g}"
+    return f"{noun} {'above' if kind.min_open else 'of at least'} {kind.min:g}"

@@ -1,4 +1,4 @@
-"""The metrics of a run, step by step, wherever they are kept: in a JSONL file, whoever wrote it, or on a local server."""
+"""The metrics of a run by step, from a JSONL file of any program or from a local server."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+import tinker
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
 
 if TYPE_CHECKING:
     from tinker._runtime import Runtime
 
-#: What a line of a file calls its step, the first that it has; a line without one counts as the next.
+#: Names of the step in a line; the first match counts. A line without one is the next step.
 STEP_NAMES = ("step", "global_step", "progress/batch", "progress/step", "batch", "iteration", "_step")
 TOTAL_NAMES = ("steps", "total_steps", "num_steps", "max_steps")
 DONE_NAMES = ("progress/done_frac", "done_frac")
-#: What to draw where nobody says: the first of these that a run has, then the first whose name has one of the words.
+#: The default metric: the first of these that a run has, else the first whose name contains one of the words.
 PREFERRED = ("loss", "loss per token", "reward", "env/all/reward/total", "train_mean_nll", "train/loss")
 PREFERRED_WORDS = ("reward", "loss", "nll")
 
 LogLine: TypeAlias = dict[str, Any]
+_ADVICE = "A log has a JSON object of metrics on each line; `tinker train --log FILE.jsonl` writes one."
 
 
 class MetricStep(NamedTuple):
@@ -32,7 +34,7 @@ class MetricStep(NamedTuple):
 
 
 class RunMetrics(NamedTuple):
-    """What is known of a run so far. ``records`` are what was read, for JSON; ``total`` None is an unknown number of steps."""
+    """The metrics of a run so far. ``records`` are the raw lines, for JSON; ``total`` None is an unknown number of steps."""
 
     name: str
     records: Sequence[LogLine]
@@ -44,20 +46,20 @@ class RunMetrics(NamedTuple):
         """Return a metric by step; of a step that was taken again after a resume, the last value."""
         return sorted({one.number: one.metrics[metric] for one in self.steps if metric in one.metrics}.items())
 
-    def count_steps(self) -> int:
-        """Return the number of steps; one that was taken again counts once."""
-        return len({one.number for one in self.steps})
-
-    def last(self) -> Mapping[str, float]:
-        """Return the metrics of the last step."""
-        return self.steps[-1].metrics if self.steps else {}
-
     def names(self) -> list[str]:
         """Return the names of all metrics, in the order in which they first appear."""
         return list(dict.fromkeys(name for one in self.steps for name in one.metrics))
 
+    def explain_missing(self, metric: str) -> str | None:
+        """Return a message if the run lacks a metric, with those that it has; None otherwise, and for a run without steps."""
+        names = self.names()
+        if metric in names or not names:
+            return None
+        similar = [name for name in names if any(word in name for word in PREFERRED_WORDS)]
+        return f"{self.name}: no metric {metric!r}; it has {', '.join(similar or names)}"
 
-#: Reads what is known now.
+
+#: Reads the current metrics of a run.
 MetricsReader: TypeAlias = Callable[[], RunMetrics]
 
 
@@ -67,19 +69,13 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
     CommandFailed where there is neither.
     """
     if Path(run).is_file():
-        return lambda: read_file(Path(run))
+        return lambda: _read_file(Path(run))
     if run.endswith((".jsonl", ".json", ".log")) or "/" in run:
         raise CommandFailed(f"There is no file {run}")
-    return open_live(options, run)
+    from tinker.cli.clients import connect
 
-
-def explain_lack(run: RunMetrics, metric: str) -> str | None:
-    """Say that a run does not have a metric, and what it has; None where it does, or where it has no steps."""
-    names = run.names()
-    if metric in names or not names:
-        return None
-    similar = [name for name in names if any(word in name for word in PREFERRED_WORDS)]
-    return f"{run.name}: no metric {metric!r}; it has {', '.join(similar or names)}"
+    runtime = connect(options)
+    return lambda: _read_live(runtime, run)
 
 
 def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
@@ -90,20 +86,16 @@ def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
     each = [names for run in runs if (names := run.names())]
     names = list(dict.fromkeys(name for one in each for name in one))
     if metric is None:
-        preferred = [name for name in PREFERRED if name in names]
         similar = [name for word in PREFERRED_WORDS for name in names if word in name]
-        telling = [*preferred, *similar]
-        shared = [name for name in telling if all(name in one for one in each)]
-        return next(iter([*shared, *telling, *names]), "loss")
+        preferred = [*(name for name in PREFERRED if name in names), *similar]
+        shared = [name for name in preferred if all(name in one for one in each)]
+        return next(iter([*shared, *preferred, *names]), "loss")
     if names and metric not in names:
         raise CommandFailed(f"No run has the metric {metric!r}", f"There are: {', '.join(sorted(names))}")
     return metric
 
 
-# ------------------------------------------------------------------------------------------------------------------------ files
-
-
-def read_file(file: Path) -> RunMetrics:
+def _read_file(file: Path) -> RunMetrics:
     """Read a JSONL file; a line that is still being written is left out. CommandFailed for something else."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     records = [_read_line(file, line) for line in lines if line.endswith("\n") and line.strip()]
@@ -112,15 +104,14 @@ def read_file(file: Path) -> RunMetrics:
         raise CommandFailed(f"{file} is not a log of a run: its lines have no numbers", _ADVICE)
     for record in records:
         total = _find(record, TOTAL_NAMES, total)
-    return RunMetrics(str(file), records, steps, total, _has_ended(records))
-
-
-_ADVICE = "A log has a JSON object of metrics on each line; `tinker train --log FILE.jsonl` writes one."
+    last = records[-1] if records else {}
+    has_ended = last.get("type") == "result" or (_find(_flatten(last), DONE_NAMES, None) or 0) >= 1
+    return RunMetrics(str(file), records, steps, total, has_ended)
 
 
 def _read_line(file: Path, line: str) -> LogLine:
     try:
-        record: Any = json.loads(line)
+        record: object = json.loads(line)
     except ValueError:
         record = None
     if not isinstance(record, dict):
@@ -133,9 +124,11 @@ def _read_steps(records: Iterable[LogLine]) -> list[MetricStep]:
     for record in records:
         metrics = _flatten(record)
         if record.get("type", "step") == "step" and metrics:
-            following = steps[-1].number + 1 if steps else 1
-            number = _find(metrics, STEP_NAMES, following)
-            steps.append(MetricStep(following if number is None else number, _without_counters(metrics)))
+            number = _find(metrics, STEP_NAMES, None)
+            if number is None:
+                number = steps[-1].number + 1 if steps else 1
+            counters = (*STEP_NAMES, *TOTAL_NAMES)
+            steps.append(MetricStep(number, {name: value for name, value in metrics.items() if name not in counters}))
     return steps
 
 
@@ -150,58 +143,18 @@ def _flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-def _without_counters(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name not in (*STEP_NAMES, *TOTAL_NAMES)}
-
-
 def _find(record: Mapping[str, Any], names: Iterable[str], otherwise: float | None) -> float | None:
     return next((float(record[name]) for name in names if isinstance(record.get(name), (int, float))), otherwise)
 
 
-def _has_ended(records: Sequence[LogLine]) -> bool:
-    """Return whether the last line says that the run is over, in our words or as a share of the work."""
-    if not records:
-        return False
-    share = _find(_flatten(records[-1]), DONE_NAMES, None)
-    return records[-1].get("type") == "result" or (share is not None and share >= 1)
-
-
-# ------------------------------------------------------------------------------------------------------------- runs of a server
-
-
-def open_live(options: GlobalOptions, run_id: str) -> MetricsReader:
-    """Return a reader of a run of a local server, which keeps the curves of its runs.
-
-    CommandFailed where the server keeps none, or does not know the run.
-    """
-    from tinker.cli.clients import connect
-
-    runtime = connect(options)
-
-    def read() -> RunMetrics:
-        facts = _ask(runtime, run_id)
-        known = {str(one["id"]): one for one in facts["runs"]}
-        if run_id not in known:
-            raise CommandFailed(
-                f"There is no file {run_id!r}, and the server keeps no curve of such a run",
-                "A server keeps the curves of a run while it runs. To keep them in a file, use `tinker train --log FILE`.",
-            )
-        steps = _join_curves(facts["curves"])
-        records = [{"type": "step", "step": one.number, **one.metrics} for one in steps]
-        return RunMetrics(run_id, records, steps, has_ended=known[run_id]["state"] != "open")
-
-    return read
-
-
-def _ask(runtime: Runtime, run_id: str) -> dict[str, Any]:
-    """Return what the page of a local server shows of a run."""
+def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
+    """Read the curves of a run from a local server. CommandFailed if the server keeps no curves, or none of this run."""
     from urllib.parse import urlencode
 
     from tinker_wire.runtime import Request
 
     from tinker._http import SUBMIT, is_absent
     from tinker._runtime import run
-    from tinker.errors import APIStatusError
 
     query = urlencode({"run": run_id})
     request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
@@ -209,23 +162,26 @@ def _ask(runtime: Runtime, run_id: str) -> dict[str, Any]:
     async def ask(_: object) -> LogLine:
         return (await runtime.transport.send(request, SUBMIT)).value
 
+    facts: LogLine = {}
     try:
         facts = run(runtime, "overview", ask).result()
-    except APIStatusError as error:
+    except tinker.APIStatusError as error:
         if not is_absent(error):
             raise
-        facts = {}
     if not {"runs", "curves"} <= facts.keys():
         raise CommandFailed(
             f"There is no file {run_id!r}, and this server keeps no curves of its runs",
             "Only the local server of this package does. Give the JSONL file of metrics that your script writes.",
         )
-    return facts
-
-
-def _join_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> list[MetricStep]:
-    found: dict[float, dict[str, float]] = {}
-    for name, points in curves.items():
+    states = {str(one["id"]): one["state"] for one in facts["runs"]}
+    if run_id not in states:
+        raise CommandFailed(
+            f"There is no file {run_id!r}, and the server keeps no curve of such a run",
+            "A server keeps the curves of a run while it runs. To keep them in a file, use `tinker train --log FILE`.",
+        )
+    metrics: dict[float, LogLine] = {}
+    for name, points in facts["curves"].items():
         for number, value in points:
-            found.setdefault(number, {})[name] = value
-    return [MetricStep(number, found[number]) for number in sorted(found)]
+            metrics.setdefault(number, {})[name] = value
+    records = [{"type": "step", "step": number, **metrics[number]} for number in sorted(metrics)]
+    return RunMetrics(run_id, records, _read_steps(records), has_ended=states[run_id] != "open")

@@ -1,75 +1,129 @@
-"""The options of ``tinker`` itself: the format of the output, the server, and how long to retry."""
+"""Commands from functions whose annotations declare the options, and options that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import datetime
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-P = ParamSpec("P")
-R = TypeVar("R")
-Format: TypeAlias = Literal["table", "json"]
+from tinker.cli.errors import CommandFailed
 
-PATIENCE_SECONDS = 10.0  # somebody waits at a prompt
+Format: TypeAlias = Literal["table", "json"]
+Checked = TypeVar("Checked")
+
+
+class Option:
+    """An option of a command. Its name, type and default are those of the annotated parameter.
+
+    A ``click.ParamType`` in the same annotation limits the values.
+    """
+
+    def __init__(
+        self,
+        help: str,
+        *names: str,
+        metavar: str | None = None,
+        show_default: bool = True,
+        callback: Callable[[click.Context, click.Parameter, Any], Any] | None = None,
+    ) -> None:
+        self.names = names
+        self.show_default = show_default
+        self.settings: Mapping[str, Any] = {"help": help, "metavar": metavar, "callback": callback}
 
 
 class GlobalOptions(NamedTuple):
     """The options of ``tinker`` itself."""
 
-    format: Format = "table"
-    base_url: str | None = None
-    patience_seconds: float = PATIENCE_SECONDS
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Any]) -> GlobalOptions:
-        """Take the options from the parameters of ``tinker``."""
-        return cls(params["format"], params["base_url"], params["patience"])
-
-
-ACCESS_SCOPE = click.option(
-    "--access-scope",
-    type=click.Choice(["owned", "accessible"]),
-    default="owned",
-    show_default=True,
-    help="Only your own, or everything you can access.",
-)
-OFFSET = click.option("--offset", type=click.IntRange(min=0), default=0, help="Number of items to skip.")
-
-_NUMBERED_LENGTH = 7  # of the number of a step behind the name, as in final-000012
-LONGEST_NAME = 255 - _NUMBERED_LENGTH  # no server is known to take more than 255
+    format: Annotated[Format, Option("Output format.", "-f", "--format", show_default=False)] = "table"
+    base_url: Annotated[
+        str | None, Option("Base URL of the server. Default: TINKER_BASE_URL, else the hosted service.", metavar="URL")
+    ] = None
+    patience_seconds: Annotated[
+        float,
+        click.FloatRange(min=0),
+        Option("How long to retry a request before the command fails; 0 disables retries.", "--patience", metavar="SECONDS"),
+    ] = 10.0  # the user waits at a prompt
+    debug: Annotated[bool, Option("Show the traceback of an error.")] = False
 
 
-def check_checkpoint_name(context: click.Context, parameter: click.Parameter, name: str) -> str:
-    """Return the name that an option gives to checkpoints. BadParameter for one under which nothing could be saved."""
-    from tinker._validate import check_name
+def command(function: Callable[..., None]) -> click.Command:
+    """Make a command of a function. A parameter that no :class:`Option` annotates is an argument.
 
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
-    if len(name.encode()) > LONGEST_NAME:
-        told = f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(name.encode())}"
-        raise click.BadParameter(told, context, parameter)
-    return name
+    A parameter whose type is a named tuple gets one made of its fields, which are options; :class:`GlobalOptions` are those of
+    ``tinker``.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    records = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
+
+    @functools.wraps(function)
+    def call(**values: Any) -> None:
+        for name, record in records.items():
+            if record is GlobalOptions:
+                values[name] = click.get_current_context().ensure_object(GlobalOptions)
+            else:
+                values[name] = record(**{field: values.pop(field) for field in record._fields})
+        function(**values)
+
+    return click.command(params=list(_parameters(function, hints)))(call)
 
 
-def check_chart_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Return the file that an option names for a chart. UsageError for a name of another kind of picture."""
-    if file is not None and file.suffix.lower() not in ("", ".svg"):
-        raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", context)
-    return file
+def _parameters(function: Callable[..., None], hints: Mapping[str, Any]) -> Iterator[click.Parameter]:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if not hasattr(hints[name], "_fields"):
+            yield _parameter(name, hints[name], parameter.default)
+        elif hints[name] is not GlobalOptions:
+            yield from options_of(hints[name])
 
 
-def pass_options(command: Callable[Concatenate[GlobalOptions, P], R]) -> Callable[P, R]:
-    """Give a command the options of ``tinker`` as its first argument."""
-    return click.make_pass_decorator(GlobalOptions, ensure=True)(command)
+def options_of(record: Any) -> list[click.Parameter]:
+    """Return the options that the fields of a named tuple declare."""
+    hints = get_type_hints(record, include_extras=True)
+    return [_parameter(name, hints[name], record._field_defaults[name]) for name in record._fields]
+
+
+def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
+    kind, marks = _split(hint)
+    is_several = get_origin(kind) is tuple
+    limits: list[Any] = [mark for mark in marks if isinstance(mark, click.ParamType)]
+    settings: dict[str, Any] = {"type": limits[-1] if limits else _type_of(kind)}
+    option = next((mark for mark in marks if isinstance(mark, Option)), None)
+    is_required = default is inspect.Parameter.empty
+    if option is None:
+        return click.Argument([name], nargs=-1 if is_several else 1, required=is_required, **settings)
+    if not is_required:
+        settings["default"] = default
+        settings["show_default"] = option.show_default and default not in (None, "", ()) and kind is not bool
+    names = option.names or [f"--{name.replace('_', '-')}"]
+    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, **settings, **option.settings)
+
+
+def _split(hint: Any) -> tuple[Any, list[object]]:
+    """Split an annotation into its type, without None, and its metadata."""
+    if get_origin(hint) is Annotated:
+        kind, marks = _split(get_args(hint)[0])
+        return kind, [*marks, *get_args(hint)[1:]]
+    if get_origin(hint) in (Union, UnionType):
+        return _split(next(kind for kind in get_args(hint) if kind is not NoneType))
+    return hint, []
+
+
+def _type_of(kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        return _type_of(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    return click.Path(path_type=Path) if kind is Path else kind
 
 
 def accept_global_options(command: click.Command, main: click.Command) -> None:
-    """Let a command take the options of ``main`` too, except those that it has itself. Its help does not repeat them."""
+    """Add the options of ``main`` to a command that does not have them. Its help does not show them."""
     known = {name for parameter in command.params for name in parameter.opts}
     for option in main.params:
         if isinstance(option, click.Option) and not option.is_eager and known.isdisjoint(option.opts):
@@ -84,14 +138,102 @@ def _repeat(option: click.Option) -> click.Option:
         metavar=option.metavar,
         hidden=True,
         expose_value=False,
-        callback=_overrule,
+        callback=_override,
     )
 
 
-def _overrule(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Let an option that is given after the command take the place of the one before it."""
+def _override(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Override an option of ``tinker`` with the one given after the command."""
     name = str(parameter.name)
     if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
         main = context.find_root()
         main.params[name] = value
-        main.obj = context.obj = GlobalOptions.from_params(main.params)
+        main.obj = context.obj = GlobalOptions(**main.params)
+
+
+_DAYS_AGO = {"today": 0, "yesterday": 1}
+
+
+def parse_time(text: str) -> datetime.datetime:
+    """Parse a date or time, of UTC without a zone, or ``today`` or ``yesterday`` (00:00 UTC); CommandFailed for others."""
+    if text in _DAYS_AGO:
+        now = datetime.datetime.now(datetime.UTC)
+        return now.replace(hour=0, minute=0, second=0, microsecond=0) - datetime.timedelta(days=_DAYS_AGO[text])
+    try:
+        time = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailed(f'"{text}" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday') from None
+    return with_zone(time)
+
+
+def with_zone(time: datetime.datetime) -> datetime.datetime:
+    """Return the time, of UTC if it has no zone."""
+    return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
+
+
+def check_ttl(seconds: int | None) -> None:
+    """Raise CommandFailed unless the time is None or within the limits of the contract."""
+    from tinker_wire.limits import TTL_SECONDS_MAXIMUM, TTL_SECONDS_MINIMUM
+
+    if seconds is not None and not TTL_SECONDS_MINIMUM <= seconds <= TTL_SECONDS_MAXIMUM:
+        limits = f"from {TTL_SECONDS_MINIMUM} (an hour) to {TTL_SECONDS_MAXIMUM} (ten years)"
+        raise CommandFailed(f"--ttl is a number of seconds {limits}, got {seconds}")
+
+
+_NUMBERED_LENGTH = 7  # of the number of a step behind the name, as in final-000012
+LONGEST_NAME = 255 - _NUMBERED_LENGTH  # no server is known to take more than 255
+
+
+def check_checkpoint_name(context: click.Context, parameter: click.Parameter, name: str) -> str:
+    """Check the name of a checkpoint. BadParameter for a name that servers refuse."""
+    from tinker._validate import check_name
+
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    if len(name.encode()) > LONGEST_NAME:
+        problem = f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(name.encode())}"
+        raise click.BadParameter(problem, context, parameter)
+    return name
+
+
+def _check_chart_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Check the file of a chart. UsageError if it is not an SVG file."""
+    if file is not None and file.suffix.lower() not in ("", ".svg"):
+        raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", context)
+    return file
+
+
+# Types of options, and options that several commands have
+
+Natural: TypeAlias = Annotated[int, click.IntRange(min=0)]
+Positive: TypeAlias = Annotated[int, click.IntRange(min=1)]
+NonNegative: TypeAlias = Annotated[float, click.FloatRange(min=0)]
+GivenFile: TypeAlias = Annotated[Path, click.Path(exists=True, dir_okay=False, path_type=Path)]
+NewFile: TypeAlias = Annotated[Path, click.Path(dir_okay=False, writable=True, path_type=Path)]
+
+AccessScopeOption: TypeAlias = Annotated[
+    Literal["owned", "accessible"], Option("Only your own, or everything you can access.", "--access-scope")
+]
+ChartFile: TypeAlias = Annotated[
+    NewFile | None,
+    Option("Plot the curves in this file, and on a terminal.", "--plot", metavar="FILE.svg", callback=_check_chart_file),
+]
+CommandURL: TypeAlias = Annotated[
+    str | None, Option("Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.", metavar="URL")
+]
+ExpiryOption: TypeAlias = Annotated[
+    int | None, Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS")
+]
+ModelOption: TypeAlias = Annotated[
+    str | None, Option("A base model or checkpoint. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")
+]
+OffsetOption: TypeAlias = Annotated[Natural, Option("Number of items to skip.", show_default=False)]
+PricesOption: TypeAlias = Annotated[
+    GivenFile | None,
+    Option("Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.", "--prices"),
+]
+TokenizerOption: TypeAlias = Annotated[
+    str | None, Option("Hugging Face name or folder of the tokenizer. Default: the model's own.", "--tokenizer", metavar="NAME")
+]

@@ -1,7 +1,7 @@
-"""The one place that prints results: tables, JSON and progress. Results go to the output stream, all else to the error stream.
+"""Output of commands: tables, charts, JSON and progress. Results go to the output stream, everything else to the error stream.
 
-On a terminal a table has lines and fits the width; one that cannot is shown row by row. Into a pipe it has neither: one line of
-text for each row, in columns, so that grep, cut and head can be used.
+On a terminal, a table has borders and fits the width; one that cannot fit is shown row by row. In a pipe, each row is a line of
+plain columns, for grep, cut and head.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ import contextlib
 import datetime
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tinker.cli.options import GlobalOptions
 
-#: Called with the work done (in units of the total) and a new description of the bar (None: as before).
+if TYPE_CHECKING:
+    from tinker.cli.charts import Curves
+
+#: Updates a progress bar: the work done, and optionally a new total and description.
 Advance = Callable[..., None]
 
 _GAP = "  "
-_GAP_WIDTH = len(_GAP)
-_SHORT = len("59 minutes ago")  # a cell of a column that stays on one line where there is room
+_SHORT = len("59 minutes ago")  # columns with cells up to this length are not wrapped if there is room
 
 
 def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
@@ -35,7 +39,7 @@ def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
 
 
 def is_ascii_only() -> bool:
-    """Return whether the output stream cannot show other letters."""
+    """Return whether the output stream can only show ASCII."""
     return "utf" not in (sys.stdout.encoding or "").lower()
 
 
@@ -50,15 +54,15 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, spared: Sequence[str] = ()
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, optional: Sequence[str] = ()
 ) -> None:
-    """Print a table. Into a pipe its title goes to the error stream.
+    """Print a table. In a pipe, its title goes to the error stream.
 
-    ``spared`` are columns that a narrow terminal does without, from the first on, before it shows each row by itself.
+    On a narrow terminal the columns in ``optional`` are left out, in this order, before rows are shown one by one.
     """
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _show_on_screen(*_leave_out(columns, lines, spared), title)
+        _show_on_screen(columns, lines, title, optional)
         return
     if title is not None:
         click.echo(title, err=True)
@@ -67,55 +71,50 @@ def show_table(
         click.echo(_GAP.join(cell.replace("\n", " ").ljust(width) for cell, width in zip(line, widths)).rstrip())
 
 
-def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
-    """Draw a table with as many lines as there is room for; where even its words have no room, show each row by itself."""
+def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, optional: Sequence[str]) -> None:
+    """Draw a table with as many columns and borders as fit; if the words do not fit, show the rows one by one."""
+    from rich.console import Console
+
+    width = Console().width
+    for longest_kept, count in itertools.product((_SHORT, 0), range(len(optional) + 1)):
+        kept = [number for number, name in enumerate(columns) if name not in optional[:count]]
+        names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
+        least = _least_widths(names, cells, longest_kept)
+        spare = width - sum(least) - len(_GAP) * (len(least) - 1)
+        if spare >= 0:
+            if left := [name for name in columns if name not in names]:
+                click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
+            _draw_table(names, cells, title, least, spare)
+            return
+    _show_records(columns, lines, title)
+
+
+def _draw_table(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, least: Sequence[int], spare: int
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    room = console.width - _GAP_WIDTH * (len(columns) - 1)
-    least = _least_widths(columns, lines, longest_kept=_SHORT)
-    if sum(least) > room:
-        least = _least_widths(columns, lines)
-    spare = room - sum(least)
-    if spare < 0:
-        _show_records(columns, lines, title)
-        return
-    # Text, as a str is searched for markup and emoji: the ids of runs hold `:train:`.
+    # Text, because rich replaces emoji codes in a str, and the ids of runs contain `:train:`.
     heading = None if title is None else Text(title, "table.title")
-    has_box = spare >= len(least) + 3
-    bare = Table(title=heading, box=None, padding=(0, _GAP_WIDTH, 0, 0), pad_edge=False, title_justify="left")
-    table = Table(title=heading) if has_box else bare
-    for number, (name, width) in enumerate(zip(columns, _grow(least, columns, lines, spare - (len(least) + 3) * has_box))):
+    box_width = len(least) + 3
+    if spare >= box_width:
+        table, spare = Table(title=heading), spare - box_width
+    else:
+        table = Table(title=heading, box=None, padding=(0, len(_GAP), 0, 0), pad_edge=False, title_justify="left")
+    for number, (name, width) in enumerate(zip(columns, _grow(least, columns, lines, spare))):
         style = "bright_cyan" if number == 0 else None
         table.add_column(Text(name), style=style, no_wrap=number == 0, overflow="fold", width=width)
     for line in lines:
         table.add_row(*map(Text, line))
-    console.print(table)
-
-
-def _leave_out(
-    columns: Sequence[str], lines: Sequence[Sequence[str]], spared: Sequence[str]
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return the table without as many of these columns as make it fit, and say so; as it is where it fits or none help."""
-    from rich.console import Console
-
-    width = Console().width
-    for longest_kept, count in itertools.product((_SHORT, 0), range(len(spared) + 1)):
-        kept = [number for number, name in enumerate(columns) if name not in spared[:count]]
-        names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
-        if sum(least := _least_widths(names, cells, longest_kept)) + _GAP_WIDTH * (len(least) - 1) <= width:
-            if left := [name for name in columns if name not in names]:
-                click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
-            return names, cells
-    return columns, lines
+    Console().print(table)
 
 
 def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]], longest_kept: int = 0) -> list[int]:
-    """Return the width of the longest word of each column, or of its longest cell where cells are not broken.
+    """Return the width of the longest word of each column, or of its longest cell if the column is not wrapped.
 
-    Those of the first column are not, nor those of the columns where none is longer than ``longest_kept``.
+    The first column is not wrapped, nor is one whose cells are at most ``longest_kept`` long.
     """
     widths: list[int] = []
     for number, (name, cells) in enumerate(zip(columns, zip(*lines) if lines else [()] * len(columns))):
@@ -126,7 +125,7 @@ def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]], longes
 
 
 def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int) -> list[int]:
-    """Return the widths, from the left, with as much of the spare room as their longest cells can use."""
+    """Give the spare room to the columns, from the left, up to the length of their longest cells."""
     widths: list[int] = []
     for width, cells in zip(least, zip(columns, *lines)):
         grown = min(max(map(len, cells)), width + spare)
@@ -136,7 +135,7 @@ def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence
 
 
 def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
-    """Show each row as lines of a name and a value; long values are left to the terminal, so that they can be copied."""
+    """Show each row as lines of a name and a value. The terminal wraps long values, so that they can be copied."""
     width = max(map(len, columns))
     if title is not None:
         click.secho(title, bold=True)
@@ -150,17 +149,36 @@ def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title:
 
 
 def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:
-    """Print one object, a line for each of its properties; its title on a terminal only."""
+    """Print the properties of one object, with a title on a terminal."""
     pairs = properties.items() if isinstance(properties, Mapping) else properties
     show_table(("Property", "Value"), list(pairs), title if sys.stdout.isatty() else None)
 
 
+def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | None) -> None:
+    """Draw curves into an SVG file, if one is given, and as text unless the output is JSON."""
+    if file is not None:
+        from tinker.cli.charts import draw_svg
+
+        file.write_text(draw_svg(curves, title=title), encoding="utf-8")
+    if options.format == "table":
+        click.echo(chart_text(curves, is_ascii_only()))
+        if file is not None:
+            click.echo(f"The chart is in {file}", err=True)
+
+
+def chart_text(curves: Curves, ascii_only: bool) -> str:
+    """Return curves as text that fits the terminal."""
+    from tinker.cli.charts import draw_text
+
+    return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), ascii_only=ascii_only)
+
+
 @contextlib.contextmanager
 def progress(options: GlobalOptions, description: str, total: float | None, *, nbytes: bool = False) -> Generator[Advance]:
-    """Show a bar while the block runs, on a terminal; elsewhere the description, once. Nothing with ``--format json``.
+    """Show a progress bar during the block; without a terminal, only print the description. Nothing with ``--format json``.
 
-    ``total`` None is work of unknown size; ``nbytes`` says that it is counted in bytes. The block's value is called with the
-    work done so far; ``advance(done, total=..., description=...)`` also changes the others.
+    The block gets a function ``advance(done, total=..., description=...)``. ``total`` None is an unknown total; ``nbytes``
+    shows numbers as sizes in bytes.
     """
     if options.format == "json":
         yield _no_advance
@@ -254,3 +272,13 @@ def format_bool(value: bool | None) -> str:
 def format_optional(value: object) -> str:
     """Format any value as text; ``N/A`` for None."""
     return "N/A" if value is None else str(value)
+
+
+def format_lora(is_lora: bool | None, rank: int | None) -> str:
+    """Format as ``Yes (Rank 32)``, or as much as is known."""
+    return f"Yes (Rank {rank})" if is_lora and rank is not None else format_bool(is_lora)
+
+
+def list_metadata(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Return a heading and a property for each entry; nothing without entries."""
+    return [("Metadata", ""), *((f"  - {name}", text) for name, text in metadata.items())] if metadata else []

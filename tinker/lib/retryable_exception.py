@@ -1,9 +1,5 @@
 """A path that older code imports from."""
 
+from tinker._http import RetryableException
 
-class RetryableException(Exception):
-    """Nothing here raises it; code that catches it, or names it in a ``RetryConfig``, goes on working."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+__all__ = ["RetryableException"]

@@ -21,7 +21,7 @@ from tinker_wire.runtime import Operation
 
 from tinker._wire import json
 from tinker.local import handlers
-from tinker.local.bodies import UnreadFields
+from tinker.local.bodies import UnknownFields
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.errors import APIProblem
 from tinker.local.files import download_route, upload_route
@@ -74,7 +74,7 @@ def create_app(state: State) -> Starlette:
         except OSError as error:
             state.close_error = error
 
-    unread = UnreadFields(strict=state.settings.strict)
+    unread = UnknownFields(strict=state.settings.strict)
     routes = [_route(state, unread, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
     traffic = Traffic(state.clock)
     routes += [download_route(state), upload_route(state), *v1_routes(state, unread), *web_routes(state, traffic)]
@@ -93,7 +93,7 @@ def _generality(path: str) -> tuple[int, int, str]:
     return path.count("{"), -path.count("/"), path
 
 
-def _route(state: State, unread: UnreadFields, path: str) -> Route:
+def _route(state: State, unread: UnknownFields, path: str) -> Route:
     """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
     endpoints = {
@@ -108,7 +108,7 @@ def _route(state: State, unread: UnreadFields, path: str) -> Route:
 
 
 def _endpoint(
-    state: State, unread: UnreadFields, operation: Operation, handler: Handler
+    state: State, unread: UnknownFields, operation: Operation, handler: Handler
 ) -> Callable[[Request], Awaitable[Response]]:
     profile = state.settings.profile
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
-from tinker.local.errors import APIProblem, Misfit, find_misfits, read_misfit
+from tinker.local.errors import APIProblem, FieldError, find_field_errors, read_field_error
 from tinker_records import find_meant, prepare
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -40,12 +40,12 @@ def read_body(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.convert(filled, kind)
     except msgspec.ValidationError as error:
-        misfits = find_misfits(filled, kind) or [read_misfit(error)]
-        raise APIProblem(422, [misfit.describe("body") for misfit in misfits]) from error
+        faults = find_field_errors(filled, kind) or [read_field_error(error)]
+        raise APIProblem(422, [fault.describe("body") for fault in faults]) from error
 
 
 def _json_problem(error: msgspec.DecodeError) -> APIProblem:
-    return APIProblem(422, [Misfit((), f"not JSON: {error}", "json_invalid").describe("body")])
+    return APIProblem(422, [FieldError((), f"not JSON: {error}", "json_invalid").describe("body")])
 
 
 _types: dict[type[msgspec.Struct], inspect.Type] = {}
@@ -126,7 +126,7 @@ _Unread = tuple[str, Collection[str]]  # a field, and the names of those that ar
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
-class UnreadFields:
+class UnknownFields:
     """What one server does about unknown fields; ``strict`` refuses them."""
 
     def __init__(self, *, strict: bool) -> None:
@@ -135,7 +135,7 @@ class UnreadFields:
 
     def check(self, name: str, content: bytes, kind: type[msgspec.Struct] | None) -> Mapping[str, str]:
         """Return the headers that name unread fields of a body for ``kind``. Raises APIProblem 422 where that is strict."""
-        found = {} if kind is None or not content else find_unread(content, kind)
+        found = {} if kind is None or not content else find_unknown_fields(content, kind)
         if not found:
             return {}
         if self._strict:
@@ -158,7 +158,7 @@ def _ask(meant: str | None) -> str:
     return "" if meant is None else f"; did you mean {meant!r}?"
 
 
-def find_unread(content: bytes, kind: type[msgspec.Struct]) -> dict[str, str | None]:
+def find_unknown_fields(content: bytes, kind: type[msgspec.Struct]) -> dict[str, str | None]:
     """Find the fields, such as ``sampling_params.topp``, that a record has no place for, each with the name it may mean.
 
     A body that is no object has none.

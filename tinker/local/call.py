@@ -11,9 +11,10 @@ from starlette.requests import Request
 from tinker_wire.runtime import Operation
 
 from tinker._wire import compression, proto
-from tinker.local.errors import APIProblem, read_misfit
+from tinker.local.bodies import read_body
+from tinker.local.errors import APIProblem, read_field_error
 from tinker.local.guard import is_this_machine
-from tinker.local.profiles import Profile, read_body
+from tinker.local.profiles import Profile
 
 T = TypeVar("T", bound=msgspec.Struct)
 KNOWN_FAILURE = "x-tinker-known-failure"
@@ -129,7 +130,7 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
             try:
                 msgspec.convert(headers[name], kind, strict=False)
             except msgspec.ValidationError as error:
-                fault = read_misfit(error)
+                fault = read_field_error(error)
                 raise APIProblem(422, [fault._replace(place=(name,)).describe("header")]) from None
 
 

@@ -47,7 +47,7 @@ FieldPath: TypeAlias = Sequence[str | int]
 _PLACED = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _PATH_PART = re.compile(r"[^.\[\]]+")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
-_MISFIT = re.compile(r"Expected `(?P<wanted>[^`]*)`(?:, got `(?P<found>[^`]*)`)?(?: (?P<limit>.*))?", re.DOTALL)
+_WRONG = re.compile(r"Expected `(?P<wanted>[^`]*)`(?:, got `(?P<found>[^`]*)`)?(?: (?P<limit>.*))?", re.DOTALL)
 _LIMIT = re.compile(r"(?:of (?P<what>length ))?(?P<sign>[<>]=?) (?P<bound>\S+)")
 _UNKNOWN = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
 
@@ -64,7 +64,7 @@ _MISSING_SENTENCE = "the field is missing"
 _LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
-class Misfit(NamedTuple):
+class FieldError(NamedTuple):
     """What does not fit: where, a sentence without its subject, and a word for its kind."""
 
     place: tuple[str | int, ...]
@@ -76,39 +76,39 @@ class Misfit(NamedTuple):
         return {"loc": [source, *self.place], "msg": self.sentence, "type": self.kind}
 
 
-def read_misfit(error: Exception) -> Misfit:
+def read_field_error(error: Exception) -> FieldError:
     """Read what msgspec says of a value that does not fit."""
     message, path = str(error), ""
     if placed := _PLACED.fullmatch(message):
         message, path = placed["message"], placed["path"]
     place = tuple(int(part) if part.isdigit() else part for part in _PATH_PART.findall(path))
     if found := _MISSING.fullmatch(message):
-        return Misfit((*place, found["field"]), _MISSING_SENTENCE, "missing")
+        return FieldError((*place, found["field"]), _MISSING_SENTENCE, "missing")
     if found := _UNKNOWN.fullmatch(message):
-        return Misfit(place, f"the value {found['value']} is unknown", "enum")
-    if found := _MISFIT.fullmatch(message):
+        return FieldError(place, f"the value {found['value']} is unknown", "enum")
+    if found := _WRONG.fullmatch(message):
         wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(found["limit"])
-        return Misfit(
+        return FieldError(
             place,
             f"must be {wanted}" + (f", not {_to_words(found['found'])}" if found["found"] else ""),
             "type_error" if found["found"] else "value_error",
         )
-    return Misfit(place, message)
+    return FieldError(place, message)
 
 
-def find_misfits(value: object, kind: type[msgspec.Struct]) -> list[Misfit]:
-    """Find what does not fit the record ``kind``: each missing field, and the first misfit in each of the others."""
+def find_field_errors(value: object, kind: type[msgspec.Struct]) -> list[FieldError]:
+    """Find what does not fit the record ``kind``: each missing field, and the first fault in each of the others."""
     if not isinstance(value, dict):
-        return [read_misfit(error) for error in _try(value, kind)]
-    found: list[Misfit] = []
+        return [read_field_error(error) for error in _try(value, kind)]
+    found: list[FieldError] = []
     fields = cast("dict[str, object]", value)
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
         if name in fields:
-            misfits = map(read_misfit, _try(fields[name], field.type))
-            found += [misfit._replace(place=(name, *misfit.place)) for misfit in misfits]
+            faults = map(read_field_error, _try(fields[name], field.type))
+            found += [fault._replace(place=(name, *fault.place)) for fault in faults]
         elif field.required:
-            found.append(Misfit((name,), _MISSING_SENTENCE, "missing"))
+            found.append(FieldError((name,), _MISSING_SENTENCE, "missing"))
     return found
 
 
@@ -141,15 +141,15 @@ def format_place(place: FieldPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
-class _MisfitEntry(msgspec.Struct):
+class _FieldErrorEntry(msgspec.Struct):
     loc: list[str | int]
     msg: str
 
 
-def describe_misfits(detail: object) -> tuple[str, str | None] | None:
+def describe_field_errors(detail: object) -> tuple[str, str | None] | None:
     """Return the entries of a 422 body as one line, and the first place within the body; None for anything else."""
     try:
-        entries = msgspec.convert(detail, list[_MisfitEntry])
+        entries = msgspec.convert(detail, list[_FieldErrorEntry])
     except msgspec.ValidationError:
         return None
     places = [format_place(entry.loc[1:]) for entry in entries]

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from tinker._wire import json
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.access import FILES_PATH, InvalidToken
@@ -104,7 +104,7 @@ def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
         raise APIProblem(403, f"the link is not valid: {error}") from error
     if claims.get("what") != "upload":
         raise APIProblem(403, "the link is not one to send a file to")
-    with state.locked() as shared:
+    with state.lock() as shared:
         upload = shared.uploads.find(claims["upload"])
     if upload is None:
         raise APIProblem(404, "the upload is no longer known")
@@ -124,7 +124,7 @@ async def _receive_file(state: State, request: Request, upload: AdapterUpload, n
         wanted = _DIGEST.search(request.headers.get("content-digest", ""))
         if wanted is not None and wanted[1] != digest:
             raise APIProblem(400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY)
-        with state.locked():
+        with state.lock():
             if upload.tinker_path is None:
                 upload.put(part, name)
         return digest

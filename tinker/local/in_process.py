@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp
 
 from tinker.local.app import create_app
-from tinker.local.engines import PACKAGED_MODEL, TOY_MODEL, EngineName, choose_engine, open_engine
+from tinker.local.engines.opening import EngineName, choose_engine, open_engine
+from tinker.local.engines.placement import PACKAGED_MODEL, TOY_MODEL
 from tinker.local.loading import Loading, check_source
 from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings

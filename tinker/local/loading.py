@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tinker._tokenizers import describe_offline, find_absence
-from tinker.local.engines import PACKAGED_MODEL, Engine, EngineName, check_directory, choose_engine, missing_parts
+from tinker.local.engines.opening import EngineName, check_directory, choose_engine, missing_parts
+from tinker.local.engines.placement import PACKAGED_MODEL
+from tinker.local.engines.protocol import Engine
 from tinker.local.scheduling.steps import OpenEngine
 from tinker_records import find_closest
 

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinker.local.call import APICall
-from tinker.local.engines import PACKAGED_FOLDER, Engine, EngineError, explain_absence
+from tinker.local.engines.opening import explain_absence
+from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker_records import find_closest

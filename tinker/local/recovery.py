@@ -16,7 +16,7 @@ from tinker_wire.api import service, training, weights
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.call import KNOWN_FAILURE, APICall
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure, split_request_key
@@ -82,7 +82,7 @@ class _Restart:
 
         A run whose base model is not served now is not gone: the next server may have it.
         """
-        with self._state.locked() as shared:
+        with self._state.lock() as shared:
             live = {model.model_id for model in shared.store.models()}
             shared.former_runs[:] = find_former_runs(self._state.journal, live)
         self._state.runs.forget_others(live | self._runs.keys())
@@ -108,14 +108,14 @@ class _Restart:
     async def _repeat(self, request: JournalRequest) -> None:
         if request.operation == service.create_session.__name__:
             body = msgspec.json.decode(request.content, type=models.CreateSessionRequest)
-            with self._state.locked() as shared:
+            with self._state.lock() as shared:
                 shared.store.restore_session(request.subject, body, request.created_at)
             return
         result = self._results.get(request.request_id or "")
         is_creation = request.operation in _CREATIONS and request.number == 0
         if result is None or is_creation or request.number is None:
             await self._handlers[request.operation](self._state, _to_call(request))
-        with self._state.locked() as shared:
+        with self._state.lock() as shared:
             model = shared.store.find_model(request.subject)
         if result is None or model is None or request.number is None:
             return
@@ -128,7 +128,7 @@ class _Restart:
         """Give a run the weights that are kept, or the error of its creation, with which its requests fail."""
         outcome, run = created.outcome, self._runs.get(model.model_id)
         model.creation_error = outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
-        with self._state.locked():
+        with self._state.lock():
             model.queue.start_at(1 if run is None else run.number + 1)
 
     async def _load(self, model: ModelRecord) -> str | None:
@@ -146,7 +146,7 @@ class _Restart:
     async def _pass_over(self, request: JournalRequest, number: int, result: JournalResult, model: ModelRecord) -> None:
         """Leave out a request that is done; the sampling session that it made is opened again."""
         outcome = result.outcome
-        with self._state.locked():
+        with self._state.lock():
             model.queue.skip(number, self._state.clock())
             if isinstance(outcome, RequestFailure):
                 model.queue.note_failure(number, request.operation, outcome)
@@ -164,7 +164,7 @@ class _Restart:
                 model.inflight = kept(engine)
 
             await state.run_in_engine(model.engine_model, load)
-        with state.locked() as shared:
+        with state.lock() as shared:
             weights = model.inflight_weights if is_inflight else kept
             sampler = shared.store.new_sampler(model.session, number, model.base_model, model.engine_model, None, weights)
             sampler.requested_name = model.requested_name
@@ -172,7 +172,7 @@ class _Restart:
 
     def _announce_samples(self) -> None:
         """Announce the samples that their clients have not fetched yet; cursors of earlier processes are behind all of them."""
-        with self._state.locked() as shared:
+        with self._state.lock() as shared:
             for result in self._results.values():
                 sampler_id, number = split_request_key(result.request_id)
                 if ":sample:" in sampler_id and number is not None:

@@ -18,17 +18,9 @@ import uvicorn
 
 from tinker.local.app import create_app
 from tinker.local.connections import limit_connections, raise_descriptor_limit
-from tinker.local.engines import (
-    DEFAULT_PLACEMENT,
-    PACKAGED_MODEL,
-    TOY_MODEL,
-    Engine,
-    EngineName,
-    Placement,
-    check_distinct,
-    choose_engine,
-    open_engine,
-)
+from tinker.local.engines.opening import DEFAULT_PLACEMENT, EngineName, check_distinct, choose_engine, open_engine
+from tinker.local.engines.placement import PACKAGED_MODEL, TOY_MODEL, Placement
+from tinker.local.engines.protocol import Engine
 from tinker.local.guard import guard_app, hostname, is_this_machine
 from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling.steps import OpenEngine

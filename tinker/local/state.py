@@ -17,7 +17,7 @@ import attrs
 from tinker_wire import models
 from tinker_wire.api import training, weights
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
@@ -28,13 +28,12 @@ from tinker.local.storage.access import Accounts, Links, Signer
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.disk import Owner
-from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.recorded import RecordedSequences
 from tinker.local.storage.records import RUN_TABLES, AuditLog, RunHistory, UsageMeter
-from tinker.local.storage.sessions import ModelRecord, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
 from tinker.local.storage.snapshots import KeptRuns, Snapshots
 from tinker.local.storage.store import Store
 from tinker.local.storage.trace import TraceExports
@@ -53,7 +52,7 @@ SHUTTING_DOWN = RequestFailure("the server is shutting down", "server")
 
 @attrs.frozen(kw_only=True)
 class SharedData:
-    """The data that a server's lock guards; :meth:`State.locked` hands it out. Functions that take it need the lock held.
+    """The data that a server's lock guards; :meth:`State.lock` hands it out. Functions that take it need the lock held.
 
     ``former_runs`` are those of earlier processes.
     """
@@ -139,8 +138,8 @@ class State(ServerEvents):
         self._worker.add(PeriodicTask(self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle))
         self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
 
-    def locked(self) -> LockedData:
-        """Return the block that holds the lock: ``with state.locked() as shared``. A thread may enter it again."""
+    def lock(self) -> LockedData:
+        """Return the block that holds the lock: ``with state.lock() as shared``. A thread may enter it again."""
         return self._locked
 
     # Work
@@ -224,25 +223,25 @@ class State(ServerEvents):
 
     # Events
 
-    def result_ready(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+    def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         if self._shared.store.is_live(future.key.partition(":")[0]):
             self.journal.add_result(future, outcome)
         else:
             self.journal.flush()
 
-    def result_dropped(self, request_id: str) -> None:
+    def handle_dropped_result(self, request_id: str) -> None:
         self.journal.drop_result(request_id)
 
-    def session_ended(self, session: SessionRecord) -> None:
+    def handle_session_end(self, session: SessionRecord) -> None:
         self._shared.recorded.drop_session(session.session_id)
         self.journal.drop_session(session.session_id)
 
-    def model_closed(self, model: ModelRecord) -> None:
+    def handle_model_end(self, model: ModelRecord) -> None:
         failure = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
         model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
 
-    def checkpoint_expired(self, record: CheckpointRecord) -> None:
+    def handle_expiry(self, record: CheckpointRecord) -> None:
         with self._locked as shared:
             shared.usage.record_deletion(record)
 

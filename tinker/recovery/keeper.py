@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
-import msgspec
 
 from tinker._runtime import run
 from tinker._training import Creation, NewAdapter, SavedAdapter, TrainingRun
@@ -47,62 +45,44 @@ class SaveCall:
         return SavePoint(path=future.result(0).path, step=self.step, user_metadata=self.user_metadata)
 
 
-class TrackedCall(msgspec.Struct, eq=False):
-    """One request of a run, and whether the user has its error."""
-
-    future: APIFuture[Any]
-    received: bool = False
-
-    def note_received(self) -> None:
-        """Note that the user has the error."""
-        self.received = True
-
-    @property
-    def error(self) -> BaseException | None:
-        """Return the error of the request; None for success, and for one that is under way or cancelled."""
-        return failure_of(self.future)
-
-
 class CallTracker:
     """The requests of one client that are under way or have failed, and how many there were. May be used from any thread."""
 
     def __init__(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
-        self._tracked: dict[int, TrackedCall] = {}
+        self._tracked: dict[APIFuture[Any], None] = {}
 
     @property
-    def tracked(self) -> list[TrackedCall]:
+    def tracked(self) -> list[APIFuture[Any]]:
         """Return what is under way and what has failed, in the order of the calls."""
         with self._lock:
-            return list(self._tracked.values())
+            return list(self._tracked)
 
     def track(self, future: APIFuture[Any]) -> None:
         """Track a request until it succeeds."""
-        call = TrackedCall(future)
-        future.receipt.add_action(call.note_received)
         with self._lock:
             self.count += 1
-            self._tracked[id(future)] = call
-        on_done(future, partial(self._settle, call))
+            self._tracked[future] = None
+        on_done(future, lambda _: self._settle(future))
 
-    def forget(self, call: TrackedCall) -> None:
+    def forget(self, future: APIFuture[Any]) -> None:
         """Track one request no longer."""
         with self._lock:
-            self._tracked.pop(id(call.future), None)
+            self._tracked.pop(future, None)
 
     def dismiss(self) -> None:
         """Track none of the requests so far any longer: their failure is reported in another way."""
         with self._lock:
-            calls, self._tracked = list(self._tracked.values()), {}
-        for call in calls:
-            call.future.receipt.mark_passed_on()
+            futures, self._tracked = list(self._tracked), {}
+        for future in futures:
+            future.receipt.mark_passed_on()
 
-    def _settle(self, call: TrackedCall, _: object) -> None:
-        if call.error is None:
-            self.forget(call)
-        elif call not in self.tracked:
-            call.future.receipt.mark_passed_on()
+    def _settle(self, future: APIFuture[Any]) -> None:
+        if failure_of(future) is None:
+            self.forget(future)
+        elif future not in self.tracked:
+            future.receipt.mark_passed_on()
 
 
 class RunKeeper:
@@ -156,8 +136,8 @@ class RunKeeper:
 
     def start(self, error: BaseException, loop: object | None = None) -> APIFuture[RecoveryNews]:
         """Begin a recovery, if the error means that the run is lost."""
-        subject = self.run.created.progress.subject
-        return run(self.run.runtime, "recover", self._recover, error, loop, subject=subject)
+        labels = self.run.created.progress.labels
+        return run(self.run.runtime, "recover", self._recover, error, loop, labels=labels)
 
     def finish(self, future: APIFuture[RecoveryNews]) -> Recovery | None:
         """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""

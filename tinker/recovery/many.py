@@ -16,7 +16,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
 from tinker._checks import check_count, check_function, check_kind, check_number
-from tinker._futures import Subject
+from tinker._futures import EventLabels
 from tinker._http import SUBMIT, Budget, is_absent
 from tinker._runtime import Runtime, run
 from tinker._training import Creation
@@ -141,9 +141,9 @@ class RecoveryExecutor:
             pending = self._pending.get(run_id)
             if pending is not None and not pending.done():
                 return pending
-            subject = Subject(training_run_id=run_id, user_metadata=user_metadata)
+            labels = EventLabels(training_run_id=run_id, user_metadata=user_metadata)
             future = self._pending[run_id] = run(
-                self.runtime, "recover", self._recover, run_id, why, last_checkpoint, subject=subject
+                self.runtime, "recover", self._recover, run_id, why, last_checkpoint, labels=labels
             )
         on_done(future, partial(self._forget, run_id))
         return future
@@ -156,12 +156,12 @@ class RecoveryExecutor:
     async def _recover(
         self, future: APIFuture[RecoveredRun], run_id: str, error: Exception, last_checkpoint: str | None
     ) -> RecoveredRun:
-        subject = future.progress.subject
-        assert subject is not None
+        labels = future.progress.labels
+        assert labels is not None
         async with self._slots.take():
             attempts = RecoveryAttempts(self.runtime, self._policy)
             try:
-                new = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint, subject))
+                new = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint, labels))
             except RecoveryFailedError as failure:
                 call_user(self._on_failure, failure)
                 raise
@@ -180,12 +180,12 @@ class RecoveryExecutor:
         call_user(self._on_recovery, recovered)
         return recovered
 
-    async def _choose(self, run_id: str, last_checkpoint: str | None, subject: Subject) -> tuple[SavePoint | None, Creation]:
+    async def _choose(self, run_id: str, last_checkpoint: str | None, labels: EventLabels) -> tuple[SavePoint | None, Creation]:
         """Return the checkpoint that the policy wants of the run; TinkerError without one."""
         is_needed = self._policy.checkpoint == LATEST and last_checkpoint is None
-        found = await self._find(run_id, is_needed=is_needed) if is_needed or subject.user_metadata is None else None
-        if subject.user_metadata is None and found is not None:
-            subject.user_metadata = found.user_metadata
+        found = await self._find(run_id, is_needed=is_needed) if is_needed or labels.user_metadata is None else None
+        if labels.user_metadata is None and found is not None:
+            labels.user_metadata = found.user_metadata
         if callable(self._policy.checkpoint):
             saves = await self._list(run_id)
         elif last_checkpoint is not None:
@@ -195,7 +195,7 @@ class RecoveryExecutor:
         save = self._policy.choose(saves)
         if save is None:
             raise TinkerError(f"the training run {run_id} has no checkpoint that it can be recovered from")
-        return save, adapter_of(save, self._policy, dict(subject.user_metadata or {}) or None)
+        return save, adapter_of(save, self._policy, dict(labels.user_metadata or {}) or None)
 
     async def _find(self, run_id: str, *, is_needed: bool) -> models.TrainingRun | None:
         """Return what the server says of a run; None where it does not know it and need not."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tinker._checks import check_count
 from tinker._validate import check_name, read_ttl
 from tinker.errors import copy_error
-from tinker.futures import APIFuture
+from tinker.futures import APIFuture, failure_of
 from tinker.recovery.keeper import RunKeeper, SaveCall
 from tinker.types.results import SaveWeightsResponse
 
@@ -134,29 +134,28 @@ class Steps:
             save = self._call_save(f"{self._offset:06}-start")
             yield save
             save.result(0)
-        for call in self._keeper.calls.tracked:
-            if call.error is not None:
-                self._keeper.calls.forget(call)
+        for future in self._keeper.calls.tracked:
+            if failure_of(future) is not None:
+                self._keeper.calls.forget(future)
         return False
 
     def _look(self) -> Waits:
         """Recover if a request has failed by now so that the run is lost; raise another failure that nobody has looked at."""
-        for call in self._keeper.calls.tracked:
-            if (error := call.error) is None:
+        for future in self._keeper.calls.tracked:
+            if (error := failure_of(future)) is None:
                 continue
             if (yield from self.recover(error)):
                 return True
-            self._keeper.calls.forget(call)
-            if not call.received:
-                call.future.receipt.mark_received()
+            self._keeper.calls.forget(future)
+            if not future.receipt.is_received:
+                future.receipt.mark_received()
                 raise copy_error(error)
         return False
 
     def _save(self, name: str) -> Waits:
         """Save and wait for everything, then look at what has failed."""
         self._call_save(name)
-        for call in self._keeper.calls.tracked:
-            yield call.future
+        yield from self._keeper.calls.tracked
         lost = yield from self._look()
         if not lost:
             self._keeper.steps_done = self._offset + self._done

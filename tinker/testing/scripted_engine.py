@@ -8,7 +8,8 @@ from typing import TypeVar
 import attrs
 import numpy as np
 
-from tinker.local.engines import (
+from tinker.local.engines.inputs import check_tokens
+from tinker.local.engines.protocol import (
     Continuation,
     EngineError,
     Float32,
@@ -17,7 +18,6 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
-    check_tokens,
 )
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing.script import ModelScript, ScriptedSample, ScriptError

@@ -8,7 +8,9 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias, TypeGuard, cast
+
+from tinker_wire import models
 
 from tinker.types._numpy import np
 
@@ -16,21 +18,26 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-TensorDtype: TypeAlias = Literal["int64", "float32"]
+TensorDtype: TypeAlias = models.TensorDtype
 NumericArray: TypeAlias = "NDArray[np.int64] | NDArray[np.float32]"
 Int32Array: TypeAlias = "NDArray[np.int32]"
 
-_NUMPY_NAMES: dict[str, TensorDtype] = {"int64": "int64", "float32": "float32"}
 _SMALLEST_INT32, _LARGEST_INT32 = -(1 << 31), (1 << 31) - 1
 LONGEST_SHOWN = 64  # tokens, in a repr
 
 
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
+def numpy_dtype(dtype: TensorDtype) -> np.dtype[Any]:
     """Return the numpy dtype of a wire dtype; ValueError for any other name."""
-    try:
-        return np.dtype(_NUMPY_NAMES[dtype])
-    except (KeyError, TypeError):
-        raise ValueError(f"dtype must be 'float32' or 'int64', got {dtype!r}") from None
+    if isinstance(dtype, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if dtype == "int64":
+            return np.dtype(np.int64)
+        if dtype == "float32":
+            return np.dtype(np.float32)
+    return _refuse_dtype(dtype)
+
+
+def _refuse_dtype(dtype: Never) -> NoReturn:
+    raise ValueError(f"dtype must be 'float32' or 'int64', got {dtype!r}")
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:

@@ -82,12 +82,20 @@ class AttrsValue(Value):
             yield FieldInfo(field.name, field.type, default is attrs.NOTHING, default, factory, field.kw_only)
 
 
-def parameters(kind: type[Value]) -> Iterable[FieldInfo]:
-    """Return the fields of a class whose constructor is written by hand: its parameters, except those with an underscore."""
-    for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
-        required, kw_only = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
-        if not name.startswith("_"):
-            yield FieldInfo(name, parameter.annotation, required, parameter.default, None, kw_only)
+class FrozenValue(Value):
+    """Base of value classes whose constructor is written by hand: its parameters are the fields, except with an underscore."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _field_infos(cls) -> Iterable[FieldInfo]:
+        for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
+            required, kw_only = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
+            if not name.startswith("_"):
+                yield FieldInfo(name, parameter.annotation, required, parameter.default, None, kw_only)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        refuse_change(self, name)
 
 
 def convert_numbers(record: Record) -> None:

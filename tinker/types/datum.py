@@ -40,7 +40,13 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
 
 @explain_changes
 @attrs.frozen(kw_only=True)
-class PromptProvenanceSpan(AttrsValue):
+class _TokenSpan(AttrsValue):
+    sequence_id: str = attrs.field(validator=_span_id)
+    offset: int = attrs.field(default=0, validator=_span_length)
+    length: int = attrs.field(validator=_span_length)
+
+
+class PromptProvenanceSpan(_TokenSpan):
     """A span of tokens that comes from the prompt of a sampled sequence.
 
     Attributes:
@@ -49,14 +55,8 @@ class PromptProvenanceSpan(AttrsValue):
         length: The number of tokens, 0 or more.
     """
 
-    sequence_id: str = attrs.field(validator=_span_id)
-    offset: int = attrs.field(default=0, validator=_span_length)
-    length: int = attrs.field(validator=_span_length)
 
-
-@explain_changes
-@attrs.frozen(kw_only=True)
-class SampledProvenanceSpan(AttrsValue):
+class SampledProvenanceSpan(_TokenSpan):
     """A span of tokens that the model sampled as part of a sequence.
 
     Attributes:
@@ -64,10 +64,6 @@ class SampledProvenanceSpan(AttrsValue):
         offset: The first of the tokens in the sequence, 0 or more.
         length: The number of tokens, 0 or more.
     """
-
-    sequence_id: str = attrs.field(validator=_span_id)
-    offset: int = attrs.field(default=0, validator=_span_length)
-    length: int = attrs.field(validator=_span_length)
 
 
 ProvenanceSpan: TypeAlias = PromptProvenanceSpan | SampledProvenanceSpan

@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, get_args
 
 import attrs
 from tinker_wire import models
 
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, explain_changes, parameters, refuse_change
-from tinker_records import FieldInfo, Value
+from tinker.types._values import AttrsValue, FrozenValue, explain_changes
 
 
-class EncodedTextChunk(Value):
+class EncodedTextChunk(FrozenValue):
     """Tokens of text.
 
     Args:
@@ -62,13 +61,6 @@ class EncodedTextChunk(Value):
 
     def _field_values(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "type": self.type}
-
-    @classmethod
-    def _field_infos(cls) -> Iterable[FieldInfo]:
-        return parameters(cls)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        refuse_change(self, name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EncodedTextChunk):

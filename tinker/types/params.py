@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import msgspec
 import msgspec.structs
 from tinker_wire import limits, models
-from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossFnType
+from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossFnType, OptimizerConfig
 
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
@@ -212,7 +212,6 @@ def _stops(stop: object) -> str | list[str] | list[int] | None:
 
 
 OptimParams: TypeAlias = AdamParams | DimuonParams
-OptimizerConfig: TypeAlias = AdamOptimizerConfig | DimuonOptimizerConfig
 
 __all__ = [
     "AdamOptimizerConfig",

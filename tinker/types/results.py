@@ -12,9 +12,9 @@ from tinker_wire.models import StopReason
 from tinker.types import console
 from tinker.types._arrays import show_tokens
 from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, Signposted, explain_changes, parameters, refuse_change
+from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes
 from tinker.types.tensor_data import TensorData
-from tinker_records import FieldInfo, Value
+from tinker_records import FieldInfo
 
 if TYPE_CHECKING:
     from typing import Self
@@ -148,7 +148,7 @@ class PromptAltTokens(AttrsValue):
         return cls(**{name: TensorData.model_validate(tensor) for name, tensor in fields.items()})
 
 
-class SampledSequence(Signposted, Value):
+class SampledSequence(Signposted, FrozenValue):
     """One continuation. Sequences are equal if all their fields are equal.
 
     Arrays are stored unchanged, and converted to lists on first use.
@@ -246,10 +246,7 @@ class SampledSequence(Signposted, Value):
 
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
-        return (info for info in parameters(cls) if not info.kw_only)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        refuse_change(self, name)
+        return (info for info in super()._field_infos() if not info.kw_only)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampledSequence):
@@ -372,7 +369,12 @@ class SampleResponse(Signposted, AttrsValue):
 
 @explain_changes
 @attrs.frozen(kw_only=True)
-class SaveWeightsResponse(AttrsValue):
+class _Saved(AttrsValue):
+    path: str
+    type: str | None = None
+
+
+class SaveWeightsResponse(_Saved):
     """The saved checkpoint of weights and optimizer state.
 
     Attributes:
@@ -380,26 +382,18 @@ class SaveWeightsResponse(AttrsValue):
         type: The server's name for the kind of response; None if it sends none.
     """
 
-    path: str
-    type: str | None = None
-
     def get_console_url(self) -> str:
         """Return the address of the checkpoint's page on the hosted service."""
         return console.checkpoint_url(self.path)
 
 
-@explain_changes
-@attrs.frozen(kw_only=True)
-class SaveWeightsForSamplerResponse(AttrsValue):
+class SaveWeightsForSamplerResponse(_Saved):
     """The saved checkpoint of weights for sampling.
 
     Attributes:
         path: The path, ``tinker://<training run>/sampler_weights/<name>``.
         type: The server's name for the kind of response; None if it sends none.
     """
-
-    path: str
-    type: str | None = None
 
     def get_console_url(self) -> str:
         """Return the address of the checkpoint's page on the hosted service."""
@@ -410,15 +404,10 @@ class SaveWeightsForSamplerResponse(AttrsValue):
         return console.playground_url(self.path)
 
 
-@explain_changes
-@attrs.frozen(kw_only=True)
-class SaveWeightsExternalResponse(AttrsValue):
+class SaveWeightsExternalResponse(_Saved):
     """The saved checkpoint of weights as files to download.
 
     Attributes:
         path: The path, ``tinker://<training run>/external_weights/<name>``.
         type: The server's name for the kind of response; None if it sends none.
     """
-
-    path: str
-    type: str | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from tinker._installation import install_command
 from tinker.types._arrays import (
@@ -18,8 +18,7 @@ from tinker.types._arrays import (
     wire_array,
 )
 from tinker.types._numpy import np
-from tinker.types._values import parameters, refuse_change
-from tinker_records import FieldInfo, Value
+from tinker.types._values import FrozenValue
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +29,7 @@ _SHOWN_VALUES = 8  # in a repr
 _DESCRIPTION = ("dtype", "shape", "sparse_crow_indices", "sparse_col_indices")
 
 
-class TensorData(Value):
+class TensorData(FrozenValue):
     """A float32 or int64 tensor, dense or sparse (CSR, two-dimensional).
 
     Two TensorData are equal if their dtypes, shapes and values are equal.
@@ -215,10 +214,6 @@ class TensorData(Value):
             "sparse_col_indices": self.sparse_col_indices,
         }
 
-    @classmethod
-    def _field_infos(cls) -> Iterable[FieldInfo]:
-        return parameters(cls)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorData):
             return NotImplemented
@@ -232,9 +227,6 @@ class TensorData(Value):
         """Return :meth:`to_numpy`, for numpy functions."""
         array = self.to_numpy()
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=True)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        refuse_change(self, name)
 
     def __repr__(self) -> str:
         """Return the dtype, the shape, and the values of a short tensor or the first ones of a long one."""

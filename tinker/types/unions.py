@@ -1,31 +1,19 @@
-"""Unions of the kinds of a response's parts. A kind that this version does not know is a dictionary, as the server wrote it."""
+"""Unions that the contract has none of, beside those that it has."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from tinker_wire.models import (
-    CheckpointBillingEvent,
-    ClientSessionFinished,
-    ClientSessionFinishErrored,
-    ClientSessionFinishInterrupted,
-    ClientSessionFinishSuccess,
+    BillingEventInfo,
+    ClientSessionFinishReason,
     CreateModelResponse,
-    FutureFailed,
-    FutureFinished,
+    FutureCompletion,
     LoadWeightsResponse,
     OptimStepResponse,
     RequestFailedResponse,
-    SamplingPrefillBillingEvent,
-    SamplingSampleBillingEvent,
-    SessionActive,
-    SessionCancelled,
-    SessionFailed,
-    SessionFailedRequestReason,
-    SessionFailedSamplingSessionReason,
-    SessionFailedTrainingRunReason,
-    StorageBillingEvent,
-    TrainingBillingEvent,
+    SessionFailedReason,
+    SessionStatus,
     TryAgainResponse,
     UnloadModelResponse,
 )
@@ -38,24 +26,17 @@ from tinker.types.results import (
     SaveWeightsResponse,
 )
 
-Unknown: TypeAlias = dict[str, Any]
+__all__ = [
+    "BillingEventInfo",
+    "ClientSessionFinishReason",
+    "CustomLossInputRank",
+    "EventType",
+    "FutureCompletion",
+    "FutureRetrieveResponse",
+    "SessionFailedReason",
+    "SessionStatus",
+]
 
-ClientSessionFinishReason: TypeAlias = (
-    ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted | Unknown
-)
-SessionFailedReason: TypeAlias = (
-    SessionFailedRequestReason | SessionFailedTrainingRunReason | SessionFailedSamplingSessionReason | Unknown
-)
-SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive | Unknown
-BillingEventInfo: TypeAlias = (
-    TrainingBillingEvent
-    | SamplingPrefillBillingEvent
-    | SamplingSampleBillingEvent
-    | CheckpointBillingEvent
-    | StorageBillingEvent
-    | Unknown
-)
-FutureCompletion: TypeAlias = FutureFinished | FutureFailed | Unknown
 FutureRetrieveResponse: TypeAlias = (
     TryAgainResponse
     | ForwardBackwardOutput

@@ -1,4 +1,4 @@
-"""A change of the contract is an error of the type checker in the client: fields renamed and added, in a copy of the bindings."""
+"""A change of the contract is an error of the type checker in the client: each is made in a copy of the generated records."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-import typing
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,6 +19,7 @@ pytest.importorskip("mypy")
 
 ROOT = Path(__file__).parents[3]
 BINDINGS = Path(models.__file__).parent
+RECORDS = (BINDINGS / "models.py").read_text()
 NOT_CLIENT = ("local", "testing", "cli")
 CONFIG = """
 [mypy]
@@ -32,16 +31,14 @@ follow_imports = skip
 """
 ADDED = "added_field"
 
-Field = tuple[str, str]
-
 BY_USER = "the user makes the record, and the client passes it on"
 NOT_SENT = "the client does not send it"
 
-#: Fields that no line of the client names, and why.
+#: Records and fields that no line of the client names, and why.
 UNNAMED: dict[str, str] = {
-    "ClientFinishedSessionStatusQuery": BY_USER,
     "CheckpointSearchCursor": BY_USER,
     "CheckpointSearchRequest": BY_USER,
+    "ClientFinishedSessionStatusQuery": BY_USER,
     "SessionSearchCursor": BY_USER,
     "SessionSearchRequest": BY_USER,
     "UserSearchOwner": BY_USER,
@@ -49,6 +46,7 @@ UNNAMED: dict[str, str] = {
     "CopyWeightsRequest.session_id": NOT_SENT + ": a copy belongs to a project, not to a run",
     "CopyWeightsRequest.weights_access_token": NOT_SENT + ": the token travels in a header",
     "CustomLossGraph.format": "the record's default is the only version",
+    "DimuonOptimizerConfig.version": "the record's default, or the user's",
     "ImageChunk.height": NOT_SENT + ": the server reads it from the image",
     "ImageChunk.tokens": NOT_SENT + ": the server counts",
     "ImageChunk.width": NOT_SENT + ": the server reads it from the image",
@@ -56,7 +54,7 @@ UNNAMED: dict[str, str] = {
     "SampleRequest.model_path": NOT_SENT + ": samples belong to a sampling session",
     "UnhandledExceptionEvent.traceback": NOT_SENT + ": it may hold secrets",
 }
-#: Records that no line of the client makes: users do.
+#: Records that no line of the client makes: users do, and the end of a session is sent as plain data.
 NOT_MADE = {
     "AccessibleSearchOwner",
     "ActiveSessionStatusQuery",
@@ -65,82 +63,158 @@ NOT_MADE = {
     "CheckpointSearchCursor",
     "CheckpointSearchRequest",
     "ClientFinishedSessionStatusQuery",
+    "ClientSessionFinishErrored",
+    "ClientSessionFinishInterrupted",
+    "ClientSessionFinishSuccess",
+    "DimuonOptimizerConfig",
+    "DimuonParams",
     "FailedSessionStatusQuery",
     "OwnSearchOwner",
     "SessionSearchCursor",
     "SessionSearchRequest",
     "UserSearchOwner",
 }
+#: Unions and closed enums that the client passes on as a whole, so that no line of it has to change, and why.
+PASSED_ON: dict[str, str] = {
+    **dict.fromkeys(("SearchOwner", "SessionStatusQuery"), BY_USER),
+    **dict.fromkeys(("BillingEventInfo", "SessionFailedReason", "SessionStatus"), "users read it, with the contract's type"),
+    **dict.fromkeys(("AccessScope", "ImageFormat"), "what the user gives is compared with all values"),
+    **dict.fromkeys(("CustomLossNodeOp", "SamplingClientKind", "Severity"), "the client chooses among those it knows"),
+    "ClientSessionFinishReason": "sent as its kind alone",
+    "OptimizerParams": "a new family needs parameters with checks in tinker.types",
+}
 #: Records that a generated method makes from its arguments, which change with the contract.
 GENERATED = set(re.findall(r"models\.(\w+)\(", (BINDINGS / "clients.py").read_text()))
 
 
-def records_in(annotation: object, found: dict[str, type[msgspec.Struct]]) -> None:
-    """Add the records that a type is made of, with those inside."""
-    for part in typing.get_args(annotation):
-        records_in(part, found)
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) and annotation.__name__ not in found:
-        found[annotation.__name__] = annotation
-        for kind in hints(annotation).values():
-            records_in(kind, found)
+# ----------------------------------------------------------------------------------------------------- what the records say
 
 
-def hints(record: type[msgspec.Struct]) -> dict[str, object]:
-    """Return the types of a record's fields."""
-    known = typing.get_type_hints(record)
-    return {name: known[name] for name in record.__struct_fields__}
-
-
-def requested() -> dict[str, type[msgspec.Struct]]:
-    """Return the records that bodies of requests are made of, by their names."""
-    found: dict[str, type[msgspec.Struct]] = {}
-    for operation in OPERATIONS.values():
-        records_in(operation.body, found)
+def defined() -> dict[str, ast.ClassDef | ast.AnnAssign]:
+    """Return the records and the aliases of the contract by their names."""
+    found: dict[str, ast.ClassDef | ast.AnnAssign] = {}
+    for statement in ast.parse(RECORDS).body:
+        if isinstance(statement, ast.ClassDef):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
+            found[statement.target.id] = statement
     return found
 
 
-def is_constant(kind: object) -> bool:
+def fields_of(record: ast.AST) -> dict[str, ast.AnnAssign]:
+    """Return the fields of a record by their names."""
+    statements = [one for one in getattr(record, "body", []) if isinstance(one, ast.AnnAssign)]
+    named = {one.target.id: one for one in statements if isinstance(one.target, ast.Name)}
+    return {name: field for name, field in named.items() if not name.startswith("_")}
+
+
+def requested() -> dict[str, ast.ClassDef]:
+    """Return the records that bodies of requests are made of, by their names."""
+    everything = defined()
+    found: dict[str, ast.ClassDef | ast.AnnAssign] = {}
+    waiting = [name for operation in OPERATIONS.values() for name in _names(operation.body)]
+    while waiting:
+        name = waiting.pop().lstrip("_")
+        if name in everything and name not in found:
+            definition = found[name] = everything[name]
+            parts = [field.annotation for field in fields_of(definition).values()]
+            parts += [definition.value] if isinstance(definition, ast.AnnAssign) and definition.value else []
+            waiting += [one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
+    return {name: one for name, one in found.items() if isinstance(one, ast.ClassDef)}
+
+
+def _names(body: object) -> Iterator[str]:
+    kinds: Iterable[object] = getattr(body, "__args__", (body,))
+    return (kind.__name__ for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+
+
+def is_literal(annotation: ast.AST | None) -> bool:
+    """Return whether a type is a list of values, and nothing else."""
+    return isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal"
+
+
+def is_constant(annotation: ast.AST) -> bool:
     """Return whether a field has one value, which the record sends by itself."""
-    return typing.get_origin(kind) is typing.Literal and len(typing.get_args(kind)) == 1
+    return is_literal(annotation) and not isinstance(annotation.slice, ast.Tuple)
 
 
-def definitions(text: str) -> Iterator[ast.ClassDef]:
-    """Find the records of requests in the module of records."""
-    records = requested()
-    return (one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name in records)
+def unions() -> dict[str, ast.expr]:
+    """Return the unions of records, open ones too, by their names."""
+    aliases = {name: one.value for name, one in defined().items() if isinstance(one, ast.AnnAssign)}
+    records = requested().keys() | {name for name, one in defined().items() if isinstance(one, ast.ClassDef)}
+    return {
+        name: value
+        for name, value in aliases.items()
+        if isinstance(value, ast.BinOp) and any(isinstance(one, ast.Name) and one.id in records for one in ast.walk(value))
+    }
 
 
-def with_fields_renamed(text: str) -> str:
-    """Return the module with every field of the requests renamed."""
-    lines = text.splitlines(keepends=True)
-    for name in (name for definition in definitions(text) for name in fields_of(definition)):
-        line = lines[name.lineno - 1]
-        lines[name.lineno - 1] = f"{line[: name.col_offset]}{name.id}_renamed{line[name.end_col_offset :]}"
-    return "".join(lines)
+def enums() -> dict[str, ast.expr]:
+    """Return the closed enums by their names."""
+    aliases = {name: one.value for name, one in defined().items() if isinstance(one, ast.AnnAssign)}
+    return {name: value for name, value in aliases.items() if value is not None and is_literal(value)}
 
 
-def with_fields_added(text: str) -> str:
-    """Return the module with a required field added to every record of the requests."""
-    lines = text.splitlines(keepends=True)
-    for definition in definitions(text):
-        lines[definition.end_lineno - 1] += f"\n    {ADDED}: int\n"
-    return "".join(lines)
+# ------------------------------------------------------------------------------------------------------------- the changes
 
 
-def fields_of(definition: ast.ClassDef) -> Iterator[ast.Name]:
-    """Find the names of a record's fields."""
-    targets = [statement.target for statement in definition.body if isinstance(statement, ast.AnnAssign)]
-    return (target for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_"))
+Edit = tuple[int, int, int, str]  # line, first and last column, text instead
 
 
-def check_types(copy: Path) -> str:
-    """Return what mypy says of the client beside the bindings in this copy."""
-    (copy / "mypy.ini").write_text(CONFIG.format(copy=copy, root=ROOT))
+def edit(edits: Iterable[Edit]) -> str:
+    """Return the module of records with these changes."""
+    lines = [line.encode() for line in RECORDS.splitlines(keepends=True)]
+    for line, start, end, text in sorted(edits, reverse=True):
+        old = lines[line - 1]
+        lines[line - 1] = old[:start] + text.encode() + old[end:]
+    return b"".join(lines).decode()
+
+
+def rename_fields() -> str:
+    """Rename every field of the requests."""
+    fields = [field.target for record in requested().values() for field in fields_of(record).values()]
+    return edit((one.lineno, one.col_offset, one.end_col_offset or 0, f"{ast.unparse(one)}_renamed") for one in fields)
+
+
+def add_fields() -> str:
+    """Add a required field to every record of the requests."""
+    ends = [(one.end_lineno or 0, one.end_col_offset or 0) for one in requested().values()]
+    return edit((line, column, column, f"\n\n    {ADDED}: int") for line, column in ends)
+
+
+def add_members() -> str:
+    """Add a record to every union and a value to every closed enum, named after it."""
+    ends = {name: (one.end_lineno or 0, one.end_col_offset or 0) for name, one in unions().items()}
+    edits = [(line, column, column, f" | AddedTo{name}") for name, (line, column) in ends.items()]
+    for name, one in enums().items():
+        line, column = one.end_lineno or 0, (one.end_col_offset or 0) - 1
+        edits.append((line, column, column, f', "AddedTo{name}"'))
+    header = "frozen=True, kw_only=True, omit_defaults=True"
+    members = "".join(f"class AddedTo{name}(_Record, {header}):\n    pass\n\n\n" for name in unions())
+    before = next(one.lineno for one in ast.parse(RECORDS).body if isinstance(one, ast.ClassDef))
+    return edit([*edits, (before, 0, 0, members)])
+
+
+# -------------------------------------------------------------------------------------------------------- the type checker
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the bindings, and what the type checker remembers of everything else."""
+    folder = tmp_path_factory.mktemp("bindings")
+    shutil.copytree(BINDINGS, folder / "tinker_wire", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "mypy.ini").write_text(CONFIG.format(copy=folder, root=ROOT))
+    return folder
+
+
+def check_client(copy: Path, records: str) -> list[str]:
+    """Return what mypy says of the client with these records."""
+    (copy / "tinker_wire" / "models.py").write_text(records)
     files = [path for path in (ROOT / "tinker").rglob("*.py") if path.relative_to(ROOT).parts[1] not in NOT_CLIENT]
     command = [sys.executable, "-m", "mypy", "--config-file", str(copy / "mypy.ini"), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
-    return done.stdout
+    return [line for line in done.stdout.splitlines() if line.startswith("tinker/")]
 
 
 _MESSAGES = (
@@ -150,40 +224,32 @@ _MESSAGES = (
 )
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the bindings, and what the type checker remembers of everything else."""
-    folder = tmp_path_factory.mktemp("bindings")
-    shutil.copytree(BINDINGS, folder / "tinker_wire", ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-def flag(copy: Path, change: Callable[[str], str]) -> dict[Field, list[str]]:
-    """Return the client's lines that the type checker refuses once the records are changed, by record and field."""
-    (copy / "tinker_wire" / "models.py").write_text(change((BINDINGS / "models.py").read_text()))
-    lines: dict[Field, list[str]] = defaultdict(list)
-    for line in check_types(copy).splitlines():
-        for found in filter(None, (message.search(line) for message in _MESSAGES)):
-            if line.startswith("tinker/"):
-                lines[found["record"], found["field"]].append(line)
-    return lines
+def flag_fields(copy: Path, records: str) -> set[tuple[str, str]]:
+    """Return the records and fields that the type checker complains about."""
+    found = (message.search(line) for line in check_client(copy, records) for message in _MESSAGES)
+    return {(one["record"], one["field"]) for one in found if one is not None}
 
 
 def test_a_renamed_field_is_an_error_in_the_client(copy: Path) -> None:
     """Each field of each request that the client sends is named by at least one typed line of it."""
-    flagged = flag(copy, with_fields_renamed)
-    sent = {
-        (name, field) for name, record in requested().items() for field, kind in hints(record).items() if not is_constant(kind)
-    }
-    unnamed = {f"{name}.{field}" for name, field in sent - flagged.keys() if name not in GENERATED}
+    flagged = flag_fields(copy, rename_fields())
+    fields = [(record, name, one) for record, node in requested().items() for name, one in fields_of(node).items()]
+    sent = {(record, name) for record, name, one in fields if record not in GENERATED and not is_constant(one.annotation)}
+    unnamed = {f"{record}.{name}" for record, name in sent - flagged}
     listed = {one for one in unnamed if one in UNNAMED or one.partition(".")[0] in UNNAMED}
     assert sorted(unnamed - listed) == []
-    used = listed | {one.partition(".")[0] for one in listed}
-    assert sorted(UNNAMED.keys() - used) == []
+    assert sorted(UNNAMED.keys() - listed - {one.partition(".")[0] for one in listed}) == []
 
 
 def test_a_new_required_field_is_an_error_in_the_client(copy: Path) -> None:
     """Each record that the client sends is made by at least one typed line of it."""
-    flagged = flag(copy, with_fields_added)
+    flagged = flag_fields(copy, add_fields())
     unmade = {name for name in requested() if (name, ADDED) not in flagged} - GENERATED
     assert sorted(unmade ^ NOT_MADE) == []
+
+
+def test_a_new_member_or_value_is_an_error_where_the_client_tells_them_apart(copy: Path) -> None:
+    """Each union and closed enum is told apart by at least one typed line of the client, or passed on as a whole."""
+    lines = check_client(copy, add_members())
+    unnoticed = {name for name in unions() | enums() if not any(f"AddedTo{name}" in line for line in lines)}
+    assert sorted(unnoticed ^ PASSED_ON.keys()) == []

@@ -10,39 +10,21 @@ from urllib.parse import urlencode
 
 import click
 
+import tinker
 from tinker.cli.clients import config_of, connect, rest_client
-from tinker.cli.errors import CommandFailed, say, to_failure
-from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.errors import CommandFailed, read_message
+from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import format_optional, show, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
 
-    from tinker._config import Config
-    from tinker._http import StoredKey
     from tinker._runtime import Runtime
-    from tinker.errors import TinkerError
-    from tinker.futures import APIFuture
 
 T = TypeVar("T")
 
 
-COMMANDS = {
-    "login": Entry("tinker.cli.commands.auth:login", "Store an API key of the hosted service."),
-    "logout": Entry("tinker.cli.commands.auth:logout", "Remove the stored key."),
-    "status": Entry("tinker.cli.commands.auth:status", "Show whether a credential is set and accepted."),
-    "whoami": Entry("tinker.cli.commands.auth:whoami", "Show the owner of the credential."),
-}
-
-
-@click.group(cls=LazyGroup, entries=COMMANDS)
-def auth() -> None:
-    """Log in and out, and show the credential in use."""
-
-
-@click.command()
-@pass_options
+@command
 def login(options: GlobalOptions) -> None:
     """Store an API key of the hosted service on this machine. Clients use it by default.
 
@@ -67,7 +49,7 @@ def login(options: GlobalOptions) -> None:
     click.echo(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
 
 
-def _load_hosted_config(options: GlobalOptions) -> Config:
+def _load_hosted_config(options: GlobalOptions) -> tinker.Config:
     """Load the settings; CommandFailed for another server, as a stored key goes to the hosted service only."""
     config = config_of(options)
     if not config.is_hosted:
@@ -99,16 +81,17 @@ def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
     return run(runtime, request.operation, _send, runtime, request, key).result()
 
 
-async def _send(_: APIFuture[T], runtime: Runtime, request: Request[T], key: str) -> T:
+async def _send(_: tinker.APIFuture[T], runtime: Runtime, request: Request[T], key: str) -> T:
     from tinker._http import REST, Credential
 
     return (await runtime.transport.send(request, REST, credential=Credential(key))).value
 
 
-@click.command()
-@pass_options
+@command
 def logout(options: GlobalOptions) -> None:
     """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
+    from tinker_wire.api import auth as api
+
     from tinker._http import default_key, remove_default
     from tinker.types.console import CONSOLE
 
@@ -117,7 +100,12 @@ def logout(options: GlobalOptions) -> None:
     if entry is None:
         raise CommandFailed("No key is stored", "To store one, run `tinker auth login`.")
     key_id, stored = entry
-    refusal = _revoke(options, stored) if stored.type == "generated" else None
+    refusal: tinker.TinkerError | None = None
+    if stored.type == "generated":
+        try:
+            _send_with_key(options, stored.key, api.delete_api_key())
+        except tinker.TinkerError as error:
+            refusal = error
     remove_default(config.credentials_file)
     name = stored.name or key_id
     if stored.type == "generated" and refusal is None:
@@ -129,24 +117,10 @@ def logout(options: GlobalOptions) -> None:
     if stored.organization is not None:
         click.echo(f"Its organization: {stored.organization}")
     if refusal is not None:
-        raise CommandFailed("The key could not be revoked", say(refusal))
+        raise CommandFailed("The key could not be revoked", read_message(refusal))
 
 
-def _revoke(options: GlobalOptions, stored: StoredKey) -> TinkerError | None:
-    """Revoke the key; return None, or the error."""
-    from tinker_wire.api import auth as api
-
-    from tinker.errors import TinkerError
-
-    try:
-        _send_with_key(options, stored.key, api.delete_api_key())
-    except TinkerError as error:
-        return error
-    return None
-
-
-@click.command()
-@pass_options
+@command
 def status(options: GlobalOptions) -> None:
     """Show whether a credential is set and accepted. Exits with 1 if not.
 
@@ -155,32 +129,20 @@ def status(options: GlobalOptions) -> None:
     from tinker.auth import tinker_has_credentials
 
     has = tinker_has_credentials()
-    failure = _check_access(options)
-    accessible = failure is None
-    value = {"credentials_available": has, "tinker_accessible": accessible}
-    show(options, value, lambda: click.echo(f"Credentials available: {_word(has)}\nTinker accessible: {_word(accessible)}"))
+    failure: CommandFailed | tinker.TinkerError | None = None
+    try:
+        rest_client(options).get_server_capabilities().result()
+    except (CommandFailed, tinker.TinkerError) as error:
+        failure = error
+    value = {"credentials_available": has, "tinker_accessible": failure is None}
+    words = {True: "yes", False: "no"}
+    text = f"Credentials available: {words[has]}\nTinker accessible: {words[failure is None]}"
+    show(options, value, lambda: click.echo(text))
     if failure is not None:
         raise failure
 
 
-def _word(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _check_access(options: GlobalOptions) -> CommandFailed | None:
-    from tinker.errors import TinkerError
-
-    try:
-        rest_client(options).get_server_capabilities().result()
-    except CommandFailed as failure:
-        return failure
-    except TinkerError as error:
-        return to_failure(error)
-    return None
-
-
-@click.command()
-@pass_options
+@command
 def whoami(options: GlobalOptions) -> None:
     """Show the user and the organization of the credential, if the server reports them."""
     identity = rest_client(options).whoami().result()

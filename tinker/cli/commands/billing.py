@@ -7,51 +7,38 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import click
 
 from tinker.cli.clients import admin_client
-from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import GlobalOptions, Option, command, parse_time
 from tinker.cli.output import format_count, show, show_table
-from tinker.cli.times import parse_time
 
 _UsageRow: TypeAlias = Mapping[str, object]
 
 _COST = "estimated_cost_usd"
 _TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
 _STORAGE_RATE = "effective_rate_usd_per_gigabyte_month"
-_CSV_FILE = click.Path(dir_okay=False, allow_dash=True)
+CSVFile: TypeAlias = Annotated[
+    str | None,
+    click.Path(dir_okay=False, allow_dash=True),
+    Option("Write the rows as CSV to this file; - is standard output.", "--csv"),
+]
+SessionsFile: TypeAlias = Annotated[
+    str | None,
+    click.Path(dir_okay=False, allow_dash=True),
+    Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv"),
+]
 
 
-COMMANDS = {
-    "checkpoint-storage": Entry("tinker.cli.commands.billing:checkpoint_storage", "Show the storage that checkpoints use now."),
-    "usage": Entry("tinker.cli.commands.billing:usage", "Show hourly usage."),
-}
-
-
-@click.group(cls=LazyGroup, entries=COMMANDS)
-def billing() -> None:
-    """Show usage and cost. This needs permission to see the bills of your organization."""
-
-
-@click.command()
-@click.argument("starting_on")
-@click.argument("ending_before")
-@click.option(
-    "--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows as CSV to this file; - is standard output."
-)
-@click.option(
-    "--sessions-csv",
-    "sessions_csv_path",
-    type=_CSV_FILE,
-    metavar="FILE",
-    help="Also write the metadata of the sessions as CSV to this file.",
-)
-@pass_options
+@command
 def usage(
-    options: GlobalOptions, starting_on: str, ending_before: str, csv_path: str | None, sessions_csv_path: str | None
+    options: GlobalOptions,
+    starting_on: str,
+    ending_before: str,
+    csv_path: CSVFile = None,
+    sessions_csv_path: SessionsFile = None,
 ) -> None:
     """Show the hourly usage from STARTING_ON until before ENDING_BEFORE.
 
@@ -80,13 +67,12 @@ def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:
     ]
 
 
-@click.command("checkpoint-storage")
-@click.option("--project-id", metavar="ID", help="Only this project.")
-@click.option(
-    "--csv", "csv_path", type=_CSV_FILE, metavar="FILE", help="Write the rows as CSV to this file; - is standard output."
-)
-@pass_options
-def checkpoint_storage(options: GlobalOptions, project_id: str | None, csv_path: str | None) -> None:
+@command
+def checkpoint_storage(
+    options: GlobalOptions,
+    project_id: Annotated[str | None, Option("Only this project.", metavar="ID")] = None,
+    csv_path: CSVFile = None,
+) -> None:
     """Show the storage that the organization's checkpoints use now, by project and user, and its monthly cost.
 
     A month is 720 hours at today's price, before credits. The data can be an hour or two late.

@@ -6,20 +6,23 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import click
 
-from tinker.cli.capacity import Capacity
+import tinker
+from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed, to_failure
-from tinker.cli.models import explain_refusal, first_sampleable
-from tinker.cli.options import GlobalOptions, pass_options
-from tinker.cli.stops import StopCutter
-
-if TYPE_CHECKING:
-    from tinker.sampling_client import SamplingClient
-    from tinker.service_client import ServiceClient
-    from tinker.types import ModelInput, SamplingParams
+from tinker.cli.model_input import (
+    Capacity,
+    StopCutter,
+    TextDecoder,
+    create_sampler,
+    encode_chat,
+    find_tokenizer,
+    first_sampleable,
+)
+from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -31,48 +34,31 @@ _HELP = """\
 _ARGUMENTS = {"/save": "a file name", "/model": "the name of a model or a checkpoint"}
 
 
-@click.command()
-@click.option("-m", "--model", metavar="NAME_OR_PATH", help="A base model or checkpoint. Default: the first model.")
-@click.option("--system", metavar="TEXT", help="System message.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Maximum number of tokens to generate."
-)
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.7, show_default=True, help="Sampling temperature; 0 is greedy."
-)
-@click.option(
-    "--tokenizer",
-    "tokenizer_id",
-    metavar="NAME",
-    help="Hugging Face name or folder of the tokenizer. Default: the model's own.",
-)
-@pass_options
+@command
 def chat(
     options: GlobalOptions,
-    /,
-    model: str | None,
-    system: str | None,
-    max_tokens: int,
-    temperature: float,
-    tokenizer_id: str | None,
+    model: ModelOption = None,
+    system: Annotated[str | None, Option("System message.", metavar="TEXT")] = None,
+    max_tokens: Annotated[Positive, Option("Maximum number of tokens to generate.")] = 512,
+    temperature: Annotated[NonNegative, Option("Sampling temperature; 0 is greedy.")] = 0.7,
+    tokenizer_id: TokenizerOption = None,
 ) -> None:
     """Chat with a model or a checkpoint. Answers are streamed.
 
     This uses the model's chat template; a model without one gets the conversation as plain text. Type /help for the commands
     /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn.
     """
-    from tinker.cli.clients import rest_client, service_client
-
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
-        talk = _Talk(service, model, system, max_tokens, temperature, tokenizer_id)
+        params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
+        conversation = _ChatSession(service, model, system, params, tokenizer_id)
         click.echo(f"{model}. /help lists the commands.", err=True)
         while (line := _read()) is not None:
             if line.startswith("/"):
-                if not talk.obey(*line.partition(" ")[::2]):
+                if not conversation.run_command(*line.partition(" ")[::2]):
                     break
             elif line.strip():
-                talk.answer(line)
+                conversation.answer(line)
 
 
 def _read() -> str | None:
@@ -83,44 +69,34 @@ def _read() -> str | None:
         return None
 
 
-class _Talk:
-    """One conversation."""
+class _ChatSession:
+    """A conversation. ``params`` and the context length of the model limit its answers."""
 
     def __init__(
         self,
-        service: ServiceClient,
+        service: tinker.ServiceClient,
         model: str,
         system: str | None,
-        max_tokens: int,
-        temperature: float,
+        params: tinker.SamplingParams,
         tokenizer_id: str | None,
     ) -> None:
-        self._service, self._system, self._tokenizer_id = service, system, tokenizer_id
-        self._longest, self._temperature = max_tokens, temperature
+        self._service, self._system, self._params, self._tokenizer_id = service, system, params, tokenizer_id
         self._turns: list[dict[str, str]] = []
         self._open(model)
 
     def _open(self, model: str) -> None:
-        """Sample from another model; TinkerError leaves the one before."""
-        from tinker.cli.examples import TextDecoder
-        from tinker.cli.tokenizers import find_tokenizer
-
-        path, base = (model, None) if model.startswith("tinker://") else (None, model)
-        with explain_refusal(self._service, model):
-            sampler: SamplingClient = self._service.create_sampling_client(model_path=path, base_model=base).result()
+        """Switch to another model. After a TinkerError the model is unchanged."""
+        sampler = create_sampler(self._service, model)
         self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
+        self._has_template = bool(getattr(self._tokenizer, "chat_template", None))
         self._decoder = TextDecoder(self._tokenizer)
-        self._capacity = self._find_capacity(sampler.get_base_model())
+        lengths = {one.model_name: one.max_context_length for one in self._service.get_server_capabilities().supported_models}
+        base_model = sampler.get_base_model()
+        self._capacity = Capacity(base_model, lengths.get(base_model))
         self._sampler = sampler
 
-    def _find_capacity(self, base_model: str) -> Capacity:
-        offered = self._service.get_server_capabilities().supported_models
-        return Capacity(base_model, next((one.max_context_length for one in offered if one.model_name == base_model), None))
-
-    def obey(self, command: str, rest: str) -> bool:
-        """Carry out a line that begins with a slash; whether to go on."""
-        from tinker.errors import TinkerError
-
+    def run_command(self, command: str, rest: str) -> bool:
+        """Run a line that begins with a slash; return whether to continue."""
         rest = rest.strip()
         if command == "/quit":
             return False
@@ -136,7 +112,7 @@ class _Talk:
                 click.echo(f"now {rest}", err=True)
             except CommandFailed as failure:
                 failure.show()
-            except (TinkerError, ValueError, OSError) as error:
+            except (tinker.TinkerError, ValueError, OSError) as error:
                 to_failure(error).show()
         elif command in _ARGUMENTS:
             click.echo(f"{command} needs {_ARGUMENTS[command]}", err=True)
@@ -155,27 +131,32 @@ class _Talk:
             click.echo(f"{error}", err=True)
 
     def answer(self, text: str) -> None:
-        """Show the answer to a turn as it comes; Ctrl-C keeps what there is of it."""
+        """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
         self._turns.append({"role": "user", "content": text})
-        prompt, said = self._prompt(), ""
+        prompt, answer = self._prompt(), ""
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
             click.echo(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over", err=True)
             return
         try:
             for piece in self._stream(prompt):
-                said += piece
+                answer += piece
                 click.echo(piece, nl=False)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             click.echo(" [stopped]", err=True, nl=False)
         click.echo()
-        self._turns.append({"role": "assistant", "content": said.strip()})
+        self._turns.append({"role": "assistant", "content": answer.strip()})
 
-    def _stream(self, prompt: ModelInput) -> Iterator[str]:
+    def _stream(self, prompt: tinker.ModelInput) -> Iterator[str]:
         """Yield the pieces of an answer, to its end or to the first stop."""
-        cutter = StopCutter(self._stops())
-        with self._sampler.sample_stream(prompt, 1, self._params(prompt), tokenizer=self._decoder) as stream:
+        stops = self._stops()
+        longest = self._params.max_tokens or 1
+        if self._capacity.tokens:
+            longest = min(longest, self._capacity.tokens - prompt.length)
+        params = self._params.model_copy(update={"max_tokens": longest, "stop": stops or None})
+        cutter = StopCutter(stops)
+        with self._sampler.sample_stream(prompt, 1, params, tokenizer=self._decoder) as stream:
             for chunk in stream:
                 yield cutter.add(chunk.text or "")
                 if cutter.is_over:
@@ -185,28 +166,14 @@ class _Talk:
     def _messages(self) -> list[dict[str, str]]:
         return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
 
-    def _prompt(self) -> ModelInput:
-        from tinker.cli.examples import chat_tokens
-        from tinker.types import ModelInput
-
+    def _prompt(self) -> tinker.ModelInput:
         if self._has_template:
-            return ModelInput.from_ints(chat_tokens(self._tokenizer, self._messages(), prompt=True))
+            return tinker.ModelInput.from_ints(encode_chat(self._tokenizer, self._messages(), is_prompt=True))
         lines = [f"{turn['role'].capitalize()}: {turn['content']}\n" for turn in self._messages()]
-        return ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
-
-    @property
-    def _has_template(self) -> bool:
-        return bool(getattr(self._tokenizer, "chat_template", None))
-
-    def _params(self, prompt: ModelInput) -> SamplingParams:
-        from tinker.types import SamplingParams
-
-        stop = self._stops() or None  # None: where the model ends its turn
-        longest = min(self._longest, self._capacity.tokens - prompt.length) if self._capacity.tokens else self._longest
-        return SamplingParams(max_tokens=longest, temperature=self._temperature, stop=stop)
+        return tinker.ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
 
     def _stops(self) -> list[str]:
-        """Return what ends an answer in plain text, your next turn or the end of the text; nothing with a template."""
+        """Return the stop sequences of plain text: your next turn and the end of text. None with a chat template."""
         if self._has_template:
             return []
         end: str | None = getattr(self._tokenizer, "eos_token", None)

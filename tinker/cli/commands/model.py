@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import click
-
 from tinker.cli.clients import rest_client
 from tinker.cli.errors import CommandFailed
-from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import format_bool, format_optional, show, show_table
 
 _COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
 
 
-@click.group(cls=LazyGroup, entries={"list": Entry("tinker.cli.commands.model:list_models", "List the models.")})
-def model() -> None:
-    """List the models of the server."""
-
-
-@click.command("list")
-@click.argument("substring", required=False)
-@pass_options
-def list_models(options: GlobalOptions, substring: str | None) -> None:
+@command
+def list_command(options: GlobalOptions, substring: str | None = None) -> None:
     """List the models that the server offers, or those whose name contains SUBSTRING (case-insensitive).
 
     Use the names in the column Model as base_model.

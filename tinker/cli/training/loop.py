@@ -1,142 +1,103 @@
-"""The steps of a run, in order: sent, waited for, reported; and the saves between them and where they end."""
+"""The loop over the steps of a run: send, wait, report and save, with a clean exit on signals and failures.
+
+The first Ctrl-C or SIGTERM stops the loop after the steps that were sent; the second one exits at once.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeAlias
 
 import click
 
-from tinker.cli.errors import INTERRUPTED, say
-from tinker.cli.training.position import Position
-from tinker.cli.training.stopping import watch_signals
-from tinker.cli.training.supervised import mean_loss
+import tinker
+from tinker.cli.errors import INTERRUPTED, read_message
+from tinker.cli.training.grpo import GRPO, Rollout
+from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions
+from tinker.cli.training.report import RunReport
+from tinker.cli.training.supervised import HeldOutLoss, SentBatch, SentStep, Supervised, mean_loss
 
-if TYPE_CHECKING:
-    from tinker.cli.training.plan import Plan
-    from tinker.cli.training.position import Bookmark
-    from tinker.cli.training.report import RunReport
-    from tinker.cli.training.supervised import HeldOutLoss, SentBatch, StepResult
-    from tinker.futures import APIFuture
-    from tinker.training_client import TrainingClient
-    from tinker.types import SaveWeightsResponse
+#: The steps of a run: their number, and how to send one.
+Recipe: TypeAlias = Supervised | GRPO
+_NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
 
 
-class Sent(Protocol):
-    """A step whose requests are sent."""
+class _Pending:
+    """A step in flight, with the evaluation and the save that follow it."""
 
-    def wait(self) -> StepResult:
-        """Wait for the step."""
-        ...
-
-    def futures(self) -> Sequence[APIFuture[Any]]:
-        """Return what is waited for."""
-        ...
-
-
-class Recipe(Protocol):
-    """What the steps of a run are: their number, and how one is sent."""
-
-    metric: str
-    steps_ahead: int
-
-    @property
-    def steps(self) -> int:
-        """Return the number of steps."""
-        ...
-
-    def send(self, training: TrainingClient, step: int) -> Sent:
-        """Send the requests of a step, counted from 0."""
-        ...
-
-
-class Cadence(NamedTuple):
-    """How often, in steps, something is done; None: only at the end."""
-
-    save: int | None = None
-    evaluate: int | None = None
-
-    def is_save_due(self, done: int) -> bool:
-        """Return whether to save after so many steps."""
-        return bool(self.save) and done % (self.save or 1) == 0
-
-    def is_evaluation_due(self, done: int, steps: int) -> bool:
-        """Return whether to evaluate after so many steps."""
-        return done == steps or (bool(self.evaluate) and done % (self.evaluate or 1) == 0)
-
-
-class _Pending(NamedTuple):
-    """A step that is in flight, and what follows it."""
-
-    step: int
-    sent: Sent
-    evaluation: Sequence[SentBatch] | None
-    saving: APIFuture[SaveWeightsResponse] | None
+    def __init__(self, step: int, sent: SentStep | Rollout) -> None:
+        self.done = step + 1
+        self.sent = sent
+        self.evaluation: Sequence[SentBatch] | None = None
+        self.saving: tinker.APIFuture[tinker.types.SaveWeightsResponse] | None = None
 
 
 class Loop:
-    """One run, from its first step or from where it was left."""
+    """The loop of one run, from its first step or from a checkpoint."""
 
     def __init__(
         self,
         plan: Plan,
+        options: RunOptions,
         recipe: Recipe,
-        training: TrainingClient,
+        training: tinker.TrainingClient,
         report: RunReport,
         bookmark: Bookmark,
-        cadence: Cadence,
-        evaluation: HeldOutLoss | None = None,
+        evaluation: HeldOutLoss | None,
     ) -> None:
-        self._plan, self._recipe, self._training = plan, recipe, training
-        self._report, self._bookmark, self._cadence, self._evaluation = report, bookmark, cadence, evaluation
+        self._plan, self._options, self._recipe, self._training = plan, options, recipe, training
+        self._report, self._bookmark, self._evaluation = report, bookmark, evaluation
         self._ahead: deque[_Pending] = deque()
         self._done = self._saved = 0
         self._path: str | None = None  # of the last checkpoint
 
     def run(self, first: int) -> None:
-        """Take the steps from ``first`` on. A signal or a failure ends them early, after a save; Exit, or the failure."""
+        """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit or the failure."""
         self._done = self._saved = first
-        with watch_signals() as stop:
+        with _watch_signals() as stop:
             try:
-                if first == 0:
-                    self._evaluate_at_first()
-                for step in range(first, self._recipe.steps):
-                    if stop.is_made:
-                        break
-                    self._send(step)
-                    self._finish_all_but(self._recipe.steps_ahead)
-                self._finish_all_but(0)
+                self._take_steps(first, stop)
             except KeyboardInterrupt:
-                self._tell_resume()
+                self._explain_resume()
                 raise
             except Exception as error:
-                if _has_diverged(error):
+                if isinstance(error, tinker.RequestFailedError) and "diverged" in str(error):
                     self._receive_rest()
-                    self._report.tell_diverged(self._saved, self._path)
+                    self._report.explain_divergence(self._saved, self._path)
                 else:
                     self._save_after_failure()
                 raise
-            if stop.is_made and self._done < self._recipe.steps:
+            if stop.signal_number is not None and self._done < self._recipe.steps:
                 self._save()
-                self._tell_resume()
+                self._explain_resume()
                 raise click.exceptions.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else 128 + signal.SIGTERM)
 
-    def _evaluate_at_first(self) -> None:
-        if self._evaluation is not None:
+    def _take_steps(self, first: int, stop: _StopRequest) -> None:
+        if first == 0 and self._evaluation is not None:
             self._report.add_evaluation(0, mean_loss(self._evaluation.send(self._training)))
+        for step in range(first, self._recipe.steps):
+            if stop.signal_number is not None:
+                break
+            pending = _Pending(step, self._recipe.send(self._training, step))
+            if self._recipe.steps_ahead:
+                self._send_rest(pending)
+            self._ahead.append(pending)
+            self._finish_all_but(self._recipe.steps_ahead)
+        self._finish_all_but(0)
 
-    def _send(self, step: int) -> None:
-        sent, evaluation, saving, done = self._recipe.send(self._training, step), None, None, step + 1
-        if not self._recipe.steps_ahead:  # what follows would go before the requests that such a step sends last
-            self._ahead.append(_Pending(step, sent, None, None))
-            return
-        if self._evaluation is not None and self._cadence.is_evaluation_due(done, self._recipe.steps):
-            evaluation = self._evaluation.send(self._training)
-        if self._cadence.is_save_due(done) and done < self._recipe.steps:
-            saving = self._training.save_state(self._name(done))
-        self._ahead.append(_Pending(step, sent, evaluation, saving))
+    def _send_rest(self, pending: _Pending) -> None:
+        """Send the evaluation and the save that are due after a step."""
+        done, is_last = pending.done, pending.done == self._recipe.steps
+        if self._evaluation is not None and (is_last or _is_due(done, self._options.eval_every)):
+            pending.evaluation = self._evaluation.send(self._training)
+        if not is_last and _is_due(done, self._options.save_every):  # the end of the run is saved anyway
+            pending.saving = self._training.save_state(self._name(done))
 
     def _finish_all_but(self, count: int) -> None:
         while len(self._ahead) > count:
@@ -145,14 +106,14 @@ class Loop:
 
     def _finish(self, pending: _Pending) -> None:
         result = pending.sent.wait()
-        self._done = pending.step + 1
-        self._report.add_step(self._done, self._plan.learning_rate_at(pending.step, self._recipe.steps), result)
+        self._done = pending.done
+        self._report.add_step(self._done, self._plan.learning_rate_at(self._done - 1, self._recipe.steps), result)
+        if not self._recipe.steps_ahead:
+            self._send_rest(pending)
         if pending.evaluation is not None:
             self._report.add_evaluation(self._done, mean_loss(pending.evaluation))
         if pending.saving is not None:
             self._keep(self._done, pending.saving.result().path)
-        elif not self._recipe.steps_ahead and self._cadence.is_save_due(self._done) and self._done < self._recipe.steps:
-            self._save()
 
     def _name(self, done: int) -> str:
         return f"{self._plan.name}-{done:06d}"
@@ -166,35 +127,58 @@ class Loop:
         self._bookmark.write(self._plan, Position(done, path, self._recipe.steps))
         self._report.add_save(done, path)
 
-    def _tell_resume(self, note: str = "") -> None:
+    def _explain_resume(self, note: str = "") -> None:
         if self._saved:
-            self._report.tell_resume(self._saved, note)
+            self._report.explain_resume(self._saved, note)
 
     def _save_after_failure(self) -> None:
-        """Receive what else failed, save what was learned, and say how to go on. A failure of the save is told, not raised."""
-        from tinker.errors import TinkerError
-
+        """Wait for the other requests, save the run, and explain how to continue. A failed save is printed, not raised."""
         is_exact = not self._receive_rest()
         try:
             self._save()
-        except TinkerError as error:
-            click.echo(f"The weights could not be saved: {say(error)}", err=True)
-        self._tell_resume("" if is_exact else " A later step is partly in the checkpoint.")
+        except tinker.TinkerError as error:
+            click.echo(f"The weights could not be saved: {read_message(error)}", err=True)
+        self._explain_resume("" if is_exact else " A later step is partly in the checkpoint.")
 
     def _receive_rest(self) -> bool:
-        """Wait for what was sent after the step that failed; whether the optimizer took a step all the same."""
+        """Wait for all requests in flight; return whether the optimizer took a step after the one that failed."""
         was_applied = False
         for pending in self._ahead:
-            rest: list[APIFuture[Any]] = [future for _, future in pending.evaluation or ()]
+            rest: list[tinker.APIFuture[Any]] = [future for _, future in pending.evaluation or ()]
             rest += [pending.saving] if pending.saving else []
-            failures = [future.exception() for future in (*rest, *pending.sent.futures())]
+            failures = [future.exception() for future in (*rest, *pending.sent.futures)]
             was_applied |= bool(self._recipe.steps_ahead) and failures[-1] is None
         self._ahead.clear()
         return was_applied
 
 
-def _has_diverged(error: Exception) -> bool:
-    """Return whether the server says that the weights are no longer numbers to train; saving them would help nobody."""
-    from tinker.errors import RequestFailedError
+def _is_due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0
 
-    return isinstance(error, RequestFailedError) and "diverged" in str(error)
+
+class _StopRequest:
+    """The first signal that was received, if any."""
+
+    signal_number: int | None = None
+
+    def take(self, number: int, _: FrameType | None) -> None:
+        """Store the signal; raise KeyboardInterrupt for a second one."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+        os.write(2, _NOTICE)  # not print: the handler may have interrupted one
+
+
+@contextmanager
+def _watch_signals() -> Generator[_StopRequest]:
+    """Store signals during the block instead of exiting. Only the main thread receives signals."""
+    request = _StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

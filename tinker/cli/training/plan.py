@@ -1,50 +1,81 @@
-"""The plan of a run: its options, and the batches and the learning rates that follow from them and from nothing else."""
+"""The options of a run, its batches and learning rates, and the file from which it can be resumed.
+
+Each run has a small file, which is written at each save and removed at the end. Its name is a digest of the server, the data
+and the name of the run, so that the same command with ``--resume`` finds it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
-if TYPE_CHECKING:
-    from tinker.types import AdamParams
+import click
+
+import tinker
+from tinker.cli.errors import CommandFailed
+from tinker.cli.options import (
+    ChartFile,
+    GivenFile,
+    Natural,
+    NewFile,
+    NonNegative,
+    Option,
+    Positive,
+    PricesOption,
+    TokenizerOption,
+    check_checkpoint_name,
+)
 
 Row = TypeVar("Row")
-Schedule: TypeAlias = Literal["linear", "cosine", "constant"]
+_FORM = 1
 
 
 class Plan(NamedTuple):
-    """The options that decide what a run computes. A resumed run has the same ones."""
+    """The options that determine what a run computes. They are stored and used again by ``--resume``."""
 
-    model: str | None = None
-    start: str | None = None
-    rank: int = 32
-    learning_rate: float = 1e-4
-    schedule: Schedule = "linear"
-    warmup: int = 0
-    batch_size: int = 16
-    accumulate: int = 1
-    epochs: int = 1
-    max_steps: int | None = None
-    max_length: int | None = None
-    tokenizer_id: str | None = None
-    seed: int = 0
-    name: str = "final"
-    grpo: str | None = None
-    group_size: int = 8
-    max_tokens: int = 128
-    temperature: float = 1.0
-    stop: tuple[str, ...] = ()
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Plan:
-        """Return the plan among the values of all options."""
-        plan = cls(**{name: values[name] for name in cls._fields if name in values})
-        return plan._replace(stop=tuple(plan.stop))
+    model: Annotated[
+        str | None, Option("The base model. Default: the first that can be trained.", "-m", "--model", metavar="NAME")
+    ] = None
+    start: Annotated[str | None, Option("Start from this checkpoint instead of a new adapter.", "--from", metavar="PATH")] = (
+        None
+    )
+    rank: Annotated[Positive, Option("Rank of the new LoRA adapter.")] = 32
+    learning_rate: Annotated[NonNegative, Option("Peak learning rate.", "--learning-rate", "--lr")] = 1e-4
+    schedule: Annotated[
+        Literal["linear", "cosine", "constant"], Option("Learning rate schedule after the warm-up; `constant` does not decay.")
+    ] = "linear"
+    warmup: Annotated[Natural, Option("Number of warm-up steps.")] = 0
+    batch_size: Annotated[Positive, Option("Examples per batch.")] = 16
+    accumulate: Annotated[Positive, Option("Batches per optimizer step.")] = 1
+    epochs: Annotated[Positive, Option("Number of passes over the file.")] = 1
+    max_steps: Annotated[Positive | None, Option("Stop after this many steps.")] = None
+    max_length: Annotated[int | None, click.IntRange(min=2), Option("Truncate longer examples to this many tokens.")] = None
+    tokenizer_id: TokenizerOption = None
+    seed: Annotated[int, Option("Seed for shuffling and for initializing the adapter.")] = 0
+    name: Annotated[str, Option("Name of the run and of its checkpoints.", metavar="NAME", callback=check_checkpoint_name)] = (
+        "final"
+    )
+    grpo: Annotated[
+        str | None,
+        click.Path(exists=True, dir_okay=False),
+        Option("Train with GRPO, using the function `reward` in this file.", metavar="REWARD.py"),
+    ] = None
+    group_size: Annotated[int, click.IntRange(min=2), Option("GRPO: answers per prompt.")] = 8
+    max_tokens: Annotated[Positive, Option("GRPO: maximum number of tokens in an answer.")] = 128
+    temperature: Annotated[NonNegative, Option("GRPO: sampling temperature.")] = 1.0
+    stop: Annotated[
+        tuple[str, ...],
+        Option("GRPO: end an answer before this text, instead of at the end-of-text token; may be repeated.", metavar="TEXT"),
+    ] = ()
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step, counted from 0, of so many.
+        """Return the learning rate of a step, counted from 0, in a run of ``steps`` steps.
 
         >>> plan = Plan(learning_rate=1.0, warmup=2)
         >>> [plan.learning_rate_at(step, 6) for step in range(6)]
@@ -57,11 +88,9 @@ class Plan(NamedTuple):
             return self.learning_rate * (1 + math.cos(math.pi * done)) / 2
         return self.learning_rate * (1 - done if self.schedule == "linear" else 1.0)
 
-    def adam_at(self, step: int, steps: int) -> AdamParams:
+    def adam_at(self, step: int, steps: int) -> tinker.AdamParams:
         """Return the parameters of the optimizer for a step."""
-        from tinker.types import AdamParams
-
-        return AdamParams(learning_rate=self.learning_rate_at(step, steps))
+        return tinker.AdamParams(learning_rate=self.learning_rate_at(step, steps))
 
     def split(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
         """Return the batches of every step. Each epoch has its own order, and its last step may be smaller."""
@@ -83,5 +112,112 @@ def option_of(name: str) -> str:
     >>> option_of("learning_rate"), option_of("start")
     ('--learning-rate', '--from')
     """
-    odd = {"start": "--from", "tokenizer_id": "--tokenizer"}
-    return odd.get(name, f"--{name.replace('_', '-')}")
+    special = {"start": "--from", "tokenizer_id": "--tokenizer"}
+    return special.get(name, f"--{name.replace('_', '-')}")
+
+
+class RunOptions(NamedTuple):
+    """The other options of a run: saving, evaluation and output."""
+
+    save_every: Annotated[Positive | None, Option("Save a resumable checkpoint every STEPS steps.", metavar="STEPS")] = None
+    resume: Annotated[bool, Option("Continue this run from its last checkpoint.")] = False
+    eval_file: Annotated[GivenFile | None, Option("Held-out examples; their loss is reported.")] = None
+    eval_every: Annotated[
+        Positive | None, Option("Evaluate every STEPS steps. Default: before the first step and at the end.", metavar="STEPS")
+    ] = None
+    log_path: Annotated[NewFile | None, Option("Append one line per step to this file.", "--log", metavar="FILE.jsonl")] = None
+    plot: ChartFile = None
+    estimate: Annotated[bool, Option("Estimate tokens and cost without training.")] = False
+    prices_path: PricesOption = None
+
+
+class Position(NamedTuple):
+    """The checkpoint of a run after ``step`` of ``steps`` steps."""
+
+    step: int
+    checkpoint: str
+    steps: int | None = None
+
+    def __str__(self) -> str:
+        total = "" if self.steps is None else f" of {self.steps}"
+        return f"step {self.step}{total}, {self.checkpoint}"
+
+
+class Bookmark:
+    """The resume file of one run. ``server`` is the base URL without a password, plus the folder of a local server.
+
+    The position of an earlier run is kept until this run writes its own.
+    """
+
+    def __init__(self, folder: Path, server: str, data: Path, name: str) -> None:
+        key = hashlib.sha256("\n".join((server, str(data.resolve()), name)).encode()).hexdigest()[:16]
+        self.path: Path = folder / f"{key}.json"
+        self._data = data
+        self._is_own = False
+
+    def find(self) -> Position | None:
+        """Return the position of an unfinished run; None if there is none."""
+        try:
+            return self._load()[1]
+        except CommandFailed:
+            return None
+
+    def read(self, plan: Plan, given: Collection[str]) -> tuple[Plan, Position]:
+        """Return the plan that the run started with, and its position.
+
+        CommandFailed if there is no such file, the data has changed, or an option in ``given`` has another value.
+        """
+        began, position, data_digest = self._load()
+        for name in sorted(given):
+            if (was := getattr(began, name)) != (now := getattr(plan, name)):
+                raise CommandFailed(
+                    f"{option_of(name)} was {_show(was)} when the run began, and is {_show(now)} now",
+                    f"Leave {option_of(name)} out to resume, or leave --resume out to begin anew.",
+                )
+        if data_digest != digest(self._data):
+            raise CommandFailed(f"{self._data} has changed since the run began", "Leave out --resume to start over.")
+        self._is_own = True
+        return began, position
+
+    def _load(self) -> tuple[Plan, Position, str]:
+        try:
+            value: Any = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            raise CommandFailed(
+                "There is nothing to resume: this machine has no unfinished run with this data file, --name and server",
+                "Leave --resume out to begin. To go on from any checkpoint with new data or options, use --from PATH.",
+            ) from None
+        except ValueError:
+            value = None
+        if not isinstance(value, dict) or (kept := cast("dict[str, Any]", value)).get("form") != _FORM:
+            raise CommandFailed(f"{self.path} cannot be read", "Leave out --resume to start over.")
+        plan = Plan(**{name: kept["plan"][name] for name in Plan._fields if name in kept["plan"]})
+        position = Position(kept["step"], kept["checkpoint"], kept.get("steps"))
+        return plan._replace(stop=tuple(plan.stop)), position, kept["data"]
+
+    def write(self, plan: Plan, position: Position) -> None:
+        """Write a position; it replaces an earlier one."""
+        value = {"form": _FORM, "plan": plan._asdict(), "data": digest(self._data), **position._asdict()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(value, indent=2) + "\n")
+        partial.replace(self.path)
+        self._is_own = True
+
+    def remove(self) -> None:
+        """Remove the file at the end of the run. An earlier run that was not replaced can still be resumed."""
+        if self._is_own:
+            self.path.unlink(missing_ok=True)
+
+
+def _show(value: object) -> str:
+    """Format the value of an option, as in ``--stop was . when the run began``."""
+    if value is None or value == ():
+        return "not given"
+    return " and ".join(map(repr, cast("tuple[str, ...]", value))) if isinstance(value, tuple) else str(value)
+
+
+def digest(file: Path) -> str:
+    """Return the digest of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

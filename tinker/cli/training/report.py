@@ -1,4 +1,4 @@
-"""What a run says while it goes on: a bar or lines on the error stream, a line of JSON for each step, a log file, a chart."""
+"""Progress of a run: a bar or lines on the error stream, a line of JSON for each step, a log file, a chart."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
-from tinker.cli.output import Advance, is_ascii_only, show_json
+from tinker.cli.options import GlobalOptions
+from tinker.cli.output import Advance, show_chart, show_json
 from tinker.cli.training.supervised import StepResult
-
-if TYPE_CHECKING:
-    from tinker.cli.options import GlobalOptions
 
 
 class RunReport:
-    """The reports of one run of so many steps. ``log`` is a file that gets every line of JSON too."""
+    """The progress of one run. ``log`` is an open file that also gets every line of JSON."""
 
     def __init__(self, options: GlobalOptions, metric: str, steps: int, log: TextIO | None = None) -> None:
         self._options, self._steps, self._log = options, steps, log
@@ -32,13 +30,13 @@ class RunReport:
         self.evaluations: list[tuple[float, float]] = []
 
     def begin(self, advance: Advance, facts: Mapping[str, Any], first: int) -> None:
-        """Note that the steps begin."""
+        """Report the start. ``first`` is the number of steps that are done already."""
         self._advance, self._begun, self.facts = advance, time.monotonic(), facts
         self._record("start", {**facts, "steps": self._steps, "first_step": first + 1})
         advance(first)
 
     def add_step(self, done: int, learning_rate: float, result: StepResult) -> None:
-        """Report a step, and how fast the run has been so far."""
+        """Report a step, with the average speed so far."""
         self._tokens += result.tokens
         seconds = time.monotonic() - self._begun
         rate = self._tokens / seconds if seconds else 0.0
@@ -49,60 +47,47 @@ class RunReport:
         text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
-        if not self._on_screen():
-            self._say(f"step {done}/{self._steps} {text}")
+        if not sys.stderr.isatty():
+            self._print(f"step {done}/{self._steps} {text}")
 
     def add_evaluation(self, done: int, loss: float) -> None:
         """Report the loss on the evaluation file."""
         self.evaluations.append((done, loss))
         self._record("evaluation", {"step": done, "loss": loss})
-        self._say(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
+        self._print(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
 
     def add_save(self, done: int, path: str) -> None:
         """Report a checkpoint."""
         self._record("save", {"step": done, "checkpoint_path": path})
-        self._say(f"step {done}/{self._steps} saved {path}")
+        self._print(f"step {done}/{self._steps} saved {path}")
 
-    def tell_resume(self, done: int, note: str = "") -> None:
-        """Say how the run can go on."""
+    def explain_resume(self, done: int, note: str = "") -> None:
+        """Explain how to continue the run."""
         click.echo(
             f"Saved after step {done} of {self._steps}.{note} To continue, run the same command with --resume.", err=True
         )
 
-    def tell_diverged(self, saved: int, path: str | None) -> None:
-        """Say that the weights are not saved, and how to begin again."""
+    def explain_divergence(self, saved: int, path: str | None) -> None:
+        """Explain that the weights were not saved, and how to start again."""
         click.echo("The weights were not saved. Run the command again with a lower --learning-rate.", err=True)
         if path is not None:
             click.echo(f"To start from the checkpoint after step {saved}, if it is good, add --from {path}.", err=True)
 
     def end(self, facts: Mapping[str, Any]) -> None:
-        """Report the result; not on the screen, where it is a table."""
+        """Report the result as JSON. The caller prints the table."""
         self._record("result", facts)
 
     def draw(self, file: Path, name: str) -> None:
-        """Draw the curve into an SVG file and, where the output is for people, as text."""
-        from tinker.cli.charts import draw_svg, draw_text
+        """Draw the curves into an SVG file and, where the output is for people, as text."""
+        evaluations = {"evaluation": self.evaluations} if self.evaluations else {}
+        show_chart(self._options, {self.metric: self.curve, **evaluations}, name, file)
 
-        curves = {self.metric: self.curve}
-        if self.evaluations:
-            curves["evaluation"] = self.evaluations
-        file.write_text(draw_svg(curves, title=name), encoding="utf-8")
-        if self._options.format == "table":
-            import shutil
-
-            width = min(100, shutil.get_terminal_size().columns)
-            click.echo(draw_text(curves, width=width, ascii_only=is_ascii_only()))
-            click.echo(f"The chart is in {file}", err=True)
-
-    def _on_screen(self) -> bool:
-        return self._options.format == "table" and sys.stderr.isatty()
-
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._options.format == "table":
             click.echo(line, err=True)
 
     def _record(self, kind: str, value: Mapping[str, Any]) -> None:
-        """Write a line of JSON where one is wanted, at once."""
+        """Write a line of JSON to the output and the log, and flush both."""
         record = {"type": kind, **value}
         if self._options.format == "json":
             show_json(record, indent=None)

@@ -27,7 +27,7 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
         raise APIProblem(
             422, [{"loc": ["query", "day"], "msg": f"{day!r} is not a day like 2026-01-31", "type": "value_error"}]
         )
-    with state.locked() as shared:
+    with state.lock() as shared:
         return models.AuditLogResponse(entries=shared.audit.entries(kind, day))
 
 
@@ -37,7 +37,7 @@ async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageR
     if not since < until <= since + MAX_RANGE:
         raise APIProblem(400, f"ending_before must come after starting_on, and by at most {MAX_RANGE.days} days")
     records = await state.offload_always(state.checkpoints.list)
-    with state.locked() as shared:
+    with state.lock() as shared:
         events = list(shared.usage.events(since.timestamp(), until.timestamp(), records))
         named = {event.session_id for event in events}
         sessions = {

@@ -29,7 +29,7 @@ async def get_api_key(state: State, call: APICall) -> models.SelfApiKeyResponse:
 
 async def delete_api_key(state: State, call: APICall) -> None:
     """Revoke the key of this request, for as long as the server runs."""
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.accounts.revoke(_require_key(call))
         shared.audit.record("api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential))
 

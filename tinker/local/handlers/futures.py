@@ -45,12 +45,12 @@ async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetriev
     """Return the requests of one client that have completed since the cursor; wait while there are none."""
     request = call.read(models.FuturesRetrieveRequest)
     hold = state.settings.hold_seconds
-    with state.locked() as shared:
+    with state.lock() as shared:
         log = shared.store.sampler(request.target.sampling_session_id).completion_log(request.target.cloned_sampler_id)
         for request_id in request.retrieved_request_ids:
             state.futures.release(request_id)
     await log.wait(request.prev_cursor, hold if request.timeout is None else min(request.timeout, hold))
-    with state.locked() as shared:
+    with state.lock() as shared:
         completed, cursor = log.after(request.prev_cursor), log.cursor
     completions = [await _to_completion(state, completion) for completion in completed]
     return models.FuturesRetrieveResponse(completions=completions, cursor=cursor)
@@ -81,7 +81,7 @@ async def _find_result_size(state: State, request_id: str) -> int | None:
 async def cancel_future(state: State, call: APICall) -> None:
     """Drop a sample that waits, or the result of one that runs. Other and unknown requests go on."""
     request_id = call.read(models.CancelFutureRequest).request_id
-    with state.locked():
+    with state.lock():
         try:
             future = state.futures.find(request_id)
         except APIProblem:

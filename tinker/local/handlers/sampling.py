@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines import Engine, EngineError, SampleJob, SampleResult
+from tinker.local.engines.protocol import Engine, EngineError, SampleJob, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
@@ -37,7 +37,7 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
     """Create the sampling session ``<session>:sample:<n>``; the same number and source again return the same one."""
     request = call.read(models.CreateSamplingSessionRequest)
     engines = await state.engines()
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.require_open()
         session = shared.store.live_session(request.session_id)
         source = _find_source(state, shared, engines, request.base_model, request.model_path)
@@ -63,7 +63,7 @@ def _find_existing(
 async def join_sampling_session(state: State, call: APICall) -> models.JoinSamplingSessionResponse:
     """Return the number of one more client: 1, 2, 3, ..."""
     request = call.read(models.JoinSamplingSessionRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         sampler = shared.store.sampler(request.sampling_session_id)
         number = sampler.add_client()
         write_down(state, call, sampler.sampler_id, sampler.drop_client)
@@ -108,7 +108,7 @@ def _base_weights(engine: Engine) -> None:
 
 async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
     """Describe a sampling session."""
-    with state.locked() as shared:
+    with state.lock() as shared:
         sampler = shared.store.sampler(call.path["sampler_id"])
     return models.GetSamplerResponse(
         sampler_id=sampler.sampler_id,
@@ -168,7 +168,7 @@ async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     request = call.read(models.SampleRequest)
     check_sample(request, state.settings.max_samples)
     engines = await state.engines()
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.require_open()
         return _enqueue(state, call, request, Sampling.find(state, shared, engines, request))
 
@@ -201,7 +201,7 @@ async def stream_sample(state: State, call: APICall) -> Response:
     request = call.read(models.SampleRequest)
     check_stream(request, state.settings.max_samples)
     engines = await state.engines()
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.require_open()
         sampling, stream = Sampling.find(state, shared, engines, request), TokenStream()
         engine_model = sampling.source.engine.base_model
@@ -237,7 +237,7 @@ def _recorder(
     """Return a function that records the sequences, so that training requests of the session may name them, and responds."""
 
     def result(result: SampleResult) -> SampleResponse:
-        with state.locked() as shared:
+        with state.lock() as shared:
             for sequence_id, sampled in zip(sequence_ids, result.sequences, strict=True):
                 if session.end is None:
                     shared.recorded.add(sequence_id, session.session_id, count_prompt_tokens(request), sampled)
@@ -250,7 +250,7 @@ def _response_maker(
     state: State, request: models.SampleRequest, usage_key: UsageKey, sequence_ids: Sequence[str]
 ) -> Callable[[SampleResult], SampleResponse]:
     def result(result: SampleResult) -> SampleResponse:
-        with state.locked() as shared:
+        with state.lock() as shared:
             shared.usage.count("sampling_prefill", count_prompt_tokens(request), usage_key)
             shared.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
         return to_response(request, result, sequence_ids)

@@ -39,7 +39,7 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
     """Open a session."""
     request = call.read(models.CreateSessionRequest)
     warning = other_names_warning(await state.engines()) if state.settings.any_base_model else None
-    with state.locked() as shared:
+    with state.lock() as shared:
         session = shared.store.create_session(request)
         write_down(state, call, session.session_id, lambda: shared.store.discard(session))
     return models.CreateSessionResponse(session_id=session.session_id, warning_message=warning)
@@ -48,7 +48,7 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
 async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartbeatResponse:
     """Note that the session lives; 410 when it has ended."""
     request = call.read(models.SessionHeartbeatRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         session = shared.store.session(request.session_id)
         if session.end is not None:
             raise APIProblem(410, f"session {request.session_id!r} has ended")
@@ -59,7 +59,7 @@ async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartb
 async def finish_session(state: State, call: APICall) -> None:
     """End a session; ending it again changes nothing."""
     reason = call.read(models.FinishSessionRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
         shared.store.end_session(session, SessionEnd(reason=reason.reason, detail=reason.detail))
 
@@ -83,7 +83,7 @@ async def list_sessions(state: State, call: APICall) -> models.ListSessionsRespo
     """Return a page of ids, the newest first."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
     call.query_choice("access_scope", SCOPES)
-    with state.locked() as shared:
+    with state.lock() as shared:
         page = shared.store.sessions()[offset : offset + limit]
     return models.ListSessionsResponse(sessions=[session.session_id for session in page])
 
@@ -91,7 +91,7 @@ async def list_sessions(state: State, call: APICall) -> models.ListSessionsRespo
 async def get_session(state: State, call: APICall) -> models.GetSessionResponse:
     """Return the models and samplers of one session."""
     call.query_choice("access_scope", SCOPES)
-    with state.locked() as shared:
+    with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
         return models.GetSessionResponse(
             training_run_ids=[model.model_id for model in session.models.values()],
@@ -106,7 +106,7 @@ async def set_session_project(state: State, call: APICall) -> None:
     project_id = call.read(models.SetSessionProjectRequest).project_id
     if not project_id.strip():
         raise APIProblem(400, "project_id is empty")
-    with state.locked() as shared:
+    with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
         write_down(state, call, session.session_id)
         session.project_id = project_id
@@ -121,7 +121,7 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
     request = call.read(models.SessionSearchRequest)
     if not 1 <= request.limit <= MAX_RESULTS:
         raise unprocessable("limit", f"{request.limit} must be 1 to {MAX_RESULTS}")
-    with state.locked() as shared:
+    with state.lock() as shared:
         found = [session for session in shared.store.sessions() if _matches(session, request)]
     if request.cursor is not None:
         last = request.cursor.last_created_at.timestamp(), request.cursor.last_session_id
@@ -168,7 +168,7 @@ def _to_cursor(session: SessionRecord) -> models.SessionSearchCursor:
 
 async def trace_export(state: State, call: APICall) -> models.TraceExportResponse:
     """Return "pending" first; then a link to the trace as it was when the export began."""
-    with state.locked() as shared:
+    with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
     ready = state.exports.is_ready(session)
     if not ready:

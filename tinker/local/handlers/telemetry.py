@@ -11,6 +11,6 @@ from tinker.local.state import State
 async def telemetry(state: State, call: APICall) -> models.TelemetryResponse:
     """Keep the newest events."""
     request = call.read(models.TelemetrySendRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         shared.telemetry.extend(request.events)
     return models.TelemetryResponse(status="accepted")

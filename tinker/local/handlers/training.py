@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
-import msgspec
+import attrs
 from tinker_wire import models
 
 from tinker._wire import proto
 from tinker.local.call import APICall
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
@@ -55,7 +54,7 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         optimizer=optimizer,
         user_metadata=request.user_metadata,
     )
-    with state.locked() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
+    with state.lock() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
         work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
         return enqueue_idempotent(
             state, shared, call, model, 0, fingerprint(request), lambda engine: _create(model, work, engine)
@@ -70,7 +69,7 @@ def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     """Describe a model; also right after its creation was submitted."""
     request = call.read(models.GetInfoRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(request.model_id)
     engine = find_engine(await state.engines(), model.engine_model)
     if model.creation_error is not None:
@@ -86,78 +85,70 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     )
 
 
-T = TypeVar("T", bound=msgspec.Struct)
+@attrs.frozen(kw_only=True)
+class LossCall:
+    """A request for a loss, in whichever form it came; ``data`` decodes its data."""
+
+    model_id: str
+    seq_id: int | None
+    fingerprint: bytes
+    loss: LossRequest
+    data: Callable[[], list[Datum]]
 
 
 async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Compute a loss and its gradient, or the loss alone where a protobuf body says so."""
     if call.is_proto:
-        return await _enqueue_protobuf(state, call)
-    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardBackwardRequest)
-    return _enqueue_json(
-        state, call, request.model_id, request.seq_id, request.forward_backward_input, request_fingerprint, backward=True
-    )
+        return _enqueue_loss(state, call, await _read_protobuf(state, call))
+    return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardBackwardRequest))
 
 
 async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Compute a loss alone."""
-    request, request_fingerprint = await _read_with_fingerprint(state, call, models.ForwardRequest)
-    return _enqueue_json(
-        state, call, request.model_id, request.seq_id, request.forward_input, request_fingerprint, backward=False
-    )
+    return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardRequest))
 
 
-async def _read_with_fingerprint(state: State, call: APICall, kind: type[T]) -> tuple[T, bytes]:
-    """Read the body, and compute its fingerprint."""
-
-    def read() -> tuple[T, bytes]:
-        request = call.read(kind)
-        return request, fingerprint(request)
-
-    return await state.offload(len(call.content), read)
-
-
-async def _enqueue_protobuf(state: State, call: APICall) -> models.UntypedAPIFuture:
+async def _read_protobuf(state: State, call: APICall) -> LossCall:
     def read() -> tuple[proto.ForwardBackwardCall, bytes]:
         request = proto.decode_forward_backward(call.content)
         return request, fingerprint_protobuf(request)
 
-    if not state.settings.profile.protobuf:
-        raise state.settings.profile.protobuf_problem
+    profile = state.settings.profile
+    if not profile.protobuf:
+        raise profile.protobuf_problem
     try:
-        request, request_fingerprint = await state.offload(len(call.content), read)
+        request, same = await state.offload(len(call.content), read)
     except proto.ProtoError as error:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
-    state.settings.profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
     loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
-    return _enqueue_loss(state, call, request.model_id, request.seq_id, request_fingerprint, loss, lambda: request.data)
+    profile.check_loss(loss.name, loss.options, request.data)
+    return LossCall(model_id=request.model_id, seq_id=request.seq_id, fingerprint=same, loss=loss, data=lambda: request.data)
 
 
-def _enqueue_json(
-    state: State,
-    call: APICall,
-    model_id: str,
-    seq_id: int | None,
-    what: models.ForwardBackwardInput,
-    request_fingerprint: bytes,
-    *,
-    backward: bool,
-) -> models.UntypedAPIFuture:
+async def _read_json(
+    state: State, call: APICall, kind: type[models.ForwardRequest] | type[models.ForwardBackwardRequest]
+) -> LossCall:
+    def read() -> tuple[models.ForwardRequest | models.ForwardBackwardRequest, bytes]:
+        request = call.read(kind)
+        return request, fingerprint(request)
+
+    request, same = await state.offload(len(call.content), read)
+    backward = isinstance(request, models.ForwardBackwardRequest)
+    what = request.forward_backward_input if isinstance(request, models.ForwardBackwardRequest) else request.forward_input
     loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
     state.settings.profile.check_loss(loss.name, loss.options, what.data)
-    data = lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)]  # noqa: E731
-    return _enqueue_loss(state, call, model_id, seq_id, request_fingerprint, loss, data)
+    return LossCall(
+        model_id=request.model_id,
+        seq_id=request.seq_id,
+        fingerprint=same,
+        loss=loss,
+        data=lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)],
+    )
 
 
-def _enqueue_loss(
-    state: State,
-    call: APICall,
-    model_id: str,
-    seq_id: int | None,
-    request_fingerprint: bytes,
-    loss: LossRequest,
-    data: Callable[[], list[Datum]],
-) -> models.UntypedAPIFuture:
+def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.UntypedAPIFuture:
+    loss, data = request.loss, request.data
+
     def prepare() -> None:
         nonlocal data
         data = prepare_data(shared, model, loss, data)
@@ -166,19 +157,17 @@ def _enqueue_loss(
         model.require_ready()
         return compute_loss(state, engine, model, loss, data())
 
-    with state.locked() as shared:
-        model = shared.store.model(model_id)
-        operation = call.name if loss.backward else "forward"
-        number = model.queue.assign_number(seq_id)
+    with state.lock() as shared:
+        model = shared.store.model(request.model_id)
         return enqueue_idempotent(
             state,
             shared,
             call,
             model,
-            number,
-            request_fingerprint,
+            model.queue.assign_number(request.seq_id),
+            request.fingerprint,
             run,
-            operation=operation,
+            operation=call.name if loss.backward else "forward",
             check=lambda: check_loss(loss),
             prepare=prepare,
         )
@@ -188,7 +177,7 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
     """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
     request = call.read(models.CreateCustomLossRequest)
     request_fingerprint = fingerprint(request)
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.require_open()
         session = shared.store.live_session(request.session_id)
         key = f"{session.session_id}:custom_loss:{request.custom_loss_seq_id}"
@@ -214,11 +203,11 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_ready()
         metrics = engine.optim_step(model.model_id, step_params(model, request))
-        with state.locked():
+        with state.lock():
             model.history.add_step(metrics, state.now())
         return models.OptimStepResponse(metrics=metrics)
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(request.model_id)
         return enqueue_idempotent(
             state, shared, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run
@@ -233,7 +222,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         engine.drop_adapter(model.model_id)
         return models.UnloadModelResponse(model_id=model.model_id)
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(request.model_id)
         answer = enqueue_idempotent(state, shared, call, model, model.queue.assign_number(None), fingerprint(request), run)
         shared.store.close_model(model, "was unloaded")
@@ -254,7 +243,7 @@ async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     call.query_choice("access_scope", SCOPES)
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.find_model(wanted)
     if model is not None:
         return describe_model(model, records)

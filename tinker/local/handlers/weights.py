@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.naming import choose_engine_for
 from tinker.local.operations.descriptions import (
@@ -33,7 +33,7 @@ from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint
 async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights and optimizer state under a name; without one, under the request's number."""
     request = call.read(models.SaveWeightsRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         save = Save.prepare(state, shared, call, request, "weights")
 
         def run(engine: Engine) -> models.SaveWeightsResponse:
@@ -45,7 +45,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
 async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights to sample from: under a name on disk, or as a sampling session."""
     request = call.read(models.SaveWeightsForSamplerRequest)
-    with state.locked() as shared:
+    with state.lock() as shared:
         if request.path is None and request.sampling_session_seq_id is not None:
             return _save_as_session(state, shared, call, request, request.sampling_session_seq_id)
         save = Save.prepare(state, shared, call, request, "sampler_weights")
@@ -65,7 +65,7 @@ async def save_weights_external(state: State, call: APICall) -> models.UntypedAP
             raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
         save.reserve()
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         save = Save.prepare(state, shared, call, request, "external_weights")
 
         def run(engine: Engine) -> models.SaveWeightsExternalResponseInternal:
@@ -94,7 +94,7 @@ def _save_as_session(
             else:
                 sampler.weights = state.snapshots.save(engine, model.model_id, str(number) if state.journal.is_kept else "")
         except Exception:
-            with state.locked() as again:
+            with state.lock() as again:
                 again.store.drop_sampler(sampler)
             raise
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
@@ -118,7 +118,7 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
     """Return those of one run, the newest first."""
     run = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(run))
-    with state.locked() as shared:
+    with state.lock() as shared:
         if not records and shared.store.find_model(run) is None:
             raise make_not_found("training run", run)
     return models.CheckpointsListResponse(checkpoints=[public_checkpoint(record) for record in records])
@@ -171,7 +171,7 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 
 async def delete_checkpoint(state: State, call: APICall) -> None:
     """Delete a checkpoint. Samplers that have its weights in memory go on."""
-    with state.locked() as shared:
+    with state.lock() as shared:
         record = find_addressed(state, call)
         state.checkpoints.delete(record)
         shared.usage.record_deletion(record)
@@ -189,7 +189,7 @@ async def unpublish_checkpoint(state: State, call: APICall) -> None:
 
 
 def _set_public(state: State, call: APICall, public: bool) -> None:
-    with state.locked() as shared:
+    with state.lock() as shared:
         record = find_addressed(state, call)
         if record.public == public:
             raise conflict(f"the checkpoint {record.path} is {'public' if public else 'private'} already")
@@ -201,7 +201,7 @@ async def set_checkpoint_ttl(state: State, call: APICall) -> None:
     """Set the time to live, counted from now; null keeps the checkpoint forever."""
     seconds = call.read(models.SetCheckpointTtlRequest).ttl_seconds
     check_ttl(seconds)
-    with state.locked() as shared:
+    with state.lock() as shared:
         record = find_addressed(state, call)
         state.checkpoints.update(record, expires_at=None if seconds is None else state.now() + seconds)
         shared.audit.record_checkpoint("checkpoint_ttl_set", record, ttl_seconds=seconds)
@@ -212,7 +212,7 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
     request = call.read(models.CopyWeightsRequest)
     check_ttl(request.ttl_seconds)
     source = find_checkpoint(state, request.source_path)
-    with state.locked() as shared:
+    with state.lock() as shared:
         run = _new_run(state, shared, request)
     record = msgspec.structs.replace(
         source,
@@ -228,7 +228,7 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
         await state.offload_always(lambda: state.checkpoints.copy(source, record))
     except EngineError as error:
         raise conflict(str(error)) from error
-    with state.locked() as shared:
+    with state.lock() as shared:
         shared.audit.record_checkpoint("checkpoint_copied", record, source=source.path)
     return models.CopyWeightsResponse(tinker_path=record.path)
 
@@ -264,5 +264,5 @@ async def get_checkpoint_archive(state: State, call: APICall) -> Response:
 
 
 def _record_download(state: State, record: CheckpointRecord) -> None:
-    with state.locked() as shared:
+    with state.lock() as shared:
         shared.audit.record_checkpoint("checkpoint_read", record, "download")

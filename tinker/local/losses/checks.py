@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tinker_wire import models
 
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.losses.evaluation import ARGUMENT_TYPES, FUNCTIONS, METHODS
 from tinker.local.losses.graph import LossGraph
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tinker_wire import models
 
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 
 if TYPE_CHECKING:
     import torch

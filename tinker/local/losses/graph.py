@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._installation import install_command
-from tinker.local.engines import Engine, EngineError, LossResult, TrainingExample
+from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample
 from tinker.local.losses.evaluation import Evaluation
 
 

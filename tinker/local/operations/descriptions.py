@@ -9,7 +9,7 @@ import msgspec
 from tinker_wire import limits, models
 
 from tinker.local.call import APICall
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem, make_not_found, unprocessable
 from tinker.local.state import State
 from tinker.local.storage.access import OWNER
@@ -50,7 +50,7 @@ def _group_by_run(records: Sequence[CheckpointRecord]) -> dict[str, list[Checkpo
 
 def list_runs(state: State, project_id: str | None) -> list[models.TrainingRun]:
     checkpoints = _group_by_run(state.checkpoints.list())
-    with state.locked() as shared:
+    with state.lock() as shared:
         known = {model.model_id: model for model in shared.store.models()}
     runs = [
         describe_model(model, checkpoints.get(model.model_id, []))
@@ -166,7 +166,7 @@ def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) 
         raise APIProblem(404, str(error)) from error
     if record is not None:
         return record
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.find_model(run)
         if model is not None and path in model.reserved_paths:
             raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})

@@ -9,7 +9,8 @@ import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import LOSS_FORMS, Engine, EngineError, LossResult, TrainingExample, resolve_loss
+from tinker.local.engines.inputs import LOSS_FORMS, resolve_loss
+from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.losses.checks import check_graph
 from tinker.local.losses.graph import LossGraph
@@ -80,7 +81,7 @@ def compute_loss(
         result = graph.run(engine, model.model_id, examples, backward=loss.backward)
     else:
         result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
-    with state.locked() as shared:
+    with state.lock() as shared:
         key = model.session.usage_key(model.base_model)
         if loss.backward:
             model.history.add_loss(result.metrics)

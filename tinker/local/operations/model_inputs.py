@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinker.local.engines import Engine, EngineError, EngineImage, ImageReader, Int32, PlacedImage
+from tinker.local.engines.protocol import Engine, EngineError, EngineImage, ImageReader, Int32, PlacedImage
 from tinker.types.model_input import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 
 

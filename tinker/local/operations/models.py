@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 import attrs
 from tinker_wire import models
 
-from tinker.local.engines import Adam, AdapterSpec, Dimuon, Engine, EngineError
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import SharedData, State
 from tinker.local.storage.records import RunHistory

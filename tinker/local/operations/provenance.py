@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import EngineError, Float32
+from tinker.local.engines.protocol import EngineError, Float32
 from tinker.local.storage.recorded import RecordedSequence
 from tinker.types.datum import Datum, ProvenanceSpan, SampledProvenanceSpan
 from tinker.types.model_input import EncodedTextChunk, ModelInput

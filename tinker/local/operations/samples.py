@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import Engine, EngineError, Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
+from tinker.local.engines.protocol import (
+    Engine,
+    EngineError,
+    Float32,
+    Int32,
+    PlacedImage,
+    PromptTargets,
+    SampleJob,
+    SampleResult,
+)
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.storage.sessions import LoadWeights
 from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID, PromptAltTokens, SampledSequence, SampleResponse, TopkLogprobs

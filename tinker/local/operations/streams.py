@@ -13,7 +13,8 @@ import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines import Engine, EngineError, SampleJob, noise_seed
+from tinker.local.engines.inputs import noise_seed
+from tinker.local.engines.protocol import Engine, EngineError, SampleJob
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.futures import Notifier, RequestFailure, RequestOutcome, ServerFuture
@@ -132,7 +133,7 @@ class TokenStream:
 
     def _close(self, state: State, future: ServerFuture) -> None:
         self._closed = True
-        with state.locked():
+        with state.lock():
             state.served.drop_sample(future)
         state.futures.resolve(future, _CANCELLED)
         state.futures.release(future.request_id)

@@ -14,7 +14,7 @@ from tinker_wire.api import training, weights
 
 from tinker._wire import proto
 from tinker.local.call import APICall
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.steps import log
 from tinker.local.state import SharedData, State
@@ -188,7 +188,7 @@ def skip_rejected(state: State, media_type: str, body: bytes) -> None:
             request = msgspec.json.decode(body, type=_NumberedBody)
     except (msgspec.DecodeError, proto.ProtoError):
         return  # not a request of a model
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.find_model(request.model_id)
         if model is not None:
             model.queue.skip(request.seq_id, state.clock())

@@ -6,7 +6,7 @@ import uuid
 
 from tinker_wire import models
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.operations.models import adapter_spec, check_rank, lora_config
 from tinker.local.state import State
@@ -24,7 +24,7 @@ def open_upload(
     check_rank(state, spec)
     if not (spec.train_attn or spec.train_mlp or spec.train_unembed):
         raise APIProblem(400, "lora_config trains nothing: one of train_attn, train_mlp and train_unembed must be true")
-    with state.locked() as shared:
+    with state.lock() as shared:
         state.require_open()
         if not shared.uploads.has_room(state.settings.max_uploads):
             limit = f"max_uploads={state.settings.max_uploads}"
@@ -45,7 +45,7 @@ async def finish_upload(state: State, upload_id: str) -> str:
 
 
 def _find_open(state: State, upload_id: str) -> AdapterUpload:
-    with state.locked() as shared:
+    with state.lock() as shared:
         upload = shared.uploads.find(upload_id)
     if upload is None:
         raise make_not_found("upload", upload_id)
@@ -68,10 +68,10 @@ def _import(state: State, upload: AdapterUpload, engine: Engine) -> None:
             overwrite=False,
         )
     except EngineError:
-        with state.locked() as shared:
+        with state.lock() as shared:
             shared.uploads.drop(upload)
         raise
-    with state.locked() as shared:
+    with state.lock() as shared:
         shared.uploads.finish(upload, record.path)
         shared.audit.record_checkpoint("checkpoint_created", record, "upload")
 

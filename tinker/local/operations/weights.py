@@ -10,7 +10,7 @@ import msgspec
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines import AdapterSpec, Engine, EngineError
+from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem, conflict
 from tinker.local.naming import choose_engine_for
 from tinker.local.operations.descriptions import check_ttl
@@ -105,7 +105,7 @@ class Save:
                 overwrite=overwrite or self.is_repeated,
             )
         finally:
-            with self.state.locked():
+            with self.state.lock():
                 self._release()
         self._note(record)
         return record
@@ -115,7 +115,7 @@ class Save:
 
     def _note(self, record: CheckpointRecord) -> None:
         session = self.model.session
-        with self.state.locked() as shared:
+        with self.state.lock() as shared:
             shared.audit.record_checkpoint("checkpoint_created", record)
             shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
 
@@ -163,7 +163,7 @@ def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
     try:
         record, _ = state.checkpoints.find(path, "weights")
     except EngineError:
-        with state.locked() as shared:
+        with state.lock() as shared:
             run = shared.store.find_model(path.removeprefix(SCHEME).partition("/")[0])
         return ("", "", AdapterSpec()) if run is None else (run.base_model, run.engine_model, run.spec)
     return record.base_model, record.engine_model, adapter_spec(record.lora_config)
@@ -181,7 +181,7 @@ def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: 
             fault = f"{request.path} contains the state of the optimizer {record.optimizer!r}, and this model's is"
             raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
     model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
-    with state.locked() as shared:
+    with state.lock() as shared:
         shared.audit.record_checkpoint("checkpoint_read", record, "train")
 
 
@@ -197,7 +197,7 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
         if state.settings.profile.loads_first_only and not model.queue.is_fresh:
             raise APIProblem(400, f"LoadWeights is not permitted with seq_id {number}")
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         model = shared.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
         return enqueue_idempotent(state, shared, call, model, number, _fingerprint_load(request), run, prepare=check_first)
@@ -214,7 +214,7 @@ async def load_into_new_model(
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
     new = _describe_saved_model(state, engines, request)
-    with state.locked() as shared, new.add(state, shared, session_id, number) as model:
+    with state.lock() as shared, new.add(state, shared, session_id, number) as model:
         work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
         return enqueue_idempotent(state, shared, call, model, 0, _fingerprint_load(request), run)
 

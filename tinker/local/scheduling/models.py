@@ -6,7 +6,7 @@ import attrs
 from tinker_wire.api import training, weights
 
 from tinker.local.errors import conflict
-from tinker.local.scheduling.steps import OpenEngine, PrecedingFailure, Step, to_failure
+from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult
 from tinker.local.storage.sessions import ModelTask, RequestQueue
@@ -36,7 +36,7 @@ class ModelQueue(RequestQueue):
         self._waiting: dict[int, ModelTask | None] = {}
         self._gap_ends: float | None = None
         self._failure: RequestFailure | None = None
-        self._last_step: Step | None = None
+        self._last_step: EngineStep | None = None
         self._running: ModelTask | None = None
         self._last_failure: _Failure | None = None
 
@@ -63,7 +63,7 @@ class ModelQueue(RequestQueue):
             self._waiting[number] = None
             self._update_gap(now)
 
-    def take(self, now: float) -> Step | None:
+    def take(self, now: float) -> EngineStep | None:
         if self._gap_ends is not None and now >= self._gap_ends:
             self._next = min(self._waiting)
         while self._next in self._waiting:
@@ -101,10 +101,10 @@ class ModelQueue(RequestQueue):
     def next_wake(self) -> float | None:
         return self._gap_ends
 
-    def close(self, failure: RequestFailure, last_step: Step) -> None:
+    def close(self, failure: RequestFailure, last_step: EngineStep) -> None:
         self._failure, self._last_step = failure, last_step
 
-    def _end(self) -> Step | None:
+    def _end(self) -> EngineStep | None:
         for work in self._waiting.values():
             if work is not None and self._failure is not None:
                 self._futures.resolve(work.future, self._failure)

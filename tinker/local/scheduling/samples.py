@@ -9,16 +9,19 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from tinker.local.engines import BatchingEngine, Engine, EngineError, SampleBatch, SampleJob, SampleResult
-from tinker.local.scheduling.steps import OpenEngine, Step, to_failure
+from tinker.local.engines.protocol import BatchingEngine, Engine, EngineError, SampleBatch, SampleJob, SampleResult
+from tinker.local.scheduling.steps import EngineStep, OpenEngine, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture
 
 Outcomes = list[tuple[object, SampleResult | Exception]]
 
 
-class TogetherBatch:
-    """Whatever was added since the last step is done by the next one. ``begin`` is told of each job that begins."""
+class StaticBatch:
+    """Static batching, for engines without continuous batching: each step runs what was added since the last one to its end.
+
+    ``begin`` is called with each job that begins.
+    """
 
     def __init__(self, engine: Engine, begin: Callable[[object], None]) -> None:
         self._engine, self._begin = engine, begin
@@ -109,7 +112,7 @@ class SampleQueue:
         """Return how many requests are being sampled."""
         return len(self._running)
 
-    def take(self, now: float) -> Step | None:
+    def take(self, now: float) -> EngineStep | None:
         if not self._queue and not self._running:
             return None
         return lambda open_engine: self._step(now, open_engine)
@@ -151,7 +154,7 @@ class SampleQueue:
             if isinstance(engine, BatchingEngine):
                 self._batch = engine.open_batch(self._batch_tokens)
             else:
-                self._batch = TogetherBatch(engine, _begin)
+                self._batch = StaticBatch(engine, _begin)
         return self._batch
 
     def _pop_next(self) -> SampleTask | None:
@@ -163,7 +166,7 @@ class SampleQueue:
 
     def _has_room(self, sampling: SampleTask) -> bool:
         """Return whether it fits beside the tokens that are held now, or, where samples cannot leave, all that there may be."""
-        if isinstance(self._batch, TogetherBatch):
+        if isinstance(self._batch, StaticBatch):
             return sum(one.tokens for one in self._running) + sampling.tokens <= self._batch_tokens
         held = 0 if self._batch is None else self._batch.tokens
         return held + sampling.prompt_tokens <= self._batch_tokens

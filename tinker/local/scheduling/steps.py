@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.storage.futures import RequestFailure
 
 OpenEngine: TypeAlias = Callable[[], Engine]
-Step: TypeAlias = Callable[[OpenEngine], None]
+EngineStep: TypeAlias = Callable[[OpenEngine], None]
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
@@ -21,7 +21,7 @@ class ModelNotLoaded(Exception):
 class StepQueue(Protocol):
     """A source of steps."""
 
-    def take(self, now: float) -> Step | None:
+    def take(self, now: float) -> EngineStep | None:
         """Return the next step that may run now."""
         ...
 

@@ -10,10 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tinker.local.engines import Engine, check_distinct
+from tinker.local.engines.opening import check_distinct
+from tinker.local.engines.protocol import Engine
 from tinker.local.scheduling.own_warnings import ignore_warnings
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine, Step, StepQueue, log
+from tinker.local.scheduling.steps import EngineStep, ModelNotLoaded, OpenEngine, StepQueue, log
 from tinker.local.storage.futures import RequestFailure, ServerFuture
 
 
@@ -68,11 +69,11 @@ WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")
 class PeriodicTask:
     """A queue that calls ``work`` every ``seconds``, while there is a ``need`` for it; what that returns is its step."""
 
-    def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], Step | None]) -> None:
+    def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], EngineStep | None]) -> None:
         self._seconds, self._need, self._work = seconds, need, work
         self._due: float | None = None
 
-    def take(self, now: float) -> Step | None:
+    def take(self, now: float) -> EngineStep | None:
         if not self._need():
             self._due = None
         elif self._due is None:
@@ -94,7 +95,7 @@ class Lane:
         self.open_engine = open_engine
         self.used = used
 
-    def take(self, now: float) -> Step | None:
+    def take(self, now: float) -> EngineStep | None:
         for _ in range(len(self.queues)):
             queue = self.queues[0]
             self.queues.rotate(-1)
@@ -112,7 +113,7 @@ class Worker:
         self._open, self._clock = open_engine, clock
         self._wake = threading.Condition(lock)
         self._lanes: dict[str, Lane] = {}
-        self._tasks: deque[tuple[Step, OpenEngine]] = deque()
+        self._tasks: deque[tuple[EngineStep, OpenEngine]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
         self.closed: ServerFuture = ServerFuture("the engine's thread")
@@ -132,7 +133,7 @@ class Worker:
                 if queue in lane.queues:
                     lane.queues.remove(queue)
 
-    def submit_task(self, step: Step, open_engine: OpenEngine | None = None) -> None:
+    def submit_task(self, step: EngineStep, open_engine: OpenEngine | None = None) -> None:
         """Run a step of no queue, before any other."""
         with self._wake:
             self._tasks.append((step, open_engine or self._open))
@@ -170,7 +171,7 @@ class Worker:
         finally:
             self.closed.resolve(WORKER_CLOSED)
 
-    def _carry_out(self, lane: Lane, step: Step) -> None:
+    def _carry_out(self, lane: Lane, step: EngineStep) -> None:
         """Take a step, whose time counts for its lane."""
         began = self._clock()
         try:
@@ -179,7 +180,7 @@ class Worker:
             log.exception("internal error in a step; continuing with the next one")
         lane.used += self._clock() - began
 
-    def _next(self) -> tuple[Lane, Step] | None:
+    def _next(self) -> tuple[Lane, EngineStep] | None:
         with self._wake:
             while not self._closing:
                 if self._tasks:
@@ -192,7 +193,7 @@ class Worker:
                 self._wake.wait(max(0.0, min(times) - now) if times else None)
             return None
 
-    def _take(self, now: float) -> tuple[Lane, Step] | None:
+    def _take(self, now: float) -> tuple[Lane, EngineStep] | None:
         """Take a step from the lane that has used the least; among equals, from the one whose turn is the longest ago."""
         tried: list[Lane] = []
         for name, lane in sorted(self._lanes.items(), key=lambda item: item[1].used):

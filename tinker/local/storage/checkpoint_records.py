@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 from tinker_wire import models
 
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.types.paths import SCHEME
 
 CheckpointKind: TypeAlias = Literal["weights", "sampler_weights", "external_weights"]

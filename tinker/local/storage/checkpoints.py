@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.storage.checkpoint_records import (
     CHECKPOINT_KINDS,
     CheckpointKind,
@@ -28,7 +28,7 @@ from tinker.local.storage.checkpoint_records import (
     name_conflict,
 )
 from tinker.local.storage.disk import Owner, sync_folder, sync_tree
-from tinker.local.storage.events import ServerEvents
+from tinker.local.storage.sessions import ServerEvents
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker_records import prepare
 
@@ -163,7 +163,7 @@ class Checkpoints:
             return None
         if record is not None and self._is_expired(record):
             if self._remove(folder):
-                self._events.checkpoint_expired(record)
+                self._events.handle_expiry(record)
             return None
         return record
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.settings import Settings
-from tinker.local.storage.events import ServerEvents
 from tinker.local.storage.futures import (
     STREAM_KEY,
     RequestFailure,
@@ -17,6 +16,7 @@ from tinker.local.storage.futures import (
     ServerFuture,
     split_request_key,
 )
+from tinker.local.storage.sessions import ServerEvents
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
@@ -90,7 +90,7 @@ class FutureStore:
         """Finish a future; a second outcome is ignored."""
         with self._lock:
             if future.outcome is None and future.key in self._pending:
-                self._events.result_ready(future, outcome)
+                self._events.handle_result(future, outcome)
             self._resolve(future, outcome)
 
     def restore(self, key: str, fingerprint: bytes, outcome: RequestOutcome) -> None:
@@ -151,7 +151,7 @@ class FutureStore:
     def _drop(self, future: ServerFuture) -> None:
         self._nbytes -= future.nbytes
         self._gone[future.key] = (future.fingerprint, future.request_id)
-        self._events.result_dropped(future.request_id)
+        self._events.handle_dropped_result(future.request_id)
         while len(self._gone) > MAX_REMEMBERED:
             _, (_, request_id) = self._gone.popitem(last=False)
             self._keys.pop(request_id, None)

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from tinker.local.engines import Continuation, EngineError, Float32, Int32
+from tinker.local.engines.protocol import Continuation, EngineError, Float32, Int32
 from tinker.local.settings import Settings
 from tinker.local.storage.journal import Journal, Table
 

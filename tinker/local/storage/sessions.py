@@ -1,4 +1,4 @@
-"""The records of a session, its models and its samplers. Guarded by the lock of the state."""
+"""The records of a session, its models and its samplers, and what the parts of a server report to one another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Protocol, TypeAlias
 import attrs
 from tinker_wire import models
 
-from tinker.local.engines import AdapterSpec, Engine, EngineError
+from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.losses.graph import LossGraph
-from tinker.local.storage.futures import CompletionLog, RequestFailure, RequestResult, ServerFuture
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.futures import CompletionLog, RequestFailure, RequestOutcome, RequestResult, ServerFuture
 from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
 
@@ -208,3 +209,31 @@ class SamplerRecord:
         if client not in self.completions and len(self.completions) >= MAX_LOGS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")
         return self.completions.setdefault(client, CompletionLog(self.first_completion))
+
+
+class ServerEvents(Protocol):
+    """Whoever hears what happens in a server."""
+
+    def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        """Handle a result before anybody can see it."""
+        ...
+
+    def handle_dropped_result(self, request_id: str) -> None:
+        """Handle the end of a result that is kept no longer."""
+        ...
+
+    def handle_session_end(self, session: SessionRecord) -> None:
+        """Handle the end of a session."""
+        ...
+
+    def handle_model_end(self, model: ModelRecord) -> None:
+        """Handle the end of a model: what was submitted for it still runs."""
+        ...
+
+    def handle_expiry(self, record: CheckpointRecord) -> None:
+        """Handle the removal of a checkpoint that has expired."""
+        ...
+
+    def find_last_save(self, run: str) -> str:
+        """Return what to add to the refusal of a run that is unknown: where it was saved last; empty without a save."""
+        ...

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.storage.checkpoint_records import folder_name
 from tinker.local.storage.disk import Owner, ServerFolder, new_folder
 from tinker.local.storage.futures import RequestResult, ServerFuture

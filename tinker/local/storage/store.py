@@ -9,8 +9,7 @@ from tinker_wire import models
 
 from tinker.local.errors import APIProblem, conflict, make_not_found
 from tinker.local.settings import Settings
-from tinker.local.storage.events import ServerEvents
-from tinker.local.storage.sessions import LoadWeights, ModelRecord, SamplerRecord, SessionEnd, SessionRecord
+from tinker.local.storage.sessions import LoadWeights, ModelRecord, SamplerRecord, ServerEvents, SessionEnd, SessionRecord
 
 DEFAULT_PROJECT = "default"
 PROCESS_COMPLETIONS = 10**9  # numbers of completions for the samplers of one process
@@ -97,7 +96,7 @@ class Store:
             self.close_model(model, f"is gone: session {session.session_id!r} has ended")
         for sampler in session.samplers.values():
             sampler.weights = None
-        self._events.session_ended(session)
+        self._events.handle_session_end(session)
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
             self._forget(self._ended.popitem(last=False)[1])
@@ -166,7 +165,7 @@ class Store:
         """Let submitted requests run, refuse later ones, and drop the weights."""
         if model.closed_reason is None:
             model.closed_reason, model.inflight = why, None
-            self._events.model_closed(model)
+            self._events.handle_model_end(model)
 
     def find_model(self, wanted: str) -> ModelRecord | None:
         """Return the model, also a closed one; None when unknown."""

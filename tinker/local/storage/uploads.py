@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from tinker.local.engines import AdapterSpec
+from tinker.local.engines.protocol import AdapterSpec
 from tinker.local.storage.disk import Owner, ServerFolder
 
 FOLDER_NAME = ".uploads"

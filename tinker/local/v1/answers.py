@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
-from tinker.local.errors import describe_misfits
+from tinker.local.errors import describe_field_errors
 from tinker.local.v1.bodies import ChatBody, CompletionBody
 from tinker.local.v1.texts import TokenScore
 
@@ -134,5 +134,5 @@ def describe_error(status: int, detail: object, param: str | None = None) -> Ans
         if named is not None and named["field"] in _FIELDS and kind == "invalid_request_error":
             param = named[0]
     else:
-        message, param = describe_misfits(detail) or (msgspec.json.encode(detail).decode(), None)
+        message, param = describe_field_errors(detail) or (msgspec.json.encode(detail).decode(), None)
     return {"error": {"message": message, "type": kind, "param": param, "code": codes.get(status)}}

@@ -16,7 +16,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import json
 from tinker.local.call import APICall
-from tinker.local.engines import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.handlers import futures, sampling
 from tinker.local.naming import choose_engine_for, find_engine

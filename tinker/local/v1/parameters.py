@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tinker.local.bodies import find_unread
+from tinker.local.bodies import find_unknown_fields
 from tinker.local.errors import APIProblem
 from tinker_records import find_meant
 
@@ -124,7 +124,7 @@ def check_names(content: bytes, kind: type[msgspec.Struct], other: type[msgspec.
     Names that resemble none are left alone, and so are those of ``other``, the body of the other endpoint.
     """
     known = {*kind.__struct_fields__, *_IGNORED}
-    for name in find_unread(content, kind):
+    for name in find_unknown_fields(content, kind):
         if "." in name or name in _IGNORED or name in other.__struct_fields__:
             continue
         meant = find_meant(name, known, _LIKENESS)

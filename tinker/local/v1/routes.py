@@ -12,11 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.bodies import UnreadFields
+from tinker.local.bodies import UnknownFields, read_body
 from tinker.local.call import APICall, read_credential, receive
 from tinker.local.errors import APIProblem
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
-from tinker.local.profiles import read_body
 from tinker.local.state import State
 from tinker.local.v1.answers import AnswerBody, describe_error
 from tinker.local.v1.bodies import ChatBody, CompletionBody, check_chat, check_completion
@@ -29,7 +28,7 @@ MEDIA_TYPE = "application/json"
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
-def v1_routes(state: State, unread: UnreadFields) -> list[Route]:
+def v1_routes(state: State, unread: UnknownFields) -> list[Route]:
     """Make the routes; a tokenizer is loaded with the first request that needs it."""
     endpoints = Endpoints(state, unread)
     return [
@@ -71,7 +70,7 @@ def read_any_credential(headers: Mapping[str, str]) -> bytes:
 class Endpoints:
     """The endpoints of one server."""
 
-    def __init__(self, state: State, unread: UnreadFields) -> None:
+    def __init__(self, state: State, unread: UnknownFields) -> None:
         self._state, self._unread = state, unread
         self._texts: dict[str, Texts] = {}
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import attrs
 
-from tinker.local.engines import PACKAGED_FOLDER, Engine
+from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 256

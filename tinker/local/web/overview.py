@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tinker.local.engines import Engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.records import HistoryPoint, RunHistory
@@ -24,7 +24,7 @@ def describe_server(
     state: State, engines: Sequence[Engine], traffic: Traffic, records: Sequence[CheckpointRecord], run: str
 ) -> PageFacts:
     """Return everything that the page shows; the curves of one run, which may be empty."""
-    with state.locked() as shared:
+    with state.lock() as shared:
         sessions = shared.store.sessions()[:MAX_ROWS]
         runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
         history = _find_history(shared, run)

@@ -148,7 +148,7 @@ def _cumulate(durations: DurationCounts) -> list[tuple[str, float]]:
 def _describe_work(state: State) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    with state.locked() as shared:
+    with state.lock() as shared:
         live = [session for session in shared.store.sessions() if session.end is None]
         runs = sum(model.closed_reason is None for model in shared.store.models())
         samplers = sum(len(session.samplers) for session in live)

@@ -25,7 +25,7 @@ class RecordedExchange(msgspec.Struct, frozen=True):
 
 
 @cache
-def _recorded_exchanges() -> dict[str, RecordedExchange]:
+def _read_exchanges() -> dict[str, RecordedExchange]:
     content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
     return msgspec.json.decode(content, type=dict[str, RecordedExchange])
 
@@ -44,5 +44,5 @@ def place_of_schema(name: str) -> str | None:
 
 def exchanges_of(operation: str) -> dict[str, RecordedExchange]:
     """Return the recorded exchanges of an operation: its request, and the retrieval of its result."""
-    recorded = _recorded_exchanges()
+    recorded = _read_exchanges()
     return {name: recorded[name] for name in (operation, _RESULT + operation) if name in recorded}

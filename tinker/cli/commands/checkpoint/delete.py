@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import click
 
+import tinker
 from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.paths import parse_path
-from tinker.cli.errors import CommandFailed, say
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.errors import CommandFailed, read_message
+from tinker.cli.model_input import parse_path
+from tinker.cli.options import GlobalOptions, Option, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json
-from tinker.cli.times import parse_time, with_zone
-
-if TYPE_CHECKING:
-    from tinker.rest_client import RestClient
-    from tinker.types import Checkpoint
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 _ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 
 
-@click.command()
-@click.argument("checkpoint_paths", nargs=-1)
-@click.option("--run-id", metavar="ID", help="Delete the checkpoints of this training run.")
-@click.option(
-    "--type", "checkpoint_type", metavar="KIND", help="With --run-id: only weights, sampler_weights or external_weights."
-)
-@click.option("--before", metavar="TIME", help="With --run-id: only those created before this time, such as 2026-01-31T08:00Z.")
-@click.option("--after", metavar="TIME", help="With --run-id: only those created after this time.")
-@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
-@pass_options
+@command
 def delete(
     options: GlobalOptions,
-    checkpoint_paths: tuple[str, ...],
-    run_id: str | None,
-    checkpoint_type: str | None,
-    before: str | None,
-    after: str | None,
-    yes: bool,
+    checkpoint_paths: tuple[str, ...] = (),
+    run_id: Annotated[str | None, Option("Delete the checkpoints of this training run.", metavar="ID")] = None,
+    checkpoint_type: Annotated[
+        str | None, Option("With --run-id: only weights, sampler_weights or external_weights.", "--type", metavar="KIND")
+    ] = None,
+    before: Annotated[
+        str | None, Option("With --run-id: only those created before this time, such as 2026-01-31T08:00Z.", metavar="TIME")
+    ] = None,
+    after: Annotated[str | None, Option("With --run-id: only those created after this time.", metavar="TIME")] = None,
+    yes: Annotated[bool, Option("Delete without asking.", "-y", "--yes")] = False,
 ) -> None:
     """Permanently delete the given checkpoints, or those of a run that match every condition.
 
@@ -80,7 +70,7 @@ def _parse_kind(text: str | None) -> str | None:
 
 
 def _matches(
-    checkpoint: Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
+    checkpoint: tinker.Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
 ) -> bool:
     time = with_zone(checkpoint.time)
     return (
@@ -104,29 +94,26 @@ def _confirm(lines: Sequence[str], size: int | None) -> bool:
         click.echo(f"  - {line}", err=True)
     if size is not None:
         click.echo(f"Together: {format_size(size)}", err=True)
-    click.echo("This cannot be undone. Delete? [y/N]: ", err=True, nl=False)
-    answer = sys.stdin.readline()
-    if not answer:
-        click.echo("", err=True)
-        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.")
-    return answer.strip().lower() in ("y", "yes")
+    try:
+        return click.confirm("This cannot be undone. Delete?", err=True)
+    except click.Abort:
+        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.") from None
 
 
-def _delete(options: GlobalOptions, rest: RestClient, paths: Sequence[str]) -> None:
+def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str]) -> None:
     """Delete concurrently, and report what failed."""
     deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
     with progress(options, "Deleting checkpoints", len(paths)) as advance:
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
             advance(count)
-    errors = [(path, deletion.exception()) for deletion, path in deletions.items()]
-    failed = [{"tinker_path": path, "error": say(error)} for path, error in errors if isinstance(error, Exception)]
+    errors = {path: deletion.exception() for deletion, path in deletions.items()}
+    failed = {path: read_message(error) for path, error in errors.items() if isinstance(error, Exception)}
     deleted = len(paths) - len(failed)
     if options.format == "json":
-        show_json({"deleted_count": deleted, "failed": failed}, indent=None)
+        records = [{"tinker_path": path, "error": reason} for path, reason in failed.items()]
+        show_json({"deleted_count": deleted, "failed": records}, indent=None)
     elif deleted:
         click.echo(f"Deleted {format_count(deleted, 'checkpoint')}")
     if failed:
-        raise CommandFailed(
-            f"{format_count(len(failed), 'checkpoint')} could not be deleted",
-            *(f"{path}: {say(error)}" for path, error in errors if isinstance(error, Exception)),
-        )
+        problem = f"{format_count(len(failed), 'checkpoint')} could not be deleted"
+        raise CommandFailed(problem, *(f"{path}: {reason}" for path, reason in failed.items()))

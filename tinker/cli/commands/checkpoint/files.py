@@ -1,71 +1,80 @@
-"""``tinker checkpoint download`` and ``tinker checkpoint push-hf``."""
+"""``tinker checkpoint download``, ``push-hf`` and ``upload``: the files of checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple
 
 import click
 
+import tinker
 from tinker.cli.clients import service_client
-from tinker.cli.commands.checkpoint.paths import parse_path
 from tinker.cli.errors import CommandFailed
-from tinker.cli.options import GlobalOptions, pass_options
-from tinker.cli.output import Advance, format_bool, format_size, progress, show, show_properties
+from tinker.cli.model_input import parse_path
+from tinker.cli.options import GlobalOptions, Option, Positive, command
+from tinker.cli.output import format_bool, format_size, progress, show, show_properties
 
-if TYPE_CHECKING:
-    from tinker import checkpoints
-
-_SourceName: TypeAlias = Literal["auto", "external", "archive"]
-
-
-def report_to(advance: Advance) -> Callable[[checkpoints.Progress], None]:
-    """Return a function that shows the progress of files."""
-
-    def tell(now: checkpoints.Progress) -> None:
-        advance(now.done_nbytes, total=now.total_nbytes)
-
-    return tell
+# What the library calls its arguments, and the options that give them.
+_OPTIONS = {
+    "pass base_model and lora_config": "pass --base-model and --rank",
+    "pass base_model": "pass --base-model",
+    "lora_config.rank is": "--rank is",
+}
 
 
-@click.command()
-@click.argument("checkpoint_path")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(),
-    metavar="FOLDER",
-    help="Where to create the new folder. Default: the current folder.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing folder.")
-@click.option(
-    "--form",
-    type=click.Choice(["auto", "external", "archive"]),
-    default="auto",
-    show_default=True,
-    help="external exports PEFT files, archive unpacks the server's own format, auto uses what is available.",
-)
-@pass_options
+class _Transfer(NamedTuple):
+    """A session for moving files, and who shows their progress."""
+
+    service: tinker.ServiceClient
+    report: Callable[[tinker.checkpoints.Progress], None]
+
+
+@contextmanager
+def _transfer(options: GlobalOptions, description: str) -> Generator[_Transfer]:
+    with (
+        service_client(options, interactive=True) as service,
+        progress(options, description, None, nbytes=True) as advance,
+    ):
+
+        def report(now: tinker.checkpoints.Progress) -> None:
+            advance(now.done_nbytes, total=now.total_nbytes)
+
+        yield _Transfer(service, report)
+
+
+@command
 def download(
-    options: GlobalOptions, checkpoint_path: str, output: Path, force: bool, form: Literal["auto", "external", "archive"]
+    options: GlobalOptions,
+    checkpoint_path: str,
+    output: Annotated[
+        Path,
+        click.Path(file_okay=False, path_type=Path),
+        Option(
+            "Where to create the new folder. Default: the current folder.",
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = Path(),
+    force: Annotated[bool, Option("Replace an existing folder.")] = False,
+    form: Annotated[
+        Literal["auto", "external", "archive"],
+        Option("external exports PEFT files, archive unpacks the server's own format, auto uses what is available."),
+    ] = "auto",
 ) -> None:
     """Download a checkpoint into a new folder, named after its path.
 
     A training checkpoint is exported first, in a short session on its base model; the export is deleted afterward. To resume an
     interrupted download, run the command again. Encrypted files end in .age; decrypt them with `age -d`.
     """
-    from tinker import checkpoints
-
     path = parse_path(checkpoint_path).tinker_path
     try:
-        with (
-            service_client(options, interactive=True) as service,
-            progress(options, f"Downloading {path}", None, nbytes=True) as advance,
-        ):
-            done = checkpoints.download(
-                path, output, form=form, overwrite=force, progress=report_to(advance), service=service
+        with _transfer(options, f"Downloading {path}") as (service, report):
+            done = tinker.checkpoints.download(
+                path, output, form=form, overwrite=force, progress=report, service=service
             ).result()
     except FileExistsError as error:
         raise CommandFailed(str(error), "Use --force to replace it, or --output to choose another folder.") from None
@@ -82,52 +91,34 @@ def download(
     show(options, value, lambda: show_properties(f"Checkpoint Download: {path}", properties))
 
 
-@click.command("push-hf")
-@click.argument("checkpoint_path")
-@click.option(
-    "-r",
-    "--repo",
-    "repo_id",
-    metavar="USER/NAME",
-    help="Name of the repository. Default: tinker-<base model>-<run> in your account.",
-)
-@click.option("--public", is_flag=True, help="Make a new repository public. Default: private.")
-@click.option("--revision", metavar="BRANCH", help="Branch. Default: the main branch.")
-@click.option("--commit-message", metavar="TEXT", help="Commit message.")
-@click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing.")
-@click.option(
-    "--allow-pattern", "allow_patterns", multiple=True, metavar="PATTERN", help="Upload only matching files; may be repeated."
-)
-@click.option(
-    "--ignore-pattern",
-    "ignore_patterns",
-    multiple=True,
-    metavar="PATTERN",
-    help="Do not upload matching files; may be repeated.",
-)
-@click.option("--no-model-card", is_flag=True, help="Do not add a README.md.")
-@pass_options
+@command
 def push_hf(
     options: GlobalOptions,
     checkpoint_path: str,
-    repo_id: str | None,
-    public: bool,
-    revision: str | None,
-    commit_message: str | None,
-    create_pr: bool,
-    allow_patterns: tuple[str, ...],
-    ignore_patterns: tuple[str, ...],
-    no_model_card: bool,
+    repo_id: Annotated[
+        str | None,
+        Option(
+            "Name of the repository. Default: tinker-<base model>-<run> in your account.", "-r", "--repo", metavar="USER/NAME"
+        ),
+    ] = None,
+    public: Annotated[bool, Option("Make a new repository public. Default: private.")] = False,
+    revision: Annotated[str | None, Option("Branch. Default: the main branch.", metavar="BRANCH")] = None,
+    commit_message: Annotated[str | None, Option("Commit message.", metavar="TEXT")] = None,
+    create_pr: Annotated[bool, Option("Open a pull request instead of committing.")] = False,
+    allow_patterns: Annotated[
+        tuple[str, ...], Option("Upload only matching files; may be repeated.", "--allow-pattern", metavar="PATTERN")
+    ] = (),
+    ignore_patterns: Annotated[
+        tuple[str, ...], Option("Do not upload matching files; may be repeated.", "--ignore-pattern", metavar="PATTERN")
+    ] = (),
+    no_model_card: Annotated[bool, Option("Do not add a README.md.")] = False,
 ) -> None:
     """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Log in first with `hf auth login`."""
-    from tinker import checkpoints
+    import attrs
 
     path = parse_path(checkpoint_path).tinker_path
-    with (
-        service_client(options, interactive=True) as service,
-        progress(options, f"Downloading {path}", None, nbytes=True) as advance,
-    ):
-        pushed = checkpoints.push_to_hub(
+    with _transfer(options, f"Downloading {path}") as (service, report):
+        pushed = tinker.checkpoints.push_to_hub(
             path,
             repo_id,
             public=public,
@@ -137,20 +128,10 @@ def push_hf(
             allow_patterns=allow_patterns,
             ignore_patterns=ignore_patterns,
             model_card=not no_model_card,
-            progress=report_to(advance),
+            progress=report,
             service=service,
         )
-    show(options, _as_record(pushed), lambda: _show_pushed(pushed))
-
-
-def _as_record(pushed: checkpoints.PushedCheckpoint) -> dict[str, Any]:
-    """Convert to JSON fields; the branch only where one was given."""
-    import attrs
-
-    return attrs.asdict(pushed, filter=lambda field, value: value is not None and field.name != "url")
-
-
-def _show_pushed(pushed: checkpoints.PushedCheckpoint) -> None:
+    value = attrs.asdict(pushed, filter=lambda field, value: value is not None and field.name != "url")
     properties = {
         "Checkpoint Path": pushed.checkpoint_path,
         "Repository": pushed.repo_id,
@@ -158,4 +139,51 @@ def _show_pushed(pushed: checkpoints.PushedCheckpoint) -> None:
         "Public": format_bool(pushed.public),
         "Commit": pushed.url,
     }
-    show_properties(f"Pushed: {pushed.repo_id}", properties)
+    show(options, value, lambda: show_properties(f"Pushed: {pushed.repo_id}", properties))
+
+
+@command
+def upload(
+    options: GlobalOptions,
+    folder: Path,
+    base_model: Annotated[
+        str | None, Option("Name of the base model on the server. Default: the one in adapter_config.json.", metavar="NAME")
+    ] = None,
+    rank: Annotated[Positive | None, Option("Rank of the adapter, if there is no adapter_config.json.")] = None,
+    project_id: Annotated[
+        str | None, Option("Project of the checkpoint. Default: TINKER_PROJECT_ID, else your own.", metavar="ID")
+    ] = None,
+) -> None:
+    """Upload a LoRA adapter from this machine as a checkpoint that you can train further.
+
+    FOLDER contains what PEFT's save_pretrained writes: adapter_config.json and adapter_model.safetensors. To resume an
+    interrupted upload, run the command again.
+    """
+    import attrs
+
+    lora_config = None if rank is None else tinker.LoraConfig(rank=rank)
+    try:
+        with _transfer(options, f"Uploading {folder}") as (service, report):
+            done = tinker.checkpoints.upload(
+                folder,
+                base_model=base_model,
+                lora_config=lora_config,
+                project_id=project_id,
+                progress=report,
+                service=service,
+            ).result()
+    except (OSError, ValueError) as error:
+        raise CommandFailed(_name_options(str(error))) from None
+    properties = {
+        "Checkpoint Path": done.checkpoint_path,
+        "Base Model": done.base_model,
+        "Total Size": format_size(done.nbytes),
+    }
+    show(options, attrs.asdict(done), lambda: show_properties(f"Checkpoint Upload: {folder}", properties))
+
+
+def _name_options(text: str) -> str:
+    """Return an error of the library with the options in the place of its arguments."""
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
+    return text

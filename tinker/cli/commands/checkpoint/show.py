@@ -1,64 +1,64 @@
-"""``tinker checkpoint list`` and ``tinker checkpoint info``."""
+"""``tinker checkpoint list``, ``search`` and ``info``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import click
 
-from tinker.cli.clients import rest_client
-from tinker.cli.commands.checkpoint.paths import parse_path
+import tinker
+from tinker.cli.clients import Listing, fetch_pages, rest_client
 from tinker.cli.errors import CommandFailed
-from tinker.cli.options import OFFSET, GlobalOptions, pass_options
-from tinker.cli.output import format_bool, format_size, format_timestamp, progress, show, show_properties, show_table
-from tinker.cli.paging import Listing, fetch_pages
-
-if TYPE_CHECKING:
-    from tinker.rest_client import RestClient
-    from tinker.types import Checkpoint, WeightsInfoResponse
-    from tinker.types.paths import ParsedCheckpointTinkerPath
-
-PAGE = 1000
-SPARED = ("Public",)  # of a narrow terminal
-COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
-
-
-@click.command("list")
-@click.option("--run-id", metavar="ID", help="Show all checkpoints of this training run.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Without --run-id: maximum number to show, newest first; 0 shows all.",
+from tinker.cli.model_input import parse_path
+from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, command
+from tinker.cli.output import (
+    format_bool,
+    format_lora,
+    format_size,
+    format_timestamp,
+    list_metadata,
+    progress,
+    show,
+    show_properties,
+    show_table,
 )
-@OFFSET
-@pass_options
-def list_checkpoints(options: GlobalOptions, run_id: str | None, limit: int, offset: int) -> None:
+
+_PAGE, _SEARCH_PAGE = 1000, 200
+_OPTIONAL = ("Public",)  # left out on a narrow terminal
+_COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
+
+
+@command
+def list_command(
+    options: GlobalOptions,
+    run_id: Annotated[str | None, Option("Show all checkpoints of this training run.", metavar="ID")] = None,
+    limit: Annotated[Natural, Option("Without --run-id: maximum number to show, newest first; 0 shows all.")] = 20,
+    offset: OffsetOption = 0,
+) -> None:
     """List the checkpoints of a training run, or the newest of all runs."""
     rest = rest_client(options)
-    if run_id is not None:
-        found = rest.list_checkpoints(run_id).result().checkpoints
-        listing = Listing(found[offset:], len(found[offset:]))
-        value = {"run_id": run_id, **listing.to_json("checkpoints")}
-    else:
-        listing = _fetch_newest(options, rest, limit, offset)
-        value = listing.to_json("checkpoints")
-    show(options, value, lambda: show_table(COLUMNS, map(row, listing.items), listing.title("checkpoint"), spared=SPARED))
 
-
-def _fetch_newest(options: GlobalOptions, rest: RestClient, limit: int, offset: int) -> Listing[Checkpoint]:
-    def page(count: int, start: int) -> tuple[list[Checkpoint], int | None]:
+    def page(count: int, start: int) -> tuple[list[tinker.Checkpoint], int | None]:
         answer = rest.list_user_checkpoints(count, start).result()
         return list(answer.checkpoints), None if answer.cursor is None else answer.cursor.total_count
 
-    with progress(options, "Fetching checkpoints", None) as advance:
-        return fetch_pages(page, limit, PAGE, advance, offset)
+    if run_id is None:
+        listing = fetch_pages(options, "Fetching checkpoints", page, limit, _PAGE, offset)
+        value = listing.to_json("checkpoints")
+    else:
+        found = list(rest.list_checkpoints(run_id).result().checkpoints[offset:])
+        listing = Listing(found, len(found))
+        value = {"run_id": run_id, **listing.to_json("checkpoints")}
+    show(options, value, lambda: _show_listing(listing))
 
 
-def row(checkpoint: Checkpoint) -> Sequence[str]:
-    """Return the cells of one checkpoint."""
+def _show_listing(listing: Listing[tinker.Checkpoint]) -> None:
+    show_table(_COLUMNS, map(_row, listing.items), listing.title("checkpoint"), optional=_OPTIONAL)
+
+
+def _row(checkpoint: tinker.Checkpoint) -> Sequence[str]:
     return (
         checkpoint.checkpoint_id,
         checkpoint.checkpoint_type,
@@ -70,52 +70,87 @@ def row(checkpoint: Checkpoint) -> Sequence[str]:
     )
 
 
-def _expiry(checkpoint: Checkpoint) -> str:
+def _expiry(checkpoint: tinker.Checkpoint) -> str:
     return "Never" if checkpoint.expires_at is None else format_timestamp(checkpoint.expires_at)
 
 
-@click.command()
-@click.argument("checkpoint_path")
-@pass_options
+def parse_pair(text: str) -> tuple[str, str]:
+    """Split KEY=VALUE. Raises BadParameter for other text."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+@command
+def search(
+    options: GlobalOptions,
+    metadata: Annotated[
+        tuple[str, ...], Option("Only checkpoints with this metadata; may be repeated.", metavar="KEY=VALUE")
+    ] = (),
+    kind: Annotated[Literal["training", "sampler", "external"] | None, Option("Only this kind.", "--type")] = None,
+    base_models: Annotated[
+        tuple[str, ...], Option("Only this base model; repeat to match any of several.", "--base-model", metavar="NAME")
+    ] = (),
+    project_ids: Annotated[
+        tuple[str, ...], Option("Only this project; repeat to match any of several.", "--project-id", metavar="ID")
+    ] = (),
+    accessible: Annotated[bool, Option("Include checkpoints of others that you can access. Default: your own.")] = False,
+    limit: Annotated[Natural, Option("Maximum number to show; 0 shows all.")] = 20,
+) -> None:
+    """Find checkpoints that match every given condition, newest first."""
+    request = tinker.types.CheckpointSearchRequest(
+        user_metadata=dict(map(parse_pair, metadata)),
+        checkpoint_type=kind,
+        base_models=base_models or None,
+        project_ids=project_ids or None,
+        owner=tinker.types.AccessibleSearchOwner() if accessible else tinker.types.OwnSearchOwner(),
+    )
+    found = _search(options, request, limit)
+    show(options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found))))
+
+
+def _search(options: GlobalOptions, request: tinker.types.CheckpointSearchRequest, limit: int) -> list[tinker.Checkpoint]:
+    """Follow the pages until there are enough."""
+    rest = rest_client(options)
+    found: list[tinker.Checkpoint] = []
+    with progress(options, "Searching checkpoints", None) as advance, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the operation may change is for those who write programs
+        while not limit or len(found) < limit:
+            count = min(_SEARCH_PAGE, limit - len(found)) if limit else _SEARCH_PAGE
+            page = rest.search_checkpoints(request.model_copy(update={"limit": count})).result()
+            found += page.checkpoints[:count]
+            advance(len(found))
+            if page.next_cursor is None:
+                break
+            request = request.model_copy(update={"cursor": page.next_cursor})
+    return found
+
+
+@command
 def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show a checkpoint and its adapter."""
-    path = parse_path(checkpoint_path)
-    rest = rest_client(options)
+    path, rest = parse_path(checkpoint_path), rest_client(options)
     checkpoint = _find(rest, path)
-    weights = _weights_info(rest, checkpoint_path)
-    is_lora = None if weights is None else weights.is_lora
-    rank = None if weights is None else weights.lora_rank
+    weights = _find_weights_info(rest, checkpoint_path)
+    is_lora, rank = (None, None) if weights is None else (weights.is_lora, weights.lora_rank)
+    properties = [
+        ("Checkpoint ID", checkpoint.checkpoint_id),
+        ("Type", checkpoint.checkpoint_type),
+        ("Tinker Path", checkpoint.tinker_path),
+        ("Size", format_size(checkpoint.size_bytes)),
+        ("Public", format_bool(checkpoint.public)),
+        ("Created", format_timestamp(checkpoint.time)),
+        ("Expires", _expiry(checkpoint)),
+        ("Training Run ID", path.training_run_id),
+        ("LoRA", format_lora(is_lora, rank)),
+        *list_metadata(checkpoint.user_metadata),
+    ]
     value = {**checkpoint.model_dump(), "is_lora": is_lora, "lora_rank": rank}
-
-    def table() -> None:
-        properties = {
-            "Checkpoint ID": checkpoint.checkpoint_id,
-            "Type": checkpoint.checkpoint_type,
-            "Tinker Path": checkpoint.tinker_path,
-            "Size": format_size(checkpoint.size_bytes),
-            "Public": format_bool(checkpoint.public),
-            "Created": format_timestamp(checkpoint.time),
-            "Expires": _expiry(checkpoint),
-            "Training Run ID": path.training_run_id,
-            "LoRA": format_lora(is_lora, rank),
-            **format_metadata(checkpoint.user_metadata),
-        }
-        show_properties(f"Checkpoint: {checkpoint.checkpoint_id}", properties)
-
-    show(options, value, table)
+    show(options, value, lambda: show_properties(f"Checkpoint: {checkpoint.checkpoint_id}", properties))
 
 
-def format_lora(is_lora: bool | None, rank: int | None) -> str:
-    """Format as ``Yes (Rank 32)``, or as much as is known."""
-    return f"Yes (Rank {rank})" if is_lora and rank is not None else format_bool(is_lora)
-
-
-def format_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Format as a heading and a line for each entry; nothing without entries."""
-    return {"Metadata": "", **{f"  - {name}": text for name, text in metadata.items()}} if metadata else {}
-
-
-def _find(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
+def _find(rest: tinker.RestClient, path: tinker.ParsedCheckpointTinkerPath) -> tinker.Checkpoint:
     """Find a checkpoint in the list of its run, as no operation returns a single one."""
     for checkpoint in rest.list_checkpoints(path.training_run_id).result().checkpoints:
         if checkpoint.tinker_path == path.tinker_path or checkpoint.checkpoint_id == path.checkpoint_id:
@@ -123,14 +158,13 @@ def _find(rest: RestClient, path: ParsedCheckpointTinkerPath) -> Checkpoint:
     raise CommandFailed(f"Checkpoint not found: {path.tinker_path}")
 
 
-def _weights_info(rest: RestClient, tinker_path: str) -> WeightsInfoResponse | None:
+def _find_weights_info(rest: tinker.RestClient, tinker_path: str) -> tinker.types.WeightsInfoResponse | None:
     """Fetch the adapter's description; None where the server has no such operation."""
     from tinker._http import is_absent
-    from tinker.errors import APIStatusError
 
     try:
         return rest.get_weights_info_by_tinker_path(tinker_path).result()
-    except APIStatusError as error:
+    except tinker.APIStatusError as error:
         if not is_absent(error):
             raise
         return None

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
-import msgspec
 
 from tinker.cli.errors import CommandFailed
-from tinker.cli.options import GlobalOptions, pass_options
+from tinker.cli.options import CommandURL, GlobalOptions, Option, command
 
 
-@click.command()
-@click.option(
-    "--base-url", metavar="URL", help="Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL."
-)
-@click.option("--operations", is_flag=True, help="List every operation, including those that the server supports.")
-@click.option("-v", "--verbose", is_flag=True, help="Add how clients adapt to this server, and why; for bug reports.")
-@pass_options
-def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbose: bool) -> None:
+@command
+def doctor(
+    options: GlobalOptions,
+    base_url: CommandURL = None,
+    operations: Annotated[bool, Option("List every operation, including those that the server supports.")] = False,
+    verbose: Annotated[
+        bool, Option("Add how clients adapt to this server, and why; for bug reports.", "-v", "--verbose")
+    ] = False,
+) -> None:
     """Diagnose the installation and the connection, and show what the server supports.
 
     Checks the versions, the installation, the connection with its latency and its certificate, the credential, the clock, the
     models, the format of training requests, and which operations of the contract the server has. Creates nothing on the server.
     Exits with 1 if something must be fixed before clients can work.
     """
+    import msgspec
+
     from tinker.cli.clients import config_of, connect
     from tinker.cli.commands.doctor.checks import diagnose
     from tinker.cli.output import show, show_table
@@ -47,8 +51,8 @@ def doctor(options: GlobalOptions, base_url: str | None, operations: bool, verbo
         "ok": not report.failures,
         "checks": [result._asdict() for result in report.results],
         "operations": report.operations,
-        "connections": [msgspec.structs.asdict(connection) for connection in report.connections],
-        "facts": [msgspec.structs.asdict(fact) for fact in facts],
+        "connections": list(map(msgspec.structs.asdict, report.connections)),
+        "facts": list(map(msgspec.structs.asdict, facts)),
     }
     show(options, value, table)
     if report.failures:

@@ -1,4 +1,4 @@
-"""The checks of ``tinker doctor``, one after the other. Nothing is retried, and nothing on the server changes."""
+"""The checks of ``tinker doctor``. They do not retry, and they change nothing on the server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from tinker_wire.operations import OPERATIONS
 from tinker._config import Config
 from tinker._http import ConnectionFacts, is_absent
 from tinker._runtime import Runtime, run
+from tinker.cli.commands.doctor.capabilities import check_wire, find_operations, summarize_operations
 from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions, refuse_credential
-from tinker.cli.commands.doctor.operations import find_operations, summarize_operations
-from tinker.cli.commands.doctor.prober import Prober
-from tinker.cli.commands.doctor.report import CheckResult, DoctorReport, Support
-from tinker.cli.commands.doctor.wire import check_wire
+from tinker.cli.commands.doctor.prober import CheckResult, DoctorReport, Prober, Support
 from tinker.errors import APIResponseValidationError, APIStatusError, AuthenticationError, TinkerError
 from tinker.futures import APIFuture
 
-# Beyond this, the ends of tokens and of signed URLs are misjudged.
+# Beyond this, the expiry of tokens and of signed URLs is misjudged.
 MAX_SKEW_SECONDS = 60.0
 _LATENCY_SAMPLES = 5
 
@@ -72,14 +70,14 @@ async def _check_server(
 
 
 def _note_refusal(config: Config, results: list[CheckResult], status: int) -> None:
-    """Change the result about the credential, which was found without the server, into its refusal."""
+    """Replace the result of the credential check by the refusal of the server."""
     index = next(index for index, result in enumerate(results) if result.name == "credential")
     if results[index].status != "FAIL":
         results[index] = refuse_credential(config, results[index], status)
 
 
 async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mapping[str, str] | None:
-    """Measure how long answers take; return the headers of the last one, None without one."""
+    """Measure the latency; return the headers of the last response, None without one."""
     clock = prober.runtime.clock
     seconds: list[float] = []
     headers: Mapping[str, str] = {}
@@ -102,7 +100,7 @@ def _ms(seconds: float) -> str:
 
 
 async def _fetch_any_headers(prober: Prober) -> Mapping[str, str]:
-    """Fetch the headers of an answer, whatever it says: it shows that a server is there."""
+    """Fetch the headers of any response, which shows that a server is there."""
     try:
         return (await prober.answer(service_api.healthz())).headers
     except APIStatusError as error:
@@ -110,7 +108,7 @@ async def _fetch_any_headers(prober: Prober) -> Mapping[str, str]:
 
 
 async def _find_foreign_server(prober: Prober) -> str | None:
-    """Say why this is not a Tinker server; None where it is one, or where only a credential would tell."""
+    """Return why this is not a Tinker server; None if it may be one."""
     try:
         await prober.read(service_api.get_server_capabilities())
     except APIResponseValidationError as error:
@@ -135,7 +133,7 @@ def _check_clock(prober: Prober, headers: Mapping[str, str]) -> CheckResult:
 
 
 async def _check_settings(prober: Prober) -> CheckResult:
-    """Ask for the settings as clients do at their start; later requests carry the credential that the server asks for."""
+    """Fetch the settings as clients do at their start. They decide the credential of later requests."""
     facts = await prober.runtime.server.config()
     if not facts.answered:
         return CheckResult("settings", "note", "the server gives clients none, so they speak JSON to it first")
@@ -153,7 +151,7 @@ async def _check_models(prober: Prober) -> CheckResult:
     return CheckResult("models", "ok" if names else "note", f"{', '.join(names[:3]) or 'none'}{more}")
 
 
-#: In this order, once the server answers.
+#: In this order, after the connection.
 _CHECKS: Mapping[str, Callable[[Prober], Awaitable[CheckResult]]] = {
     "settings": _check_settings,
     "models": _check_models,

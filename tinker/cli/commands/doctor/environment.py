@@ -14,8 +14,8 @@ from tinker._http import find_source
 from tinker._installation import inspect_installation
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
-from tinker.cli.commands.doctor.report import CheckResult
-from tinker.cli.commands.version import find_version, list_packages
+from tinker.cli.commands.doctor.prober import CheckResult
+from tinker.cli.commands.installation import find_version, list_packages
 from tinker.cli.errors import CommandFailed
 from tinker.errors import TinkerError
 
@@ -63,7 +63,7 @@ def check_installation() -> CheckResult:
 
 
 def check_credential(config: Config) -> CheckResult:
-    """Say where the credential is found, without fetching it; whether it is good only the server can say."""
+    """Find the credential without fetching it. Only the server can check it."""
     try:
         clients.check_credential(config)
         source = find_source(config)
@@ -77,7 +77,7 @@ def check_credential(config: Config) -> CheckResult:
 
 
 def refuse_credential(config: Config, found: CheckResult, status: int) -> CheckResult:
-    """Return what :func:`check_credential` found as refused by the server with this status, and what to do."""
+    """Turn the result of :func:`check_credential` into a refusal by the server, with advice."""
     if found.status == "note":
         return CheckResult("credential", "FAIL", f"none, and the server requires one ({status}); set TINKER_API_KEY")
     advice = "run `tinker auth logout` and `tinker auth login`"

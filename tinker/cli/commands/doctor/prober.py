@@ -1,22 +1,51 @@
-"""One request to the server under examination: no retries, and no longer than the user has patience."""
+"""Requests of checks, without retries and with a timeout, and the results of checks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from tinker_wire.runtime import Request
 
-from tinker._http import ONE_SHOT, Purpose, RawResponse
+from tinker._http import ONE_SHOT, ConnectionFacts, Purpose, RawResponse
 from tinker._runtime import Runtime
 from tinker.errors import APIStatusError, TinkerError
+from tinker.observing import ServerInfo
 
 T = TypeVar("T")
+CheckStatus: TypeAlias = Literal["ok", "note", "FAIL"]
+Support: TypeAlias = Literal["yes", "no", "unknown"]
+
+
+class CheckResult(NamedTuple):
+    """The result of one check."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+
+
+class DoctorReport(NamedTuple):
+    """The results of all checks. ``operations`` maps each operation of the contract to whether the server has it.
+
+    ``info`` has the adaptations of clients to this server; None if no request was sent. ``connections`` lists those used.
+    """
+
+    base_url: str
+    results: list[CheckResult]
+    operations: dict[str, Support]
+    info: ServerInfo | None = None
+    connections: tuple[ConnectionFacts, ...] = ()
+
+    @property
+    def failures(self) -> list[str]:
+        """Return the names of the checks that failed."""
+        return [result.name for result in self.results if result.status == "FAIL"]
 
 
 class Prober:
-    """The server under examination. Whatever takes longer than ``seconds`` (None: no limit) counts as not answered."""
+    """A client for checks. A request fails after ``seconds`` (None: no limit)."""
 
     def __init__(self, runtime: Runtime, seconds: float | None) -> None:
         self._runtime, self._seconds = runtime, seconds
@@ -27,18 +56,18 @@ class Prober:
         return self._runtime
 
     async def read(self, request: Request[T]) -> T:
-        """Return the value of the answer. TinkerError for every refusal, and for no answer in time."""
+        """Send a request and return the decoded response. TinkerError for a refusal and for a timeout."""
         return (await self._in_time(self._runtime.transport.send(request, ONE_SHOT))).value
 
     async def status(self, request: Request[Any]) -> int:
-        """Return the status of the answer, also of a refusal."""
+        """Send a request and return the status of the response, also of a refusal."""
         try:
             return (await self.answer(request)).status
         except APIStatusError as error:
             return error.status_code
 
     async def answer(self, request: Request[Any]) -> RawResponse:
-        """Return the answer with its headers, not decoded. TinkerError as for :meth:`read`."""
+        """Send a request and return the raw response with its headers. TinkerError as for :meth:`read`."""
         transport = self._runtime.transport
         return await self._in_time(transport.send_once(transport.prepare(request, Purpose.SESSION)))
 

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.torch.lora import ALPHA, LoraTargets, LoraWeights
 
 WEIGHTS = "adapter_model.safetensors"

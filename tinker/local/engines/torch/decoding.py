@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinker.local.engines import Continuation, Int32, PlacedImage, SampleJob, noise_seed
+from tinker.local.engines.inputs import noise_seed
+from tinker.local.engines.protocol import Continuation, Int32, PlacedImage, SampleJob
 from tinker.local.engines.torch.lora import LoraWeights
 
 Decode = Callable[[Sequence[int]], str]

@@ -1,6 +1,6 @@
 """The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and batched sampling.
 
-Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``loss_inputs``,
+Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``inputs``,
 the formulas in ``losses``, the LoRA weights in ``lora``, the samples in progress in ``sampling``, the files in
 ``adapter_files``. Runs in the server's one worker thread.
 """
@@ -20,24 +20,17 @@ import attrs
 import torch
 from transformers.cache_utils import DynamicCache
 
-from tinker.local.engines import (
-    PACKAGED_FOLDER,
-    PACKAGED_MODEL,
+from tinker.local.engines.inputs import check_data, check_job, check_step
+from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
-    DeviceMap,
     Dimuon,
-    DType,
     EngineError,
     LossResult,
-    Placement,
-    Recompute,
     SampleJob,
     SampleResult,
     TrainingExample,
-    check_data,
-    check_job,
-    check_step,
 )
 from tinker.local.engines.torch.adapter_files import (
     PEFT_FILES,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinker.local.engines import Int32, PlacedImage
+from tinker.local.engines.protocol import Int32, PlacedImage
 from tinker.local.engines.torch.images import TorchImage
 
 TokenNames: TypeAlias = NDArray[np.integer[Any]]  # equal for equal beginnings only

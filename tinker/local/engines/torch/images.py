@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from tinker._installation import install_command
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.engines.torch.memory import is_out_of_memory, release_memory
 
 if TYPE_CHECKING:

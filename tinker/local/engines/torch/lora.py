@@ -17,7 +17,7 @@ import attrs
 import peft
 import torch
 
-from tinker.local.engines import AdapterSpec, EngineError
+from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.torch.targets import LoraTarget, find_targets
 
 ALPHA = 32  # the service fixes it: the update is scaled by 32 / rank

@@ -1,4 +1,4 @@
-"""The token losses in torch. Their inputs and options are in ``loss_inputs``.
+"""The token losses in torch. Their inputs and options are in ``inputs``.
 
 Every loss is a sum over tokens (and, for ``[N, K]`` targets, over cells) of a term times its weight. Terms see only the
 cells with a weight, so whatever stands in the other inputs of a cell of weight zero has no effect.
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from tinker.local.engines import LOSS_FORMS, SEQUENCE_LOG_RATIO
+from tinker.local.engines.inputs import LOSS_FORMS, SEQUENCE_LOG_RATIO
 
 TorchInputs: TypeAlias = Mapping[str, torch.Tensor]
 TorchOptions: TypeAlias = Mapping[str, float]

@@ -16,7 +16,9 @@ import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines import Cells, EngineError, Float32, LossForm, Recompute, add_sequence_ratios, explain_infinite_loss
+from tinker.local.engines.inputs import Cells, LossForm, add_sequence_ratios, explain_infinite_loss
+from tinker.local.engines.placement import Recompute
+from tinker.local.engines.protocol import EngineError, Float32
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
 from tinker.local.engines.torch.losses import TorchLoss

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import torch
 
-from tinker.local.engines import EngineError
+from tinker.local.engines.protocol import EngineError
 from tinker.local.engines.torch.caches import KeysAndValues, drop_columns, has_columns, join_rows, read_row, select_rows
 from tinker.local.engines.torch.decoding import DecodingRun, draw
 from tinker.local.engines.torch.image_rows import count_shift

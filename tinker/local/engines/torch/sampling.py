@@ -16,14 +16,22 @@ from typing import Any
 import attrs
 import torch
 
-from tinker.local.engines import SampleJob, SampleResult
+from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.torch.caches import has_columns, has_states, select_rows
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
 from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
-from tinker.local.engines.torch.prefill import PendingPrompt, Prefill, Prefilled, collect_prompts, split_prompts
+from tinker.local.engines.torch.prefill import (
+    PendingPrompt,
+    Prefill,
+    Prefilled,
+    PromptScorer,
+    PromptScores,
+    collect_prompts,
+    needs_prompt_scores,
+    split_prompts,
+)
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.prompts import PromptScorer, PromptScores, needs_prompt_scores
 from tinker.local.engines.torch.rows import RowGroup, extend, is_alike
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together

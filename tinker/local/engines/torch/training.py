@@ -11,15 +11,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 import torch
 
-from tinker.local.engines import (
-    WEIGHTS_DIVERGED,
-    Adam,
-    Dimuon,
-    EngineError,
-    LossForm,
-    clip_bounds,
-    orthogonal_direction,
-)
+from tinker.local.engines.dimuon import orthogonal_direction
+from tinker.local.engines.inputs import WEIGHTS_DIVERGED, LossForm, clip_bounds
+from tinker.local.engines.protocol import Adam, Dimuon, EngineError
 from tinker.local.engines.torch.experts import join_stack, split_stack
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.losses import ratio

@@ -11,7 +11,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import Adam, AdapterSpec, Dimuon, EngineError, orthogonal_direction
+from tinker.local.engines.dimuon import orthogonal_direction
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
 from tinker.local.engines.toy.bigram import Tensors
 
 ADAPTER_FILE, OPTIMIZER_FILE = "toy_adapter.npz", "toy_optimizer.npz"

@@ -20,13 +20,20 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import (
+from tinker.local.engines.inputs import (
     LOSS_FORMS,
-    PACKAGED_FOLDER,
-    TOY_MODEL,
+    Cells,
+    add_sequence_ratios,
+    check_data,
+    check_job,
+    check_step,
+    explain_infinite_loss,
+    noise_seed,
+)
+from tinker.local.engines.placement import PACKAGED_FOLDER, TOY_MODEL
+from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
-    Cells,
     Continuation,
     Dimuon,
     EngineError,
@@ -37,12 +44,6 @@ from tinker.local.engines import (
     SampleJob,
     SampleResult,
     TrainingExample,
-    add_sequence_ratios,
-    check_data,
-    check_job,
-    check_step,
-    explain_infinite_loss,
-    noise_seed,
 )
 from tinker.local.engines.toy.adapters import (
     ADAPTER_FILE,
@@ -56,8 +57,7 @@ from tinker.local.engines.toy.adapters import (
     write_arrays,
     zeros_like,
 )
-from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs
-from tinker.local.engines.toy.decoding import cumulative_distribution, has_stopped
+from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs, cumulative_distribution, has_stopped
 from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
 from tinker.types.results import EMPTY_LOGPROB
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import SEQUENCE_LOG_RATIO, LossForm, clip_bounds
+from tinker.local.engines.inputs import SEQUENCE_LOG_RATIO, LossForm, clip_bounds
 
 Float64: TypeAlias = NDArray[np.float64]
 ToyInputs: TypeAlias = Mapping[str, Float64]

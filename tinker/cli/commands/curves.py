@@ -1,0 +1,119 @@
+"""``tinker run watch`` and ``tinker run compare``: curves of runs, from files of metrics or from a local server."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import click
+
+from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
+from tinker.cli.options import ChartFile, GlobalOptions, Option, command
+from tinker.cli.output import is_ascii_only, show, show_chart, show_table
+
+_POLL_SECONDS = 1.0
+
+
+@command
+def watch(
+    options: GlobalOptions,
+    run: str,
+    metric: Annotated[str | None, Option("Metric to plot. Default: a loss or a reward.")] = None,
+    once: Annotated[bool, Option("Show the current state and exit.")] = False,
+) -> None:
+    """Follow a RUN until it ends: a JSONL file of metrics, or the ID of a run on a local server.
+
+    The file comes from `tinker train --log` or from any script that writes one JSON object of numbers per line. The step is
+    `step`, `progress/batch` or similar, else the line number. On a terminal the curve is redrawn every second; in a pipe each
+    step is one line. Ctrl-C stops watching; the run continues.
+    """
+    read = open_run(options, run)
+    if options.format == "table" and sys.stdout.isatty():
+        _draw_live(read, metric, once)
+    else:
+        _print_steps(options, read, metric, once)
+
+
+def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None, once: bool) -> None:
+    """Print the new steps, one per line; as JSON the new records."""
+    shown = printed = 0
+    for now in _follow(read, once):
+        if options.format == "json":
+            for record in now.records[shown:]:
+                click.echo(json.dumps(record))
+        else:
+            name = choose_metric([now], metric)
+            for one in now.steps[printed:]:
+                click.echo(_describe(now, one, name))
+        sys.stdout.flush()
+        shown, printed = len(now.records), len(now.steps)
+
+
+def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
+    total = "" if run.total is None else f"/{run.total:g}"
+    return f"step {step.number:g}{total} {metric} {step.metrics.get(metric, float('nan')):.4f}"
+
+
+def _follow(read: MetricsReader, once: bool) -> Iterator[RunMetrics]:
+    """Yield the run every second until it has ended."""
+    while True:
+        now = read()
+        yield now
+        if now.has_ended or once:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from tinker.cli.output import chart_text
+
+    is_ascii = is_ascii_only()  # Live replaces the output by a stream that has no encoding
+    with Live(auto_refresh=False) as live:
+        for now in _follow(read, once):
+            name = choose_metric([now], metric)
+            last = now.steps[-1] if now.steps else MetricStep(0, {})
+            title = f"{now.name}: {_describe(now, last, name)}"
+            live.update(Text(f"{title}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
+
+
+@command
+def compare(
+    options: GlobalOptions,
+    runs: tuple[str, ...],
+    metric: Annotated[str | None, Option("Metric to compare. Default: a loss or a reward.")] = None,
+    plot: ChartFile = None,
+) -> None:
+    """Compare RUNS in a table with one row per run, and plot their curves together.
+
+    Each run is a file or an ID, as in `tinker run watch`.
+    """
+    read = [open_run(options, run)() for run in runs]
+    name = choose_metric(read, metric)
+    rows = [_summarize(run, name) for run in read]
+
+    def table() -> None:
+        columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
+        show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
+        for message in filter(None, (run.explain_missing(name) for run in read)):
+            click.echo(message, err=True)
+
+    show(options, {"metric": name, "runs": rows}, table)
+    show_chart(options, {run.name: run.curve(name) for run in read}, name, plot)
+
+
+def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
+    values = [round(value, 6) for _, value in run.curve(metric)]
+    return {
+        "log": run.name,
+        "steps": len({one.number for one in run.steps}),
+        "first": values[0] if values else None,
+        "best": (max if "reward" in metric else min)(values, default=None),
+        "last": values[-1] if values else None,
+        "tokens_per_second": run.steps[-1].metrics.get("tokens_per_second") if run.steps else None,
+    }

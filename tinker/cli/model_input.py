@@ -1,0 +1,299 @@
+"""Inputs of models: names of models, context length, stop sequences, tokenizers and prompts.
+
+A plain tokenizer is loaded from its files without transformers, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tinker
+from tinker.cli.errors import CommandFailed, read_message
+from tinker.cli.reading import Prompt
+
+if TYPE_CHECKING:
+    from tinker_wire.models import SupportedModel
+    from tokenizers import Tokenizer
+
+    from tinker._tokenizers import TokenizerSource
+
+SAMPLED_CHECKPOINT = "give its path as the model: tinker://RUN/sampler_weights/NAME"
+_PROMPT_ADVICE = 'Give a "prompt" instead of "messages".'
+TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
+
+
+def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
+    """Parse a checkpoint path; CommandFailed when it is not one."""
+    try:
+        return tinker.ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    except ValueError:
+        expected = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
+        advice = "`tinker checkpoint list` shows the paths."
+        raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None
+
+
+def first_sampleable(models: Sequence[SupportedModel]) -> str:
+    """Return the first model that can be sampled. CommandFailed where the server offers none."""
+    for entry in models:
+        if entry.model_name is not None and entry.sampleable is not False:
+            return str(entry.model_name)
+    raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
+
+
+@contextmanager
+def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT) -> Generator[None]:
+    """Explain a refused sampling client: a training checkpoint, a misspelled model, or a checkpoint without its path."""
+    from tinker_records import find_closest
+
+    try:
+        yield
+    except (tinker.APIStatusError, tinker.RequestFailedError) as error:
+        if model.startswith("tinker://") and "/weights/" in model:
+            advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {model} --sampler"
+            raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
+        names = [one.model_name for one in service.get_server_capabilities().supported_models if one.model_name]
+        closest = None if model in names else find_closest(model, names)
+        if closest is not None and closest not in "\n".join([read_message(error), *getattr(error, "__notes__", ())]):
+            error.add_note(f"Did you mean {closest}?")
+        if closest is None and names and model not in names and "://" not in model:
+            error.add_note(f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint list` shows the paths.")
+        raise
+
+
+def create_sampler(service: tinker.ServiceClient, model: str) -> tinker.SamplingClient:
+    """Create the client that samples from a base model or from the checkpoint at a path."""
+    with explain_refusal(service, model):
+        if model.startswith("tinker://"):
+            return service.create_sampling_client(model_path=model).result()
+        return service.create_sampling_client(base_model=model).result()
+
+
+class Capacity(NamedTuple):
+    """The maximum number of tokens of a model; None (no limit) if the server does not report it."""
+
+    model: str
+    tokens: int | None
+
+    def is_exceeded(self, count: int) -> bool:
+        """Return whether this number of tokens is too large."""
+        return 0 < (self.tokens or 0) < count
+
+    def __str__(self) -> str:
+        return f"{self.model} takes {self.tokens:,}"
+
+
+_ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
+
+
+def read_stops(given: Sequence[str]) -> list[str]:
+    r"""Return the stops of a command line, in which ``\n``, ``\t`` and ``\\`` are a newline, a tab and a backslash.
+
+    >>> read_stops([r"\n", r"\d"])
+    ['\n', '\\d']
+    """
+    return [re.sub(r"\\[nt\\]", lambda found: _ESCAPES[found[0]], stop) for stop in given]
+
+
+class StopCutter:
+    """A filter that passes text up to the first stop sequence. It holds back an end that may be the start of one.
+
+    >>> cutter = StopCutter(["<end>"])
+    >>> cutter.add("Yes <e"), cutter.add("m> no <end> and"), cutter.is_over
+    ('Yes ', '<em> no ', True)
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.is_over: bool = False
+
+    def add(self, text: str) -> str:
+        """Return the text that can be shown now; nothing after a stop."""
+        if self.is_over:
+            return ""
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self.is_over = bool(found)
+        end = min(found) if found else len(self._held) - self._count_held()
+        shown, self._held = self._held[:end], "" if found else self._held[end:]
+        return shown
+
+    def end(self) -> str:
+        """Return the text that was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _count_held(self) -> int:
+        """Return the number of characters at the end that may be the start of a stop."""
+        beginnings = (stop[:count] for stop in self._stops for count in range(1, len(stop)))
+        return max((len(one) for one in beginnings if self._held.endswith(one)), default=0)
+
+
+_CACHED_FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")  # a cached tokenizer has one of them
+_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+# Keys of a tokenizer_config.json that do not change tokenizer.json, with the allowed values of some.
+_SETTINGS: dict[str, tuple[object, ...]] = {
+    "clean_up_tokenization_spaces": (False,),
+    "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend"),
+}
+_HARMLESS = {*_NAMED_TOKENS, *_SETTINGS, "backend", "chat_template", "is_local", "model_input_names", "model_max_length"}
+_MODEL_TYPES = ("llama", None)  # for which transformers has no tokenizer class of its own
+_OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
+
+
+def load_tokenizer(named: TokenizerSource | str) -> Any:
+    """Load a tokenizer, from its files if it is a plain one.
+
+    CommandFailed if it is not on this machine and cannot be fetched. The hub is asked once.
+    """
+    from tinker._tokenizers import find_absence, is_of_hub, load, resolve
+
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # a line for each retry
+    logging.getLogger("transformers.tokenization_utils_base").addFilter(_is_not_about_length)
+    source = resolve("", named) if isinstance(named, str) else named
+    if (plain := read_tokenizer(source)) is not None:
+        return plain
+    if is_of_hub(source) and importlib.util.find_spec("huggingface_hub") is not None:
+        absence = find_absence(source.name, _CACHED_FILES, kind="tokenizer", revision=source.revision)
+        if absence is not None:
+            raise CommandFailed(f"cannot load the tokenizer {source.name!r}: {absence}; give a directory")
+    return load(source)
+
+
+def _is_not_about_length(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Token indices sequence length is longer")  # the server reports its limit
+
+
+def find_tokenizer(sampler: tinker.SamplingClient, named: str | None) -> Any:
+    """Load the named tokenizer with :func:`load_tokenizer`, else that of the sampler's model."""
+    from tinker._tokenizers import load
+
+    if named:
+        return load_tokenizer(named)
+    source = sampler._sampler.tokenizer().result()  # pyright: ignore[reportPrivateUsage]
+    return read_tokenizer(source) or load(source)
+
+
+class FileTokenizer:
+    """A tokenizer that encodes and decodes like that of transformers, which is loaded only for other attributes."""
+
+    def __init__(self, source: TokenizerSource, tokenizer: Tokenizer, special: dict[str, int], has_template: bool) -> None:
+        self._source, self._tokenizer, self._has_template = source, tokenizer, has_template
+        self._special = special  # ids by the token's name, such as eos_token
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        return list(dict.fromkeys(self._special.values()))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special.get("eos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self._tokenizer.id_to_token(self._special["eos_token"]) if "eos_token" in self._special else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
+
+    @property
+    def chat_template(self) -> object:
+        return self.__getattr__("chat_template") if self._has_template else None
+
+    def __getattr__(self, name: str) -> Any:
+        from tinker._tokenizers import load
+
+        return getattr(load(self._source), name)
+
+
+def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
+    """Read a tokenizer from its directory; None if it needs more than its tokenizer.json."""
+    folder = Path(source.name)
+    if importlib.util.find_spec("tokenizers") is None or any((folder / name).exists() for name in _OTHER_FILES):
+        return None
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+        if not _is_plain(settings, _model_type(folder)):
+            return None
+        tokenizer = _open(folder / "tokenizer.json")
+    except Exception:  # noqa: BLE001 - tokenizers raises Exception; transformers then reports the problem
+        return None
+    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    named = {name: settings[name] for name in _NAMED_TOKENS if settings.get(name) is not None}
+    if not all(isinstance(token, str) and token in special for token in named.values()):
+        return None
+    has_template = "chat_template" in settings or any(folder.glob("*chat_template*"))
+    return FileTokenizer(source, tokenizer, {name: special[token] for name, token in named.items()}, has_template)
+
+
+def _is_plain(settings: dict[str, object], model_type: object) -> bool:
+    values = all(settings.get(name) in allowed for name, allowed in _SETTINGS.items())
+    return values and settings.keys() <= _HARMLESS and model_type in _MODEL_TYPES
+
+
+def _model_type(folder: Path) -> object:
+    file = folder / "config.json"
+    return json.loads(file.read_bytes()).get("model_type", "") if file.exists() else None
+
+
+def _open(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class TextDecoder:
+    """A decoder for display. Special tokens at the end of a sample are left out.
+
+    ``skip_special`` leaves out all special tokens: with stop sequences, the model may continue after an end-of-text token.
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._special: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        """Return the text of a sample, or of its first tokens."""
+        tokens = list(token_ids)
+        while tokens and tokens[-1] in self._special:
+            tokens.pop()
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special)) if tokens else ""
+
+
+def encode_prompt(tokenizer: Any, prompt: Prompt, advice: str = _PROMPT_ADVICE) -> list[int]:
+    """Return the token ids of a prompt: of a text, of token ids, or of messages, for which see :func:`encode_chat`."""
+    if isinstance(prompt, str):
+        return list(tokenizer.encode(prompt))
+    return encode_chat(tokenizer, prompt, is_prompt=True, advice=advice) if isinstance(prompt[0], dict) else prompt
+
+
+def encode_chat(
+    tokenizer: Any,
+    messages: Sequence[dict[str, str]],
+    *,
+    is_prompt: bool,
+    advice: str = 'Use prompts and completions, or "text".',
+) -> list[int]:
+    """Encode messages with the chat template. A prompt ends with the start of an answer. CommandFailed without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise CommandFailed("this model has no chat template", advice)
+    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens

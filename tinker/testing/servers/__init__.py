@@ -1,0 +1,22 @@
+"""The servers that the local server stands in for. ``Settings(profile=...)`` and ``tinker serve --profile`` take their names.
+
+``skyrl`` is SkyRL's server of August 2026; ``minimal-json`` is the common part of the servers for clients of late 2025;
+``strict`` validates as the classes of SDK 0.25 do; ``plain-json`` reads JSON only, and fails on anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinker.local.errors import APIProblem
+from tinker.local.profiles import OFFICIAL, Profile
+from tinker.testing.servers.minimal_json import MINIMAL_JSON
+from tinker.testing.servers.skyrl import SKYRL
+from tinker.testing.servers.strict import STRICT
+
+__all__ = ["PROFILES"]
+
+PLAIN_JSON = Profile(
+    name="plain-json", protobuf=False, announces_size=False, protobuf_problem=APIProblem(500, "Internal Server Error")
+)
+PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (OFFICIAL, SKYRL, MINIMAL_JSON, STRICT, PLAIN_JSON)}

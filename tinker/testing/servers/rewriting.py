@@ -1,0 +1,40 @@
+"""Functions that profiles are made of: changes of the JSON bodies of requests and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from tinker.local.errors import unprocessable
+from tinker.local.profiles import JSONObject, Rewrite
+
+
+def drop_fields(*fields: str) -> Callable[..., JSONObject]:
+    """Return a function of objects: the last one without these fields."""
+    return lambda *bodies: {key: value for key, value in bodies[-1].items() if key not in fields}
+
+
+def keep_fields(*fields: str) -> Callable[..., JSONObject]:
+    """Return a function of objects: the last one with these fields alone."""
+    return lambda *bodies: {key: value for key, value in bodies[-1].items() if key in fields}
+
+
+def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
+    """Return the body with one field rewritten, where that is an object."""
+    value = body.get(field)
+    return {**body, field: rewrite(cast("JSONObject", value))} if isinstance(value, dict) else body
+
+
+def require_fields(body: JSONObject, *fields: str) -> None:
+    for field in fields:
+        if body.get(field) is None:
+            raise unprocessable(field, "Field required", "missing")
+
+
+LATER_SAMPLE_FIELDS = (
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+    "record_stability_info",
+)

@@ -1,0 +1,250 @@
+"""SkyRL's server of August 2026."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from tinker_wire import models
+from tinker_wire.operations import OPERATIONS
+
+from tinker.local.errors import APIProblem, unprocessable
+from tinker.local.profiles import IdScheme, JSONObject, Profile
+from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, keep_fields, require_fields, rewrite_field
+from tinker.testing.servers.skyrl_losses import SKYRL_LOSSES, check_loss, rewrite_loss_output
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex[:8]}"
+
+
+def _read_create_model(body: JSONObject) -> JSONObject:
+    require_fields(body, "session_id", "base_model", "lora_config")
+    config = rewrite_field(body, "lora_config", keep_fields("rank", "seed"))
+    return {**drop_fields("optimizer_config")(config), "model_seq_id": body.get("model_seq_id") or 0}
+
+
+def _write_create_model(asked: JSONObject, answer: JSONObject) -> JSONObject:
+    return {
+        "model_id": answer["model_id"],
+        "base_model": asked["base_model"],
+        "lora_config": {"seed": None, **asked["lora_config"]},
+        "status": "created",
+        "request_id": answer["request_id"],
+    }
+
+
+def _read_optim_step(body: JSONObject) -> JSONObject:
+    require_fields(body, "model_id", "adam_params")
+    return drop_fields("optimizer_params")(rewrite_field(body, "adam_params", drop_fields("grad_clip_norm")))
+
+
+def _check_path(body: JSONObject) -> JSONObject:
+    if body.get("path") is not None and not _NAME.fullmatch(str(body["path"])):
+        raise unprocessable("path", f"String should match pattern '^{_NAME.pattern}$'", "string_pattern_mismatch")
+    return body
+
+
+def _read_save(body: JSONObject) -> JSONObject:
+    require_fields(body, "model_id", "path")
+    return drop_fields("ttl_seconds", "overwrite", "user_metadata")(_check_path(body))
+
+
+def _read_save_for_sampler(body: JSONObject) -> JSONObject:
+    if not body.get("path") and (body.get("sampling_session_seq_id") is None or body.get("seq_id") is None):
+        raise unprocessable("", "Either 'path' or both 'sampling_session_seq_id' and 'seq_id' must be provided")
+    return drop_fields("ttl_seconds", "user_metadata", "kind")(_check_path(body))
+
+
+def _read_load(body: JSONObject) -> JSONObject:
+    require_fields(body, "model_id", "path")
+    return {"optimizer": True, **keep_fields("model_id", "path", "seq_id", "optimizer")(body)}
+
+
+def _write_saved_path(result: JSONObject) -> JSONObject:
+    """Drop the kind from the path of named sampler weights."""
+    path = result.get("path")
+    return result if path is None else {**result, "path": path.replace("/sampler_weights/", "/")}
+
+
+def _expand_short_path(body: JSONObject) -> JSONObject:
+    """Expand ``tinker://<model>/<name>``, the short form of a sampler checkpoint's path."""
+    short = re.fullmatch(r"tinker://([^/]+)/([^/]+)", str(body.get("model_path")))
+    return body if short is None else {**body, "model_path": f"tinker://{short[1]}/sampler_weights/{short[2]}"}
+
+
+def _read_sampling_session(body: JSONObject) -> JSONObject:
+    if (body.get("base_model") is None) == (body.get("model_path") is None):
+        raise APIProblem(400, "Exactly one of base_model or model_path must be provided")
+    return _expand_short_path(body)
+
+
+def _read_sample(body: JSONObject) -> JSONObject:
+    body = rewrite_field(body, "sampling_params", _read_sampling_params)
+    if ":" in str(body.get("sampling_session_id")):
+        raise APIProblem(400, "sampling_session_id must not contain ':' (the routing-key delimiter)")
+    asked = drop_fields(*LATER_SAMPLE_FIELDS)(_expand_short_path(body))
+    asked["prompt_logprobs"] = bool(asked.get("prompt_logprobs") or asked.get("topk_prompt_logprobs"))
+    return asked
+
+
+def _read_sampling_params(params: JSONObject) -> JSONObject:
+    """Check the parameters, and read an empty list of stops as none."""
+    if isinstance(params.get("stop"), str):
+        raise unprocessable("sampling_params.stop", "Input should be a valid list", "list_type")
+    if params.get("max_tokens") is None:
+        raise APIProblem(400, "max_tokens is currently required")
+    if isinstance(params["max_tokens"], int) and params["max_tokens"] <= 0:
+        raise APIProblem(400, "max_tokens must be a positive number")
+    return {**params, "stop": params.get("stop") or None}
+
+
+def _read_poll(body: JSONObject) -> JSONObject:
+    try:
+        return {**body, "request_id": str(int(body.get("request_id", "")))}
+    except ValueError as error:
+        raise APIProblem(500, "Internal Server Error") from error
+
+
+def _write_future(_: JSONObject, answer: JSONObject) -> JSONObject:
+    request_id = answer["request_id"]
+    return {"future_id": request_id, "status": "pending", "request_id": request_id}
+
+
+def _write_info(_: JSONObject, answer: JSONObject) -> JSONObject:
+    base, rank = answer["model_name"], answer["lora_rank"]
+    data = {"base_model": base, "lora_config": {"rank": rank, "seed": None}, "model_name": base}
+    return {"model_id": answer["model_id"], "status": "created", "model_data": data}
+
+
+def _drop_utc_mark(text: str) -> str:
+    return text.removesuffix("Z")
+
+
+def _write_run(_: JSONObject, run: JSONObject) -> JSONObject:
+    return {
+        "training_run_id": run["training_run_id"],
+        "base_model": run["base_model"],
+        "model_owner": "default",
+        "is_lora": True,
+        "corrupted": False,
+        "lora_rank": run["lora_rank"],
+        "last_request_time": _drop_utc_mark(run["last_request_time"]),
+        "last_checkpoint": None,
+        "last_sampler_checkpoint": None,
+        "user_metadata": None,
+    }
+
+
+def _write_runs(asked: JSONObject, answer: JSONObject) -> JSONObject:
+    return {**answer, "training_runs": [_write_run(asked, run) for run in answer["training_runs"]]}
+
+
+def _write_checkpoints(_: JSONObject, answer: JSONObject) -> JSONObject:
+    kept = keep_fields("checkpoint_id", "checkpoint_type", "time", "tinker_path")
+    listed = [kept(one) for one in answer["checkpoints"]]
+    bare = [{**one, "checkpoint_id": one["checkpoint_id"].partition("/")[2]} for one in listed]
+    return {"checkpoints": [{**one, "time": _drop_utc_mark(one["time"])} for one in bare]}
+
+
+def _write_capabilities(_: JSONObject, answer: JSONObject) -> JSONObject:
+    names = [{"model_name": model["model_name"]} for model in answer["supported_models"]]
+    return {"supported_models": names, "supported_loss_fns": sorted(SKYRL_LOSSES)}
+
+
+def _rewrite_problem(problem: APIProblem) -> APIProblem:
+    """Drop the header that says that repeating does not help; clients of SkyRL repeat conflicts for minutes."""
+    headers = {name: value for name, value in problem.headers.items() if name != "x-should-retry"}
+    return APIProblem(problem.status, problem.detail, headers)
+
+
+_FUTURES = (
+    "forward_backward",
+    "forward",
+    "optim_step",
+    "load_weights",
+    "save_weights",
+    "save_weights_for_sampler",
+    "asample",
+)
+_OFFERED = frozenset(
+    (
+        *_FUTURES,
+        "healthz",
+        "client_config",
+        "create_session",
+        "session_heartbeat",
+        "create_sampling_session",
+        "get_sampler",
+        "create_model",
+        "unload_model",
+        "get_info",
+        "get_server_capabilities",
+        "retrieve_future",
+        "telemetry",
+        "list_training_runs",
+        "get_training_run",
+        "get_checkpoint_archive",
+        "delete_checkpoint",
+        "list_checkpoints",
+        "weights_info",
+    )
+)
+#: Paths that its route for deleting a checkpoint matches, with another method or another name.
+_ODD_STATUSES = {
+    "publish_checkpoint": 405,
+    "unpublish_checkpoint": 422,
+    "set_checkpoint_ttl": 405,
+    "get_external_weights_urls": 405,
+}
+SKYRL = Profile(
+    name="skyrl",
+    hold_seconds=300.0,
+    absent={name: _ODD_STATUSES.get(name, 404) for name in OPERATIONS if name not in _OFFERED},
+    ids=IdScheme(
+        session=lambda: _new_id("session"),
+        model=lambda session_id, number: _new_id("model"),
+        sampler=lambda session_id, number: _new_id("sampling"),
+        by_number=False,
+    ),
+    numbered_requests=True,
+    announces_size=False,
+    pending_status=408,
+    pending_body=lambda _: {"detail": "Timeout waiting for result"},
+    failed_status=400,
+    ordered=False,
+    loads_first_only=True,
+    check_loss=check_loss,
+    loss_output=rewrite_loss_output,
+    reused_number=lambda _: APIProblem(409, "Training request sequence number was reused"),
+    rewrite_problem=_rewrite_problem,
+    requests={
+        "create_model": _read_create_model,
+        "optim_step": _read_optim_step,
+        "save_weights": _read_save,
+        "save_weights_for_sampler": _read_save_for_sampler,
+        "load_weights": _read_load,
+        "create_sampling_session": _read_sampling_session,
+        "asample": _read_sample,
+        "retrieve_future": _read_poll,
+    },
+    answers={
+        **dict.fromkeys(_FUTURES, _write_future),
+        "client_config": keep_fields("pjwt_auth_enabled"),
+        "create_model": _write_create_model,
+        "get_info": _write_info,
+        "get_sampler": drop_fields("tokenizer_id"),
+        "get_server_capabilities": _write_capabilities,
+        "list_training_runs": _write_runs,
+        "get_training_run": _write_run,
+        "list_checkpoints": _write_checkpoints,
+        "weights_info": keep_fields("base_model", "is_lora", "lora_rank"),
+    },
+    results={
+        models.OptimStepResponse: keep_fields("metrics"),
+        models.LoadWeightsResponse: keep_fields("type"),
+        models.SaveWeightsForSamplerResponseInternal: _write_saved_path,
+    },
+)
