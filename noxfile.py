@@ -245,8 +245,9 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """The soaks: `-- --seed N --seconds S` for one seed of faults; without arguments twenty, and ten minutes of two models."""
-    install_wheel(session, "server")
+    """The soaks, those of the tests too: `-- --seed N --seconds S` for one seed of faults; else twenty, and two models."""
+    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    session.run("pytest", "-m", "soak", "--durations=10", env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")

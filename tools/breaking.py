@@ -2,8 +2,8 @@
 
     python tools/breaking.py            the release that released.toml names, and this tree
 
-Public is what the `__all__` of a package exports that has one and no underscore in its name. What breaks and has a reason in
-released.toml is left out; anything else, and a reason without a break, ends the script with 1. Shallow clones are left out.
+Public is what a package exports that has no underscore in its name. What breaks and has a reason in released.toml is left out;
+anything else, and a reason without a break, ends the script with 1. Shallow clones are not looked at.
 """
 
 from __future__ import annotations
@@ -34,14 +34,22 @@ INTERNAL = (
 
 def public_paths(package: griffe.Module) -> Iterator[str]:
     """Where the exported names of a package and of those below it are, and where their definitions are."""
-    for name in package.exports or ():
+    for name in list_exports(package):
         yield f"{package.path}.{name}"
-        member = package.members.get(str(name))
+        member = package.members.get(name)
         if isinstance(member, griffe.Alias) and member.resolved:
             yield member.final_target.path
     for name, module in package.modules.items():
         if not name.startswith("_") and not module.is_alias and module.path not in INTERNAL:
             yield from public_paths(module)
+
+
+def list_exports(package: griffe.Module) -> list[str]:
+    """The names in `__all__`; without one, those that are imported from this project, as its lazy names are."""
+    if package.exports is not None:
+        return [str(name) for name in package.exports]
+    imported = [name for name, path in package.imports.items() if path.startswith("tinker") and not name.startswith("_")]
+    return [name for name in imported if package.is_init_module and name != "LazyNames"]
 
 
 def breaks(old: griffe.Module, new: griffe.Module) -> list[str]:

@@ -25,7 +25,7 @@ from support.tls import server_context
 from tinker_wire.runtime import FormPieces, Stored
 
 import tinker
-from tinker._http import http2, phase, pool
+from tinker._http import http2, messages, pool
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._loop import loop_thread
@@ -629,7 +629,7 @@ def test_frames_after_the_end(late: bytes) -> None:
 @pytest.mark.parametrize("what", ["body", "endless headers", "early responses", "empty pieces"])
 def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A response that is larger than one may be, or never ends, fails typed, and the connection or the next one goes on."""
-    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 100_000)
+    monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def script(connection: Connection) -> None:
         request = await connection.request()
@@ -672,7 +672,7 @@ def test_a_head_that_is_too_large() -> None:
     async def use(line: Line) -> None:
         [answer] = await line.send_all(1)
         if isinstance(answer, RawResponse):
-            assert sum(len(name) + len(value) for name, value in answer.headers.items()) <= phase.MAX_HEAD_NBYTES
+            assert sum(len(name) + len(value) for name, value in answer.headers.items()) <= messages.MAX_HEAD_NBYTES
         else:
             assert not failure(answer).never_ran
 

@@ -24,7 +24,7 @@ SHORTER = {
         "step / 80": "step / 30",
         "order.sample(data, 48)": "order.sample(data, 24)",
     },
-    "rl": {"STEPS, LEARNING_RATE = 16, 1e-3": "STEPS, LEARNING_RATE = 6, 2e-3", "step % 3": "step % 1"},
+    "rl": {"STEPS, LEARNING_RATE = 16, 1e-3": "STEPS, LEARNING_RATE = 5, 2e-3", "step % 3": "step % 1"},
     "sft": {
         "BATCH, STEPS, LEARNING_RATE = 48, 80, 5e-3": "BATCH, STEPS, LEARNING_RATE = 24, 40, 5e-3",
         "pairs[:100], pairs[100:]": "pairs[:30], pairs[100:]",

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tinker._config import CONNECTIONS
-from tinker._http import engine_httpx, phase
+from tinker._http import engine_httpx, messages
 from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose
@@ -21,7 +21,7 @@ SHORT = 0.2
 
 def give_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let an answer that has begun take so long."""
-    for module in (engine_httpx, phase):
+    for module in (engine_httpx, messages):
         monkeypatch.setattr(module, "ANSWER_SECONDS", seconds)
 
 
@@ -195,7 +195,7 @@ def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             while True:
                 yield bytes(100)
 
-    monkeypatch.setattr(phase, "MAX_ANSWER_NBYTES", 1000)
+    monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 1000)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
     with pytest.raises(ExchangeFailed, match="larger than"):
         asyncio.run(HttpxEngine(transport).send(PreparedRequest(method="GET", url="http://server/", headers={})))

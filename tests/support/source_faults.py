@@ -38,7 +38,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "C9 numbers in one of two maps": (
         "tinker/_wire/proto.py",
-        "            head.append(_blob(5, key + _double(2, value)))\n",
+        "            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG, key + _double(pb.MAP_ENTRY_VALUE, value)))\n",
         "",
         f"{PLAYED}[forward_backward_variants]",
     ),

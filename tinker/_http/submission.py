@@ -125,7 +125,7 @@ class Retries:
             return Fail(error, pause)
         return Wait(delay, error, verdict, self.count, left, pause)
 
-    def decide_accepted(self, error: APIStatusError | RequestFailedError, now: float) -> Wait | Fail:
+    def decide_resubmission(self, error: APIStatusError | RequestFailedError, now: float) -> Wait | Fail:
         """Decide whether an accepted sample is submitted again: its result is lost, or failed. Nothing else depends on it."""
         if not isinstance(error, RequestFailedError):
             self._lost += 1

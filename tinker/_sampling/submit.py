@@ -229,7 +229,7 @@ class Sampler:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
                     retries = retries or transport.open_retries(self._policy)
-                    step = retries.decide_accepted(error, transport.clock.monotonic())
+                    step = retries.decide_resubmission(error, transport.clock.monotonic())
                     await transport.wait_to_retry(future.operation, step)
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> None:

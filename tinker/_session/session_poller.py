@@ -23,7 +23,7 @@ logger = logging.getLogger("tinker")
 
 
 class SessionPoller:
-    """The completions of one sampling client. It polls only while somebody waits, or fetched results are to be reported."""
+    """The completions of one sampling client. It polls only while somebody waits, or it has fetched results to report."""
 
     def __init__(self, transport: Transport, tasks: TaskScope, target: models.SamplingSessionFuturesTarget) -> None:
         self._transport = transport
