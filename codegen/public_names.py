@@ -22,7 +22,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def names_to_export(module: ast.Module) -> list[str]:
-    """Return the names that a package imports for others, each as itself, and those it assigns, in its block for type checkers."""
+    """Return what a package imports for others, each name as itself, and what it assigns, in its block for type checkers."""
     blocks = [node for node in module.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     statements = [statement for block in blocks for statement in block.body]
     imported = [alias for one in statements if isinstance(one, ast.ImportFrom) for alias in one.names]
