@@ -7,12 +7,12 @@ Modules written by hand stay as they are.
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
 from codegen.files import Wanted
+from codegen.public_names import names_to_export, parse
 
 HOME = Path("tinker", "types")
 OFFICIAL = Path("tests", "compat", "surface", "official", "0.38.0.json")
@@ -36,18 +36,10 @@ def make_modules(root: Path, document: Any) -> Wanted:
 
 def list_modules(root: Path) -> dict[str, list[str]]:
     """Return the names of each module to make, by its path below `tinker.types`, such as `shared.untyped_api_future`."""
-    public = set(_find_public_names(root / HOME))
+    public = set(names_to_export(parse(root / HOME / "__init__.py")))
     listed = json.loads((root / OFFICIAL).read_text())["paths"].items()
     modules = {path.removeprefix(PREFIX): names for path, names in listed if path.startswith(PREFIX)} | OLDER
     return {path: sorted(public & set(names)) for path, names in modules.items() if path not in NOT_MADE}
-
-
-def _find_public_names(home: Path) -> list[str]:
-    """Return the names that `tinker.types` exports, without importing it."""
-    for node in ast.parse((home / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    raise LookupError("tinker/types/__init__.py has no __all__")
 
 
 def _find_file(home: Path, path: str, *, is_package: bool) -> Path:

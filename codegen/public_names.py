@@ -1,4 +1,4 @@
-"""Find the records that users import from `tinker.types`: what its `__all__` names and none of its modules defines."""
+"""Find the records that users import from `tinker.types`: what it exports and none of its modules defines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ def parse(path: Path) -> ast.Module:
 
 
 def names_to_export(module: ast.Module) -> list[str]:
-    """Return the names in `__all__`."""
-    lists = [node.value for node in module.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
-    return [name for value in lists for name in ast.literal_eval(value)]
+    """Return what a package imports for others, each name as itself, and what it assigns, in its block for type checkers."""
+    blocks = [node for node in module.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    statements = [statement for block in blocks for statement in block.body]
+    imported = [alias for one in statements if isinstance(one, ast.ImportFrom) for alias in one.names]
+    assigned = [target for one in statements if isinstance(one, ast.Assign) for target in one.targets]
+    return [alias.name for alias in imported if alias.asname == alias.name] + [ast.unparse(target) for target in assigned]
 
 
 def class_names(module: ast.Module) -> list[str]:

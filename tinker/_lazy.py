@@ -37,12 +37,12 @@ class LazyNames:
         self._package, self._starred, self._unlisted, self._hints = package, starred, unlisted, hints
 
     @cached_property
-    def _homes(self) -> dict[str, str]:
-        """Return the module of each name; for a submodule, the package."""
+    def _homes(self) -> dict[str, tuple[str, str]]:
+        """Return the module of each name, and its name there. The module of a submodule is the package."""
         names: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": lambda module, *_: _Recorded(module)}}
         exec(self._code, names)  # noqa: S102  (our own code)
-        origins = {name: value.module for name, value in names.items() if isinstance(value, _Recorded) and value.is_name}
-        return {name: module for name, module in origins.items() if name.isidentifier() and module not in _OF_THE_MECHANISM}
+        homes = {name: (value.module, value.name) for name, value in names.items() if isinstance(value, _Recorded)}
+        return {name: home for name, home in homes.items() if home[1].isidentifier() and home[0] not in _OF_THE_MECHANISM}
 
     def load(self, name: str) -> object:
         """Return a name's value, which the package keeps. Raises AttributeError if there is none."""
@@ -52,14 +52,12 @@ class LazyNames:
 
     def _find(self, name: str) -> object:
         if name == "__all__":
-            return [one for one, home in self._homes.items() if home != self._package or one in self._starred]
-        home = self._homes.get(name)
-        if home is None:
+            return [one for one, (home, _) in self._homes.items() if home != self._package or one in self._starred]
+        if name not in self._homes:
             hint = f"; use {self._hints[name]}" if name in self._hints else ""
             raise AttributeError(f"module {self._package!r} has no attribute {name!r}{hint}", name=name, obj=self._module)
-        if home == self._package:
-            return import_module(f"{home}.{name}")
-        return getattr(import_module(home), name)
+        home, name_there = self._homes[name]
+        return import_module(f"{home}.{name}") if home == self._package else getattr(import_module(home), name_there)
 
     def list(self) -> list[str]:
         """Return the public names and the package's special attributes."""
@@ -70,8 +68,8 @@ class LazyNames:
 class _Recorded:
     """Where an import would find a module or a name."""
 
-    def __init__(self, module: str, *, is_name: bool = False) -> None:
-        self.module, self.is_name = module, is_name
+    def __init__(self, module: str, name: str = "") -> None:
+        self.module, self.name = module, name
 
     def __getattr__(self, name: str) -> _Recorded:
-        return _Recorded(self.module, is_name=True)
+        return _Recorded(self.module, name)

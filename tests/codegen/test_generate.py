@@ -697,7 +697,7 @@ def test_older_modules_that_are_not_wanted_are_found(tmp_path: Path) -> None:
     """Stale are one that the data does not have, one with another text and one that is missing; those by hand stay."""
     home = tmp_path / older_paths.HOME
     home.mkdir(parents=True)
-    (home / "__init__.py").write_text('__all__ = ["Datum", "ModelID"]\n')
+    (home / "__init__.py").write_text("if TYPE_CHECKING:\n    from x import Datum as Datum\n    ModelID = str\n")
     (home / "old.py").write_text(older_paths.FIRST_LINE + "\n")
     (home / "datum.py").write_text("class Datum: ...\n")
     (home / "model_id.py").write_text(older_paths.FIRST_LINE + "\nfrom tinker.types import Datum\n")

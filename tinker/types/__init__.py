@@ -1,394 +1,182 @@
 """Public types: inputs, tensors, parameters and results."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tinker_wire.models import (
-    AccessibleSearchOwner,
-    AccessScope,
-    ActiveSessionStatusQuery,
-    AuditEventType,
-    AuditLogEntry,
-    AuditLogResponse,
-    AuthTokenResponse,
-    BillingUsageEvent,
-    BillingUsageResponse,
-    BillingUsageSession,
-    CancelledSessionStatusQuery,
-    Checkpoint,
-    CheckpointArchiveUrlResponse,
-    CheckpointBillingEvent,
-    CheckpointSearchCursor,
-    CheckpointSearchRequest,
-    CheckpointSearchResponse,
-    CheckpointsListResponse,
-    ClientConfigRequest,
-    ClientConfigResponse,
-    ClientDynamicConfigResponse,
-    ClientFinishedSessionStatusQuery,
-    ClientSessionFinished,
-    ClientSessionFinishErrored,
-    ClientSessionFinishInterrupted,
-    ClientSessionFinishReasonType,
-    ClientSessionFinishSuccess,
-    CopyWeightsRequest,
-    CopyWeightsResponse,
-    CreateCustomLossRequest,
-    CreateCustomLossResponse,
-    CreateModelRequest,
-    CreateModelResponse,
-    CreateSamplingSessionRequest,
-    CreateSamplingSessionResponse,
-    CreateSessionRequest,
-    CreateSessionResponse,
-    CurrentCheckpointStorageUsageItem,
-    CurrentCheckpointStorageUsageResponse,
-    Cursor,
-    CustomLossGraph,
-    CustomLossInput,
-    CustomLossNode,
-    CustomLossNodeOp,
-    ExternalWeightsUploadFinishRequest,
-    ExternalWeightsUploadFinishResult,
-    ExternalWeightsUploadStartRequest,
-    ExternalWeightsUploadStartResult,
-    ExternalWeightsUrlsResponse,
-    FailedSessionStatusQuery,
-    FutureFailed,
-    FutureFinished,
-    FutureRetrieveRequest,
-    FuturesRetrieveRequest,
-    FuturesRetrieveResponse,
-    GenericEvent,
-    GetInfoRequest,
-    GetInfoResponse,
-    GetSamplerResponse,
-    GetServerCapabilitiesResponse,
-    GetSessionResponse,
-    HealthResponse,
-    ImageFormat,
-    JoinSamplingSessionRequest,
-    JoinSamplingSessionResponse,
-    ListSessionsResponse,
-    LoadWeightsRequest,
-    LoadWeightsResponse,
-    ModelData,
-    OptimStepResponse,
-    OwnSearchOwner,
-    QueueState,
-    RequestFailedResponse,
-    SamplingClientKind,
-    SamplingPrefillBillingEvent,
-    SamplingSampleBillingEvent,
-    SamplingSessionFuturesTarget,
-    SaveWeightsExternalRequest,
-    SaveWeightsExternalResponseInternal,
-    SaveWeightsForSamplerRequest,
-    SaveWeightsForSamplerResponseInternal,
-    SaveWeightsRequest,
-    SearchOwner,
-    SessionActive,
-    SessionCancelled,
-    SessionEndEvent,
-    SessionFailed,
-    SessionFailedRequestReason,
-    SessionFailedSamplingSessionReason,
-    SessionFailedTrainingRunReason,
-    SessionHeartbeatRequest,
-    SessionHeartbeatResponse,
-    SessionSearchCursor,
-    SessionSearchRequest,
-    SessionSearchResponse,
-    SessionStartEvent,
-    SessionStatusQuery,
-    SessionSummary,
-    Severity,
-    StopReason,
-    StorageBillingEvent,
-    SupportedModel,
-    TelemetryEvent,
-    TelemetryResponse,
-    TelemetrySendRequest,
-    TrainingBillingEvent,
-    TrainingRun,
-    TrainingRunsResponse,
-    TryAgainResponse,
-    UnhandledExceptionEvent,
-    UnloadModelRequest,
-    UnloadModelResponse,
-    UntypedAPIFuture,
-    UserSearchOwner,
-    WeightsInfoResponse,
-)
-
-from tinker.types._arrays import TensorDtype
-from tinker.types.datum import (
-    Datum,
-    LossFnInputs,
-    PromptProvenanceSpan,
-    ProvenanceSpan,
-    ProvenanceSpans,
-    SampledProvenanceSpan,
-)
-from tinker.types.model_input import (
-    DmelChunk,
-    EncodedTextChunk,
-    ImageAssetPointerChunk,
-    ImageChunk,
-    ModelInput,
-    ModelInputChunk,
-)
-from tinker.types.params import (
-    AdamOptimizerConfig,
-    AdamParams,
-    DimuonOptimizerConfig,
-    DimuonParams,
-    LoraConfig,
-    LossFnType,
-    OptimizerConfig,
-    OptimParams,
-    SamplingParams,
-)
-from tinker.types.paths import CheckpointType, ParsedCheckpointTinkerPath
-from tinker.types.request_error_category import RequestErrorCategory
-from tinker.types.results import (
-    ForwardBackwardOutput,
-    LossFnOutput,
-    PromptAltTokens,
-    SampledSequence,
-    SampleResponse,
-    SaveWeightsExternalResponse,
-    SaveWeightsForSamplerResponse,
-    SaveWeightsResponse,
-    TopkLogprobs,
-)
-from tinker.types.sample_stream_chunk import SampleStreamChunk
-from tinker.types.tensor_data import TensorData
-from tinker.types.unions import (
-    BillingEventInfo,
-    ClientSessionFinishReason,
-    CustomLossInputRank,
-    EventType,
-    FutureCompletion,
-    FutureRetrieveResponse,
-    SessionFailedReason,
-    SessionStatus,
-)
+from tinker._lazy import LazyNames
 
 if TYPE_CHECKING:
-    from tinker.types.requests import (
-        ForwardBackwardInput,
-        ForwardBackwardRequest,
-        ForwardRequest,
-        GetBillingUsageRequest,
-        GetCurrentCheckpointStorageUsageRequest,
-        OptimStepRequest,
-        SampleRequest,
-    )
-    from tinker.types.whoami import WhoamiResponse
+    from tinker_wire.models import AccessibleSearchOwner as AccessibleSearchOwner
+    from tinker_wire.models import AccessScope as AccessScope
+    from tinker_wire.models import ActiveSessionStatusQuery as ActiveSessionStatusQuery
+    from tinker_wire.models import AuditEventType as AuditEventType
+    from tinker_wire.models import AuditLogEntry as AuditLogEntry
+    from tinker_wire.models import AuditLogResponse as AuditLogResponse
+    from tinker_wire.models import AuthTokenResponse as AuthTokenResponse
+    from tinker_wire.models import BillingUsageEvent as BillingUsageEvent
+    from tinker_wire.models import BillingUsageResponse as BillingUsageResponse
+    from tinker_wire.models import BillingUsageSession as BillingUsageSession
+    from tinker_wire.models import CancelledSessionStatusQuery as CancelledSessionStatusQuery
+    from tinker_wire.models import Checkpoint as Checkpoint
+    from tinker_wire.models import CheckpointArchiveUrlResponse as CheckpointArchiveUrlResponse
+    from tinker_wire.models import CheckpointBillingEvent as CheckpointBillingEvent
+    from tinker_wire.models import CheckpointSearchCursor as CheckpointSearchCursor
+    from tinker_wire.models import CheckpointSearchRequest as CheckpointSearchRequest
+    from tinker_wire.models import CheckpointSearchResponse as CheckpointSearchResponse
+    from tinker_wire.models import CheckpointsListResponse as CheckpointsListResponse
+    from tinker_wire.models import ClientConfigRequest as ClientConfigRequest
+    from tinker_wire.models import ClientConfigResponse as ClientConfigResponse
+    from tinker_wire.models import ClientDynamicConfigResponse as ClientDynamicConfigResponse
+    from tinker_wire.models import ClientFinishedSessionStatusQuery as ClientFinishedSessionStatusQuery
+    from tinker_wire.models import ClientSessionFinished as ClientSessionFinished
+    from tinker_wire.models import ClientSessionFinishErrored as ClientSessionFinishErrored
+    from tinker_wire.models import ClientSessionFinishInterrupted as ClientSessionFinishInterrupted
+    from tinker_wire.models import ClientSessionFinishReasonType as ClientSessionFinishReasonType
+    from tinker_wire.models import ClientSessionFinishSuccess as ClientSessionFinishSuccess
+    from tinker_wire.models import CopyWeightsRequest as CopyWeightsRequest
+    from tinker_wire.models import CopyWeightsResponse as CopyWeightsResponse
+    from tinker_wire.models import CreateCustomLossRequest as CreateCustomLossRequest
+    from tinker_wire.models import CreateCustomLossResponse as CreateCustomLossResponse
+    from tinker_wire.models import CreateModelRequest as CreateModelRequest
+    from tinker_wire.models import CreateModelResponse as CreateModelResponse
+    from tinker_wire.models import CreateSamplingSessionRequest as CreateSamplingSessionRequest
+    from tinker_wire.models import CreateSamplingSessionResponse as CreateSamplingSessionResponse
+    from tinker_wire.models import CreateSessionRequest as CreateSessionRequest
+    from tinker_wire.models import CreateSessionResponse as CreateSessionResponse
+    from tinker_wire.models import CurrentCheckpointStorageUsageItem as CurrentCheckpointStorageUsageItem
+    from tinker_wire.models import CurrentCheckpointStorageUsageResponse as CurrentCheckpointStorageUsageResponse
+    from tinker_wire.models import Cursor as Cursor
+    from tinker_wire.models import CustomLossGraph as CustomLossGraph
+    from tinker_wire.models import CustomLossInput as CustomLossInput
+    from tinker_wire.models import CustomLossNode as CustomLossNode
+    from tinker_wire.models import CustomLossNodeOp as CustomLossNodeOp
+    from tinker_wire.models import ExternalWeightsUploadFinishRequest as ExternalWeightsUploadFinishRequest
+    from tinker_wire.models import ExternalWeightsUploadFinishResult as ExternalWeightsUploadFinishResult
+    from tinker_wire.models import ExternalWeightsUploadStartRequest as ExternalWeightsUploadStartRequest
+    from tinker_wire.models import ExternalWeightsUploadStartResult as ExternalWeightsUploadStartResult
+    from tinker_wire.models import ExternalWeightsUrlsResponse as ExternalWeightsUrlsResponse
+    from tinker_wire.models import FailedSessionStatusQuery as FailedSessionStatusQuery
+    from tinker_wire.models import FutureFailed as FutureFailed
+    from tinker_wire.models import FutureFinished as FutureFinished
+    from tinker_wire.models import FutureRetrieveRequest as FutureRetrieveRequest
+    from tinker_wire.models import FuturesRetrieveRequest as FuturesRetrieveRequest
+    from tinker_wire.models import FuturesRetrieveResponse as FuturesRetrieveResponse
+    from tinker_wire.models import GenericEvent as GenericEvent
+    from tinker_wire.models import GetInfoRequest as GetInfoRequest
+    from tinker_wire.models import GetInfoResponse as GetInfoResponse
+    from tinker_wire.models import GetSamplerResponse as GetSamplerResponse
+    from tinker_wire.models import GetServerCapabilitiesResponse as GetServerCapabilitiesResponse
+    from tinker_wire.models import GetSessionResponse as GetSessionResponse
+    from tinker_wire.models import HealthResponse as HealthResponse
+    from tinker_wire.models import ImageFormat as ImageFormat
+    from tinker_wire.models import JoinSamplingSessionRequest as JoinSamplingSessionRequest
+    from tinker_wire.models import JoinSamplingSessionResponse as JoinSamplingSessionResponse
+    from tinker_wire.models import ListSessionsResponse as ListSessionsResponse
+    from tinker_wire.models import LoadWeightsRequest as LoadWeightsRequest
+    from tinker_wire.models import LoadWeightsResponse as LoadWeightsResponse
+    from tinker_wire.models import ModelData as ModelData
+    from tinker_wire.models import OptimStepResponse as OptimStepResponse
+    from tinker_wire.models import OwnSearchOwner as OwnSearchOwner
+    from tinker_wire.models import QueueState as QueueState
+    from tinker_wire.models import RequestFailedResponse as RequestFailedResponse
+    from tinker_wire.models import SamplingClientKind as SamplingClientKind
+    from tinker_wire.models import SamplingPrefillBillingEvent as SamplingPrefillBillingEvent
+    from tinker_wire.models import SamplingSampleBillingEvent as SamplingSampleBillingEvent
+    from tinker_wire.models import SamplingSessionFuturesTarget as SamplingSessionFuturesTarget
+    from tinker_wire.models import SaveWeightsExternalRequest as SaveWeightsExternalRequest
+    from tinker_wire.models import SaveWeightsExternalResponseInternal as SaveWeightsExternalResponseInternal
+    from tinker_wire.models import SaveWeightsForSamplerRequest as SaveWeightsForSamplerRequest
+    from tinker_wire.models import SaveWeightsForSamplerResponseInternal as SaveWeightsForSamplerResponseInternal
+    from tinker_wire.models import SaveWeightsRequest as SaveWeightsRequest
+    from tinker_wire.models import SearchOwner as SearchOwner
+    from tinker_wire.models import SessionActive as SessionActive
+    from tinker_wire.models import SessionCancelled as SessionCancelled
+    from tinker_wire.models import SessionEndEvent as SessionEndEvent
+    from tinker_wire.models import SessionFailed as SessionFailed
+    from tinker_wire.models import SessionFailedRequestReason as SessionFailedRequestReason
+    from tinker_wire.models import SessionFailedSamplingSessionReason as SessionFailedSamplingSessionReason
+    from tinker_wire.models import SessionFailedTrainingRunReason as SessionFailedTrainingRunReason
+    from tinker_wire.models import SessionHeartbeatRequest as SessionHeartbeatRequest
+    from tinker_wire.models import SessionHeartbeatResponse as SessionHeartbeatResponse
+    from tinker_wire.models import SessionSearchCursor as SessionSearchCursor
+    from tinker_wire.models import SessionSearchRequest as SessionSearchRequest
+    from tinker_wire.models import SessionSearchResponse as SessionSearchResponse
+    from tinker_wire.models import SessionStartEvent as SessionStartEvent
+    from tinker_wire.models import SessionStatusQuery as SessionStatusQuery
+    from tinker_wire.models import SessionSummary as SessionSummary
+    from tinker_wire.models import Severity as Severity
+    from tinker_wire.models import StopReason as StopReason
+    from tinker_wire.models import StorageBillingEvent as StorageBillingEvent
+    from tinker_wire.models import SupportedModel as SupportedModel
+    from tinker_wire.models import TelemetryEvent as TelemetryEvent
+    from tinker_wire.models import TelemetryResponse as TelemetryResponse
+    from tinker_wire.models import TelemetrySendRequest as TelemetrySendRequest
+    from tinker_wire.models import TrainingBillingEvent as TrainingBillingEvent
+    from tinker_wire.models import TrainingRun as TrainingRun
+    from tinker_wire.models import TrainingRunsResponse as TrainingRunsResponse
+    from tinker_wire.models import TryAgainResponse as TryAgainResponse
+    from tinker_wire.models import UnhandledExceptionEvent as UnhandledExceptionEvent
+    from tinker_wire.models import UnloadModelRequest as UnloadModelRequest
+    from tinker_wire.models import UnloadModelResponse as UnloadModelResponse
+    from tinker_wire.models import UntypedAPIFuture as UntypedAPIFuture
+    from tinker_wire.models import UserSearchOwner as UserSearchOwner
+    from tinker_wire.models import WeightsInfoResponse as WeightsInfoResponse
 
-ModelID = str
-RequestID = str
-TelemetryBatch = TelemetrySendRequest
+    from tinker.types._arrays import TensorDtype as TensorDtype
+    from tinker.types.datum import Datum as Datum
+    from tinker.types.datum import LossFnInputs as LossFnInputs
+    from tinker.types.datum import PromptProvenanceSpan as PromptProvenanceSpan
+    from tinker.types.datum import ProvenanceSpan as ProvenanceSpan
+    from tinker.types.datum import ProvenanceSpans as ProvenanceSpans
+    from tinker.types.datum import SampledProvenanceSpan as SampledProvenanceSpan
+    from tinker.types.model_input import DmelChunk as DmelChunk
+    from tinker.types.model_input import EncodedTextChunk as EncodedTextChunk
+    from tinker.types.model_input import ImageAssetPointerChunk as ImageAssetPointerChunk
+    from tinker.types.model_input import ImageChunk as ImageChunk
+    from tinker.types.model_input import ModelInput as ModelInput
+    from tinker.types.model_input import ModelInputChunk as ModelInputChunk
+    from tinker.types.params import AdamOptimizerConfig as AdamOptimizerConfig
+    from tinker.types.params import AdamParams as AdamParams
+    from tinker.types.params import DimuonOptimizerConfig as DimuonOptimizerConfig
+    from tinker.types.params import DimuonParams as DimuonParams
+    from tinker.types.params import LoraConfig as LoraConfig
+    from tinker.types.params import LossFnType as LossFnType
+    from tinker.types.params import OptimizerConfig as OptimizerConfig
+    from tinker.types.params import OptimParams as OptimParams
+    from tinker.types.params import SamplingParams as SamplingParams
+    from tinker.types.paths import CheckpointType as CheckpointType
+    from tinker.types.paths import ModelID as ModelID
+    from tinker.types.paths import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
+    from tinker.types.paths import RequestID as RequestID
+    from tinker.types.request_error_category import RequestErrorCategory as RequestErrorCategory
+    from tinker.types.requests import ForwardBackwardInput as ForwardBackwardInput
+    from tinker.types.requests import ForwardBackwardRequest as ForwardBackwardRequest
+    from tinker.types.requests import ForwardRequest as ForwardRequest
+    from tinker.types.requests import GetBillingUsageRequest as GetBillingUsageRequest
+    from tinker.types.requests import GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest
+    from tinker.types.requests import OptimStepRequest as OptimStepRequest
+    from tinker.types.requests import SampleRequest as SampleRequest
+    from tinker.types.results import ForwardBackwardOutput as ForwardBackwardOutput
+    from tinker.types.results import LossFnOutput as LossFnOutput
+    from tinker.types.results import PromptAltTokens as PromptAltTokens
+    from tinker.types.results import SampledSequence as SampledSequence
+    from tinker.types.results import SampleResponse as SampleResponse
+    from tinker.types.results import SaveWeightsExternalResponse as SaveWeightsExternalResponse
+    from tinker.types.results import SaveWeightsForSamplerResponse as SaveWeightsForSamplerResponse
+    from tinker.types.results import SaveWeightsResponse as SaveWeightsResponse
+    from tinker.types.results import TopkLogprobs as TopkLogprobs
+    from tinker.types.sample_stream_chunk import SampleStreamChunk as SampleStreamChunk
+    from tinker.types.tensor_data import TensorData as TensorData
+    from tinker.types.unions import BillingEventInfo as BillingEventInfo
+    from tinker.types.unions import ClientSessionFinishReason as ClientSessionFinishReason
+    from tinker.types.unions import CustomLossInputRank as CustomLossInputRank
+    from tinker.types.unions import EventType as EventType
+    from tinker.types.unions import FutureCompletion as FutureCompletion
+    from tinker.types.unions import FutureRetrieveResponse as FutureRetrieveResponse
+    from tinker.types.unions import SessionFailedReason as SessionFailedReason
+    from tinker.types.unions import SessionStatus as SessionStatus
+    from tinker.types.whoami import WhoamiResponse as WhoamiResponse
 
-#: What few scripts use is imported when it is: the module of each.
-_HOMES = {
-    **dict.fromkeys(
-        (
-            "ForwardBackwardInput",
-            "ForwardBackwardRequest",
-            "ForwardRequest",
-            "GetBillingUsageRequest",
-            "GetCurrentCheckpointStorageUsageRequest",
-            "OptimStepRequest",
-            "SampleRequest",
-        ),
-        "requests",
-    ),
-    "WhoamiResponse": "whoami",
-}
-
-__all__ = [
-    "AccessScope",
-    "AccessibleSearchOwner",
-    "ActiveSessionStatusQuery",
-    "AdamOptimizerConfig",
-    "AdamParams",
-    "AuditEventType",
-    "AuditLogEntry",
-    "AuditLogResponse",
-    "AuthTokenResponse",
-    "BillingEventInfo",
-    "BillingUsageEvent",
-    "BillingUsageResponse",
-    "BillingUsageSession",
-    "CancelledSessionStatusQuery",
-    "Checkpoint",
-    "CheckpointArchiveUrlResponse",
-    "CheckpointBillingEvent",
-    "CheckpointSearchCursor",
-    "CheckpointSearchRequest",
-    "CheckpointSearchResponse",
-    "CheckpointType",
-    "CheckpointsListResponse",
-    "ClientConfigRequest",
-    "ClientConfigResponse",
-    "ClientDynamicConfigResponse",
-    "ClientFinishedSessionStatusQuery",
-    "ClientSessionFinishErrored",
-    "ClientSessionFinishInterrupted",
-    "ClientSessionFinishReason",
-    "ClientSessionFinishReasonType",
-    "ClientSessionFinishSuccess",
-    "ClientSessionFinished",
-    "CopyWeightsRequest",
-    "CopyWeightsResponse",
-    "CreateCustomLossRequest",
-    "CreateCustomLossResponse",
-    "CreateModelRequest",
-    "CreateModelResponse",
-    "CreateSamplingSessionRequest",
-    "CreateSamplingSessionResponse",
-    "CreateSessionRequest",
-    "CreateSessionResponse",
-    "CurrentCheckpointStorageUsageItem",
-    "CurrentCheckpointStorageUsageResponse",
-    "Cursor",
-    "CustomLossGraph",
-    "CustomLossInput",
-    "CustomLossInputRank",
-    "CustomLossNode",
-    "CustomLossNodeOp",
-    "Datum",
-    "DimuonOptimizerConfig",
-    "DimuonParams",
-    "DmelChunk",
-    "EncodedTextChunk",
-    "EventType",
-    "ExternalWeightsUploadFinishRequest",
-    "ExternalWeightsUploadFinishResult",
-    "ExternalWeightsUploadStartRequest",
-    "ExternalWeightsUploadStartResult",
-    "ExternalWeightsUrlsResponse",
-    "FailedSessionStatusQuery",
-    "ForwardBackwardInput",
-    "ForwardBackwardOutput",
-    "ForwardBackwardRequest",
-    "ForwardRequest",
-    "FutureCompletion",
-    "FutureFailed",
-    "FutureFinished",
-    "FutureRetrieveRequest",
-    "FutureRetrieveResponse",
-    "FuturesRetrieveRequest",
-    "FuturesRetrieveResponse",
-    "GenericEvent",
-    "GetBillingUsageRequest",
-    "GetCurrentCheckpointStorageUsageRequest",
-    "GetInfoRequest",
-    "GetInfoResponse",
-    "GetSamplerResponse",
-    "GetServerCapabilitiesResponse",
-    "GetSessionResponse",
-    "HealthResponse",
-    "ImageAssetPointerChunk",
-    "ImageChunk",
-    "ImageFormat",
-    "JoinSamplingSessionRequest",
-    "JoinSamplingSessionResponse",
-    "ListSessionsResponse",
-    "LoadWeightsRequest",
-    "LoadWeightsResponse",
-    "LoraConfig",
-    "LossFnInputs",
-    "LossFnOutput",
-    "LossFnType",
-    "ModelData",
-    "ModelID",
-    "ModelInput",
-    "ModelInputChunk",
-    "OptimParams",
-    "OptimStepRequest",
-    "OptimStepResponse",
-    "OptimizerConfig",
-    "OwnSearchOwner",
-    "ParsedCheckpointTinkerPath",
-    "PromptAltTokens",
-    "PromptProvenanceSpan",
-    "ProvenanceSpan",
-    "ProvenanceSpans",
-    "QueueState",
-    "RequestErrorCategory",
-    "RequestFailedResponse",
-    "RequestID",
-    "SampleRequest",
-    "SampleResponse",
-    "SampleStreamChunk",
-    "SampledProvenanceSpan",
-    "SampledSequence",
-    "SamplingClientKind",
-    "SamplingParams",
-    "SamplingPrefillBillingEvent",
-    "SamplingSampleBillingEvent",
-    "SamplingSessionFuturesTarget",
-    "SaveWeightsExternalRequest",
-    "SaveWeightsExternalResponse",
-    "SaveWeightsExternalResponseInternal",
-    "SaveWeightsForSamplerRequest",
-    "SaveWeightsForSamplerResponse",
-    "SaveWeightsForSamplerResponseInternal",
-    "SaveWeightsRequest",
-    "SaveWeightsResponse",
-    "SearchOwner",
-    "SessionActive",
-    "SessionCancelled",
-    "SessionEndEvent",
-    "SessionFailed",
-    "SessionFailedReason",
-    "SessionFailedRequestReason",
-    "SessionFailedSamplingSessionReason",
-    "SessionFailedTrainingRunReason",
-    "SessionHeartbeatRequest",
-    "SessionHeartbeatResponse",
-    "SessionSearchCursor",
-    "SessionSearchRequest",
-    "SessionSearchResponse",
-    "SessionStartEvent",
-    "SessionStatus",
-    "SessionStatusQuery",
-    "SessionSummary",
-    "Severity",
-    "StopReason",
-    "StorageBillingEvent",
-    "SupportedModel",
-    "TelemetryBatch",
-    "TelemetryEvent",
-    "TelemetryResponse",
-    "TelemetrySendRequest",
-    "TensorData",
-    "TensorDtype",
-    "TopkLogprobs",
-    "TrainingBillingEvent",
-    "TrainingRun",
-    "TrainingRunsResponse",
-    "TryAgainResponse",
-    "UnhandledExceptionEvent",
-    "UnloadModelRequest",
-    "UnloadModelResponse",
-    "UntypedAPIFuture",
-    "UserSearchOwner",
-    "WeightsInfoResponse",
-    "WhoamiResponse",
-]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOMES})
+    TelemetryBatch = TelemetrySendRequest
+else:
+    _names = LazyNames(__name__)
+    __getattr__, __dir__ = _names.load, _names.list

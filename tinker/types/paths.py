@@ -9,6 +9,8 @@ import attrs
 from tinker.types._values import AttrsValue, explain_changes
 
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
+ModelID: TypeAlias = str
+RequestID: TypeAlias = str
 
 _TYPES: dict[str, CheckpointType] = {
     "weights": "training",
