@@ -109,7 +109,7 @@ else:  # type checkers know the names above; with this function they would belie
     _names = LazyNames(
         __name__,
         starred=("auth", "types"),
-        unlisted=("local", "proto", "testing"),
+        unlisted={"local": None, "proto": "google.protobuf", "testing": None},
         hints={"Client": "tinker.ServiceClient"},
     )
     __getattr__, __dir__ = _names.load, _names.list

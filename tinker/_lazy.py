@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 
 _OF_THE_MECHANISM = ("__future__", "typing", __name__)
@@ -20,8 +21,8 @@ _OF_THE_MECHANISM = ("__future__", "typing", __name__)
 class LazyNames:
     """The names of a package: ``load`` is its ``__getattr__``, and ``list`` its ``__dir__``.
 
-    ``__all__`` has every name but submodules, except those in ``starred``. ``dir`` leaves out ``unlisted`` submodules, which
-    need an extra. ``hints`` says what to use instead of a name that does not exist.
+    ``__all__`` has every name but submodules, except those in ``starred``. ``dir`` leaves out ``unlisted`` submodules,
+    unless the module that stands beside one is installed. ``hints`` says what to use instead of a name that does not exist.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class LazyNames:
         package: str,
         *,
         starred: Collection[str] = (),
-        unlisted: Collection[str] = (),
+        unlisted: Mapping[str, str | None] = MappingProxyType({}),
         hints: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._module = sys.modules[package]
@@ -62,7 +63,15 @@ class LazyNames:
     def list(self) -> list[str]:
         """Return the public names and the package's special attributes."""
         special = {name for name in vars(self._module) if name.startswith("__")}
-        return sorted((special | self._homes.keys()).difference(self._unlisted))
+        unlisted = {name for name, needed in self._unlisted.items() if needed is None or not _is_installed(needed)}
+        return sorted((special | self._homes.keys()) - unlisted)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 class _Recorded:
