@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -160,6 +161,7 @@ def test_every_setting_is_a_keyword() -> None:
 
 def test_every_setting_says_what_it_means() -> None:
     """The docstring, of which the page of settings is made, has each field; a variable or an argument sets it."""
+    lines = inspect.cleandoc(Config.__doc__ or "").splitlines()
     for field in attrs.fields(Config):
-        assert f"\n        {field.name}: " in str(Config.__doc__)
+        assert any(line.startswith(f"    {field.name}: ") for line in lines), field.name
         assert field.metadata["variable"] or field.metadata["argument"], field.name
