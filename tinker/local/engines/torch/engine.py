@@ -21,6 +21,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.inputs import check_data, check_job, check_step
+from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
@@ -46,7 +47,6 @@ from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.images import TorchImages, reads_images
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, find_place, load_model, public_name
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
-from tinker.local.engines.torch.losses import TORCH_LOSSES
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.passes import LossPlan, Trainer
@@ -112,7 +112,7 @@ class TorchEngine:
 
     @property
     def losses(self) -> frozenset[str]:
-        return frozenset(TORCH_LOSSES)
+        return frozenset(LOSSES)
 
     @property
     def image_reader(self) -> TorchImages | None:
@@ -180,7 +180,7 @@ class TorchEngine:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
         form, options, checked = check_data(data, loss_fn, config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
-        plan = LossPlan(checked, form, options, TORCH_LOSSES[loss_fn], parameters, self._vocabulary)
+        plan = LossPlan(checked, form, options, LOSSES[loss_fn], parameters, self._vocabulary)
         with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
             done = self._trainer.run(plan)
         if backward:

@@ -1,4 +1,4 @@
-"""Optimizer steps and the metrics of a training call."""
+"""What one training run owns, and its optimizer steps."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # (torch and transformers are typed in part only)
@@ -12,11 +12,10 @@ import attrs
 import torch
 
 from tinker.local.engines.dimuon import orthogonal_direction
-from tinker.local.engines.inputs import WEIGHTS_DIVERGED, LossForm, clip_bounds
+from tinker.local.engines.inputs import WEIGHTS_DIVERGED
 from tinker.local.engines.protocol import Adam, Dimuon, EngineError
 from tinker.local.engines.torch.experts import join_stack, split_stack
 from tinker.local.engines.torch.lora import LoraWeights
-from tinker.local.engines.torch.losses import ratio
 
 
 @attrs.define(eq=False)
@@ -30,43 +29,6 @@ class TorchAdapter:
     @classmethod
     def create(cls, weights: LoraWeights) -> TorchAdapter:
         return cls(weights, torch.optim.AdamW(weights.tensors.values()))
-
-
-@attrs.define
-class LossMetrics:
-    """The metrics of one call, over all cells that teach something."""
-
-    form: LossForm
-    options: Mapping[str, float]
-    loss: float = 0.0
-    tokens: int = 0
-    clipped: int = 0
-    ratio: tuple[float, float] | None = None
-
-    def add(self, terms: torch.Tensor, logprobs: torch.Tensor, cells: Mapping[str, torch.Tensor]) -> None:
-        """Count the cells of one micro-batch that have a weight."""
-        self.loss += float(terms.sum(dtype=torch.float64))
-        counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
-        self.tokens += len(terms[counted])
-        if "logprobs" in cells:
-            self._compare(ratio(logprobs, cells)[counted])
-
-    def _compare(self, ratios: torch.Tensor) -> None:
-        """Note how much likelier tokens are now than when they were sampled."""
-        if not len(ratios):
-            return
-        low, high = float(ratios.min()), float(ratios.max())
-        self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
-        if (bounds := clip_bounds(self.options)) is not None:
-            self.clipped += int(((ratios < bounds[0]) | (ratios > bounds[1])).sum())
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds."""
-        metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
-        if self.ratio:
-            metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
-        has_bounds = clip_bounds(self.options) is not None
-        return metrics | {self.form.clip_metric: float(self.clipped)} if has_bounds else metrics
 
 
 def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:

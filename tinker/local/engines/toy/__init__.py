@@ -7,6 +7,5 @@ from __future__ import annotations
 
 from tinker.local.engines.toy.bigram import END_OF_TEXT
 from tinker.local.engines.toy.engine import ToyEngine
-from tinker.local.engines.toy.losses import TOY_LOSSES
 
-__all__ = ["END_OF_TEXT", "TOY_LOSSES", "ToyEngine"]
+__all__ = ["END_OF_TEXT", "ToyEngine"]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from tinker.local.engines.inputs import Cells
 from tinker.local.engines.protocol import Float32, Int32, SampleJob
-from tinker.local.engines.toy.losses import Float64
 
 END_OF_TEXT = 256
 BASE = 256
@@ -19,6 +18,7 @@ WIDTH = 64  # of the hidden state; 256 bytes are told apart well enough in 64 di
 ALPHA = 32.0  # of LoRA: the update is ALPHA / rank times A B
 BLOCK = 8192  # rows of one matrix product; bounds memory to some ten megabytes
 LETTERS = " etaoinshrdlucmfwypvbgk,.\nTAISjxqz"  # by falling frequency
+Float64: TypeAlias = NDArray[np.float64]
 Tensors: TypeAlias = dict[str, Float64]
 
 

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.local.engines.inputs import (
-    LOSS_FORMS,
     Cells,
     add_sequence_ratios,
     check_data,
@@ -30,6 +29,7 @@ from tinker.local.engines.inputs import (
     explain_infinite_loss,
     noise_seed,
 )
+from tinker.local.engines.losses import LOSSES, LossMetrics
 from tinker.local.engines.placement import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
     Adam,
@@ -57,8 +57,7 @@ from tinker.local.engines.toy.adapters import (
     write_arrays,
     zeros_like,
 )
-from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs, cumulative_distribution, has_stopped
-from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
+from tinker.local.engines.toy.bigram import BASE, Bigram, Float64, Tensors, TokenPairs, cumulative_distribution, has_stopped
 from tinker.types.results import EMPTY_LOGPROB
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -109,7 +108,7 @@ class ToyEngine:
 
     @property
     def losses(self) -> frozenset[str]:
-        return frozenset(TOY_LOSSES)
+        return frozenset(LOSSES)
 
     @property
     def image_reader(self) -> None:
@@ -207,7 +206,7 @@ class ToyEngine:
         weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
         counted = weights != 0
         inputs = {key: _concatenate(checked, key)[counted] for key in checked[0].inputs}
-        terms, slopes = TOY_LOSSES[loss_fn](logprobs[counted], inputs, options)
+        terms, slopes = LOSSES[loss_fn](np, logprobs[counted], inputs, options)
         weighted = terms * weights[counted]
         if not np.isfinite(weighted).all() or not np.isfinite(slopes).all():
             raise EngineError(explain_infinite_loss(form, bool(np.isfinite(logprobs[counted]).all())))
@@ -218,8 +217,9 @@ class ToyEngine:
             gradient = self._net.gradient(adapter.tensors, pairs.last, pairs.following, coefficients)
             adapter.gradient = _add(adapter.gradient, gradient)
         reported = np.where(pairs.known, logprobs, 0.0).astype(np.float32)
-        outputs = [{"logprobs": part} for part in _split(reported, checked)]
-        return LossResult(outputs=outputs, metrics=loss_metrics(weighted, logprobs[counted], inputs, form, options))
+        metrics = LossMetrics(np, form, options)
+        metrics.add(weighted, logprobs[counted], inputs)
+        return LossResult(outputs=[{"logprobs": part} for part in _split(reported, checked)], metrics=metrics.metrics())
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
@@ -353,6 +353,3 @@ def _split(values: NDArray[Scalar], checked: Sequence[Cells]) -> Iterator[NDArra
     for cells in checked:
         yield values[at : at + cells.targets.size].reshape(cells.shape)
         at += cells.targets.size
-
-
-assert TOY_LOSSES.keys() == LOSS_FORMS.keys()
