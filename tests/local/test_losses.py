@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from tinker.local.engines.inputs import LOSS_FORMS, Cells, add_sequence_ratios, check_datum, resolve_loss
-from tinker.local.engines.protocol import EngineError, TrainingExample
 from tinker.local.engines.losses import LOSSES
+from tinker.local.engines.protocol import EngineError, TrainingExample
 
 
 def example(tokens: list[int] | None = None, **inputs: object) -> TrainingExample:

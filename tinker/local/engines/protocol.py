@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -189,7 +189,7 @@ class SampleBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens the samples hold now, prompts and what was drawn; the size of the key-value cache."""
+        """Return how many tokens the samples hold now, prompts and what was drawn."""
         ...
 
     def add(self, ticket: object, job: SampleJob) -> None:
@@ -201,16 +201,7 @@ class SampleBatch(Protocol):
         ...
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
-        """Draw the next token of every sample, and return the jobs that ended with it: each its result or its own failure."""
-        ...
-
-
-@runtime_checkable
-class BatchingEngine(Protocol):
-    """An engine whose samples can join and leave one another between two tokens."""
-
-    def open_batch(self, limit: int) -> SampleBatch:
-        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
+        """Go on with the samples, and return the jobs that ended: each with its result or its own failure."""
         ...
 
 
@@ -235,11 +226,6 @@ class Engine(Protocol):
     @property
     def max_context_length(self) -> int:
         """Longest prompt plus continuation, in tokens."""
-        ...
-
-    @property
-    def losses(self) -> frozenset[str]:
-        """Return the loss names :meth:`forward_backward` accepts."""
         ...
 
     @property
@@ -308,9 +294,6 @@ class Engine(Protocol):
         """Read the weights saved in a folder as a snapshot for sampling, without making an adapter."""
         ...
 
-    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        """Sample every job to its end, batched where the engine can. Raises EngineError naming the job's fault.
-
-        The server calls this where the engine is no :class:`BatchingEngine`.
-        """
+    def open_batch(self, limit: int) -> SampleBatch:
+        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
         ...

@@ -10,12 +10,12 @@ from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, SampleJob, SampleResult
+from tinker.local.engines.protocol import Engine, EngineError, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
-from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
+from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream
-from tinker.local.operations.submission import do_nothing, fingerprint, write_down
+from tinker.local.operations.submission import fingerprint, write_down
 from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import STREAM_KEY, CompletionLog, RequestFailure, ServerFuture, request_key
@@ -149,13 +149,10 @@ class Sampling:
         stream: TokenStream | None = None,
     ) -> None:
         """Queue a request whose future is open."""
-        job: Callable[[Engine], SampleJob] = lambda engine: to_job(engine, request, self.source.weights)  # noqa: E731
         task = SampleTask(
             future,
-            count_tokens(request, self.source.engine.max_context_length),
-            job if stream is None else stream.job_maker(job),
+            lambda engine: to_job(engine, request, self.source.weights, stream),
             result,
-            do_nothing if stream is None else stream.begin,
             _session_end(self.sampler),
             request.num_samples * count_prompt_tokens(request),
         )

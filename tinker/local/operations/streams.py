@@ -7,14 +7,12 @@ event. A client that is gone ends the work at the next token.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines.inputs import noise_seed
-from tinker.local.engines.protocol import Engine, EngineError, SampleJob
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.futures import Notifier, RequestFailure, RequestOutcome, ServerFuture
@@ -65,45 +63,21 @@ class DrawnToken:
 
 
 class TokenStream:
-    """The tokens of one request, between the engine's thread, which puts them in, and the loop of the connection.
-
-    The engine may begin with a job again, when another job of its batch had a fault. With the same noise it draws the same
-    tokens then, of which those that were handed out already are left out.
-    """
+    """The tokens of one request, between the engine's thread, which puts them in, and the loop of the connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notifier = Notifier()
         self._waiting: list[DrawnToken] = []
-        self._taken: dict[int, list[int]] = {}
-        self._places: dict[int, int] = {}
+        self._begun: set[int] = set()
         self._closed = False
 
     # In the engine's thread
 
-    def job_maker(self, make: Callable[[Engine], SampleJob]) -> Callable[[Engine], SampleJob]:
-        """Return what makes the job that is listened to, with noise that is the same each time."""
-
-        def make_listened(engine: Engine) -> SampleJob:
-            job = make(engine)
-            return attrs.evolve(job, seed=noise_seed(job), listener=self)
-
-        return make_listened
-
-    def begin(self) -> None:
-        """Take every token from the first one on."""
-        self._places.clear()
-
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
         """Take the next token of a sample; False when the client is gone."""
-        taken, place = self._taken.setdefault(index, []), self._places.get(index, 0)
-        self._places[index] = place + 1
-        if place < len(taken):
-            if taken[place] != token:
-                raise EngineError("the sample was restarted and diverged from what was streamed; request it again")
-            return not self._closed
-        taken.append(token)
         with self._lock:
+            self._begun.add(index)
             self._waiting.append(DrawnToken(index, token, logprob, stop_reason))
         self._notifier.notify_all()
         return not self._closed
@@ -151,7 +125,7 @@ class TokenStream:
         empty = [
             models.SampleStreamEvent(type="tokens", index=index, stop_reason=sequence.stop_reason)
             for index, sequence in enumerate(outcome.sequences)
-            if index not in self._taken
+            if index not in self._begun
         ]
         return [*empty, models.SampleStreamEvent(type="done")]
 

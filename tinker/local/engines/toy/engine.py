@@ -84,36 +84,16 @@ class ToyEngine:
     def __init__(self, *, vocabulary: int = 32_768, max_context_length: int = 32_768, base_model: str = TOY_MODEL) -> None:
         if not 2 <= vocabulary <= BASE * BASE:
             raise ValueError(f"vocabulary must be 2 to {BASE * BASE}, got {vocabulary}")
-        self._vocabulary, self._longest, self._name = vocabulary, max_context_length, base_model
+        self.base_model: str = base_model
+        self.aliases: frozenset[str] = frozenset()
+        self.tokenizer_id: str = str(PACKAGED_FOLDER)  # of bytes: token ids below 256 are bytes
+        self.max_context_length: int = max_context_length
+        self.image_reader: None = None
+        self.adapter_files: frozenset[str] = frozenset({ADAPTER_FILE})
+        self._vocabulary = vocabulary
         self._net = Bigram(vocabulary)
         self._adapters: dict[str, ToyAdapter] = {}
         self._base = ToyWeights(AdapterSpec(rank=1), self._net.fresh(1, 0))
-
-    @property
-    def base_model(self) -> str:
-        return self._name
-
-    @property
-    def aliases(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def tokenizer_id(self) -> str:
-        """Return the byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
-        return str(PACKAGED_FOLDER)
-
-    @property
-    def max_context_length(self) -> int:
-        return self._longest
-
-    @property
-    def losses(self) -> frozenset[str]:
-        return frozenset(LOSSES)
-
-    @property
-    def image_reader(self) -> None:
-        """It reads text only."""
-        return
 
     # Adapters
 
@@ -152,10 +132,6 @@ class ToyEngine:
             adapter.second = {name: state[f"second.{name}"] for name in adapter.tensors}
         self._adapters[adapter_id] = adapter
         return adapter.spec
-
-    @property
-    def adapter_files(self) -> frozenset[str]:
-        return frozenset({ADAPTER_FILE})
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         """Check the file and copy it; it says itself what adapter it holds."""
@@ -196,7 +172,7 @@ class ToyEngine:
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        limits = {"vocabulary": self._vocabulary, "longest": self._longest}
+        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
         form, options, checked = check_data(data, loss_fn, config, **limits)
         if not checked:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
@@ -237,9 +213,14 @@ class ToyEngine:
 
     # Sampling
 
+    def open_batch(self, limit: int) -> ToyBatch:
+        """Make an empty batch, which runs one job at each step."""
+        return ToyBatch(self)
+
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        """Sample every job to its end. Raises EngineError naming the job's fault."""
         for job in jobs:
-            check_job(job, vocabulary=self._vocabulary, longest=self._longest)
+            check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
         return [self._sample(job, self._weights(job)) for job in jobs]
 
     def _weights(self, job: SampleJob) -> ToyWeights:
@@ -338,6 +319,31 @@ class ToyEngine:
                 weights.cumulative.clear()
             found = weights.cumulative[key] = cumulative_distribution(self._row(weights, last), job)
         return found
+
+
+class ToyBatch:
+    """A SampleBatch of a toy engine: each step runs one job to its end, in the order of arrival."""
+
+    def __init__(self, engine: ToyEngine) -> None:
+        self._engine = engine
+        self._jobs: dict[object, SampleJob] = {}
+
+    @property
+    def tokens(self) -> int:
+        return sum(job.num_samples * (len(job.tokens) + job.max_tokens) for job in self._jobs.values())
+
+    def add(self, ticket: object, job: SampleJob) -> None:
+        self._jobs[ticket] = job
+
+    def drop(self, ticket: object) -> None:
+        self._jobs.pop(ticket, None)
+
+    def step(self) -> list[tuple[object, SampleResult | Exception]]:
+        ticket = next(iter(self._jobs))
+        try:
+            return [(ticket, self._engine.sample([self._jobs.pop(ticket)])[0])]
+        except Exception as error:  # noqa: BLE001 - the error of one job must not touch the others
+            return [(ticket, error)]
 
 
 def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
