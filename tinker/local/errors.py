@@ -1,13 +1,21 @@
-"""The exception that becomes an error status, and validation errors of bodies and headers as clients read them."""
+"""The exception that becomes an error status, the answers to it, and validation errors as clients read them."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
-from tinker_wire.models import JSONValue
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from tinker_wire.models import ErrorResponse, JSONValue
+
+from tinker._wire import json
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class APIProblem(Exception):
@@ -18,6 +26,31 @@ class APIProblem(Exception):
         self.status = status
         self.detail = detail
         self.headers: Mapping[str, str] = headers or {}
+
+
+def error_response(problem: APIProblem) -> Response:
+    """Return the answer to a refused request in the form of the contract."""
+    body = json.encode(ErrorResponse(detail=problem.detail))
+    return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
+
+
+def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] = error_response) -> Endpoint:
+    """Return the endpoint with an answer to everything that goes wrong; ``refuse`` gives it its form."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except APIProblem as problem:
+            return refuse(problem)
+        except RecursionError:
+            return refuse(APIProblem(422, "the body is nested too deeply"))
+        except ClientDisconnect:
+            return Response(status_code=499)  # the client is gone
+        except Exception as error:
+            log.exception("%s %s failed", request.method, getattr(request.scope.get("route"), "path", "a request"))
+            return refuse(APIProblem(500, f"{type(error).__name__}: {error}"))
+
+    return respond
 
 
 def make_not_found(what: str, name: str, hint: str = "") -> APIProblem:

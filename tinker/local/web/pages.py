@@ -5,7 +5,7 @@ Pages and their files hold no data, so they need no key; what they show is asked
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.errors import APIProblem
+from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
 from tinker.local.state import State
 from tinker.local.v1.routes import read_any_credential
 from tinker.local.web.overview import describe_server
@@ -68,12 +68,12 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
         Route("/openapi.json", _page("openapi.json"), methods=["GET"]),
         *(Route(f"/assets/{file.name}", _page(file.name), methods=["GET"]) for file in sorted(ASSETS.iterdir())),
         Route("/health", health, methods=["GET"]),  # where load balancers and containers look
-        Route("/overview", answer_problems(overview), methods=["GET"]),
-        Route("/metrics", answer_problems(metrics), methods=["GET"]),
+        Route("/overview", answer_errors(overview, _refuse), methods=["GET"]),
+        Route("/metrics", answer_errors(metrics, _refuse), methods=["GET"]),
     ]
 
 
-def _page(name: str, policy: str = POLICY) -> Callable[[Request], Awaitable[Response]]:
+def _page(name: str, policy: str = POLICY) -> Endpoint:
     """Return an endpoint that answers one file."""
     file = ASSETS / name
 
@@ -85,14 +85,7 @@ def _page(name: str, policy: str = POLICY) -> Callable[[Request], Awaitable[Resp
     return endpoint
 
 
-def answer_problems(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint, whose refusals are answers."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except APIProblem as problem:
-            content = json.encode({"detail": problem.detail})
-            return Response(content, problem.status, {**HEADERS, **problem.headers}, json.MEDIA_TYPE)
-
-    return respond
+def _refuse(problem: APIProblem) -> Response:
+    response = error_response(problem)
+    response.headers.update(HEADERS)
+    return response
