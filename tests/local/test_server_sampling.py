@@ -12,7 +12,7 @@ import pytest
 from support.api import PROTO, Api, CountingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.snapshots import IN_MEMORY, SPOOL

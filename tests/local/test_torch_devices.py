@@ -19,8 +19,7 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 import tinker
 from tinker.cli import main
 from tinker.local import Settings, close_in_process, in_process_app
-from tinker.local.engines.opening import open_engine
-from tinker.local.engines.placement import DType, Placement
+from tinker.local.engines.opening import DType, Placement, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, PromptTargets, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices, find_place

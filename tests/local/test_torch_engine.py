@@ -28,7 +28,7 @@ import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,

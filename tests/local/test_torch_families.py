@@ -27,12 +27,12 @@ from support.tiny_models import sample_jobs
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.dimuon import orthogonal_direction
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.caches import check_cache
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.prefixes import Prefixes
+from tinker.local.engines.torch.rows import check_cache
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}

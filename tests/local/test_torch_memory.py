@@ -19,7 +19,7 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines.placement import PACKAGED_FOLDER, Recompute
+from tinker.local.engines.opening import PACKAGED_FOLDER, Recompute
 from tinker.local.engines.protocol import AdapterSpec, PromptTargets, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions

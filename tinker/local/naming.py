@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinker.local.call import APICall
-from tinker.local.engines.opening import explain_absence
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER, explain_absence
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State

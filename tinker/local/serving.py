@@ -18,11 +18,20 @@ import uvicorn
 
 from tinker.local.app import create_app
 from tinker.local.connections import limit_connections, raise_descriptor_limit
-from tinker.local.engines.opening import DEFAULT_PLACEMENT, EngineName, check_distinct, choose_engine, open_engine
-from tinker.local.engines.placement import PACKAGED_MODEL, TOY_MODEL, Placement
+from tinker.local.engines.opening import (
+    DEFAULT_PLACEMENT,
+    PACKAGED_MODEL,
+    TOY_MODEL,
+    EngineName,
+    Placement,
+    check_distinct,
+    check_source,
+    choose_engine,
+    explain_absence_offline,
+    open_engine,
+)
 from tinker.local.engines.protocol import Engine
 from tinker.local.guard import guard_app, hostname, is_this_machine
-from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State

@@ -1,17 +1,71 @@
-"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy."""
+"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy; and where it puts its model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import attrs
 
 from tinker._installation import install_command
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, TOY_MODEL, Placement
+from tinker._tokenizers import describe_offline, find_absence
 from tinker.local.engines.protocol import Engine
+from tinker_records import find_closest
+
+PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "base_model"
+PACKAGED_MODEL = "tinker/babble"
+TOY_MODEL = "tinker/toy"
+DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
+Recompute: TypeAlias = Literal["auto", "always", "never"]
+_DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
+
+
+def _check_device(placement: Placement, field: attrs.Attribute[str], value: str) -> None:
+    if not _DEVICES.fullmatch(value):
+        raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda, cuda:N or mps")
+
+
+def _check_dtype(placement: Placement, field: attrs.Attribute[DType], value: DType) -> None:
+    if value not in get_args(DType):
+        raise ValueError(f"dtype is {value!r}; it must be one of {', '.join(get_args(DType))}")
+
+
+def _check_recompute(placement: Placement, field: attrs.Attribute[Recompute], value: Recompute) -> None:
+    if value not in get_args(Recompute):
+        raise ValueError(f"recompute is {value!r}; it must be one of {', '.join(get_args(Recompute))}")
+
+
+def _check_map(placement: Placement, field: attrs.Attribute[DeviceMap | None], value: DeviceMap | None) -> None:
+    if value is not None and value not in get_args(DeviceMap):
+        raise ValueError(f"device_map is {value!r}; it must be one of {', '.join(get_args(DeviceMap))}")
+    if value is not None and placement.device != "auto":
+        raise ValueError(f"device {placement.device!r} and device_map {value!r} cannot be combined")
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where the model is and in what numbers; adapters are float32 beside it, whatever the numbers of the model.
+
+    ``device``: ``cpu``, ``cuda`` or ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA or ROCm has, else the CPU.
+    ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
+    over all GPUs; None keeps it on one device. ``recompute``: whether the backward pass computes activations again instead of
+    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free. Raises
+    ValueError for any other value.
+
+    >>> Placement(device="cuda:1", dtype="bfloat16")
+    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto')
+    """
+
+    device: str = attrs.field(default="auto", validator=_check_device)
+    dtype: DType = attrs.field(default="auto", validator=_check_dtype)
+    device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
+    recompute: Recompute = attrs.field(default="auto", validator=_check_recompute)
+
 
 EngineName: TypeAlias = Literal["toy", "torch"]
 DEFAULT_PLACEMENT = Placement()
@@ -47,6 +101,35 @@ def check_directory(model: str | None) -> None:
     """Raise FileNotFoundError when the model is a path and no directory is there."""
     if model is not None and is_path(model) and not Path(model).is_dir():
         raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
+
+
+def check_source(engine: EngineName | None, model: str | None, meant: Mapping[str, str]) -> None:
+    """Raise OSError for a model that cannot be loaded: a path without a directory, or a name unknown to the hub and its cache.
+
+    This takes one request. ``meant`` has the names of models that may
+    have been meant, and how the message writes them.
+    """
+    if model is None or model == PACKAGED_MODEL or choose_engine(engine, model) != "torch":
+        return
+    check_directory(model)
+    if missing_parts() or Path(model).is_dir():
+        return
+    if (absence := find_absence(model, ["config.json"], kind="model")) is not None:
+        closest = find_closest(model.lower(), meant)
+        if closest is not None:
+            raise OSError(f"cannot load {model!r}; did you mean {meant[closest]}? ({absence})")
+        raise OSError(f"cannot load {model!r}: {absence}; give a directory")
+
+
+@contextmanager
+def explain_absence_offline(model: str | None) -> Generator[None]:
+    """Raise an OSError that names the model where a block fails to load it because the hub cannot be reached."""
+    try:
+        yield
+    except OSError as error:
+        if type(error.__cause__).__name__ != "LocalEntryNotFoundError":  # of huggingface_hub, which need not be installed
+            raise
+        raise OSError(f"cannot load {model!r}: {describe_offline()}; give a directory") from error
 
 
 def open_engine(engine: EngineName | None = None, model: str | None = None, placement: Placement = DEFAULT_PLACEMENT) -> Engine:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 

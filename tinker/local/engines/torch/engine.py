@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.inputs import check_data, check_job, check_step
 from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -32,15 +32,19 @@ from tinker.local.engines.protocol import (
     SampleJob,
     TrainingExample,
 )
-from tinker.local.engines.torch.adapter_files import (
+from tinker.local.engines.torch.adapters import (
     PEFT_FILES,
+    TorchAdapter,
+    accumulate,
+    gradient_norm,
     read_optimizer,
     read_peft_adapter,
     read_weights,
+    step_adam,
+    step_dimuon,
     write_optimizer,
     write_weights,
 )
-from tinker.local.engines.torch.caches import check_cache
 from tinker.local.engines.torch.decoding import DecodingRun, start_runs
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.images import TorchImages, reads_images
@@ -50,9 +54,8 @@ from tinker.local.engines.torch.memory import MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.passes import LossPlan, Trainer
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import DIVERGED
+from tinker.local.engines.torch.rows import DIVERGED, check_cache
 from tinker.local.engines.torch.sampling import Parts, TorchBatch
-from tinker.local.engines.torch.training import TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
 
 log: logging.Logger = logging.getLogger("tinker.local")
 
@@ -134,7 +137,7 @@ class TorchEngine:
         return adapter.weights.spec
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
-        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapter_files`."""
+        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapters`."""
         write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self.base_model)
 
     def _adapter(self, adapter_id: str) -> TorchAdapter:

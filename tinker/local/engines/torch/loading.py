@@ -14,7 +14,7 @@ import attrs
 import torch
 import transformers
 
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, Placement
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, Placement
 from tinker.local.engines.torch.images import reads_images
 
 

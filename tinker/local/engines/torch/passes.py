@@ -18,7 +18,7 @@ import torch
 
 from tinker.local.engines.inputs import Cells, LossForm, add_sequence_ratios, explain_infinite_loss
 from tinker.local.engines.losses import LossMetrics, TokenLoss
-from tinker.local.engines.placement import Recompute
+from tinker.local.engines.opening import Recompute
 from tinker.local.engines.protocol import EngineError, Float32
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions

@@ -14,13 +14,12 @@ import torch
 
 from tinker.local.engines.inputs import noise_seed
 from tinker.local.engines.protocol import Continuation, Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
-from tinker.local.engines.torch.caches import KeysAndValues, make_cache
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import can_mix
-from tinker.local.engines.torch.rows import split_batches, split_where
+from tinker.local.engines.torch.rows import KeysAndValues, make_cache, split_batches, split_where
 from tinker.types.results import EMPTY_LOGPROB
 
 CUMULATED_CELLS = 2**23  # of alternatives that are drawn at once

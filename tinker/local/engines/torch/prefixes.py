@@ -18,9 +18,9 @@ import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines.torch.caches import KeysAndValues
 from tinker.local.engines.torch.image_rows import TokenNames
 from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.rows import KeysAndValues
 
 SHORTEST = 32  # tokens; a shorter beginning is computed again as fast as it is found
 MAX_NBYTES = 1 << 28

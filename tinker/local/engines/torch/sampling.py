@@ -17,7 +17,6 @@ import attrs
 import torch
 
 from tinker.local.engines.protocol import SampleJob, SampleResult
-from tinker.local.engines.torch.caches import has_columns, has_states, select_rows
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
 from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
@@ -32,7 +31,7 @@ from tinker.local.engines.torch.prefill import (
     split_prompts,
 )
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import RowGroup, extend, is_alike
+from tinker.local.engines.torch.rows import RowGroup, extend, has_columns, has_states, is_alike, select_rows
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it

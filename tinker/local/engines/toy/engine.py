@@ -30,7 +30,7 @@ from tinker.local.engines.inputs import (
     noise_seed,
 )
 from tinker.local.engines.losses import LOSSES, LossMetrics
-from tinker.local.engines.placement import PACKAGED_FOLDER, TOY_MODEL
+from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -45,11 +45,18 @@ from tinker.local.engines.protocol import (
     SampleResult,
     TrainingExample,
 )
-from tinker.local.engines.toy.adapters import (
+from tinker.local.engines.toy.model import (
     ADAPTER_FILE,
+    BASE,
     OPTIMIZER_FILE,
+    Bigram,
+    Float64,
+    Tensors,
+    TokenPairs,
     ToyAdapter,
     check_archive,
+    cumulative_distribution,
+    has_stopped,
     moment_names,
     read_arrays,
     step_adam,
@@ -57,7 +64,6 @@ from tinker.local.engines.toy.adapters import (
     write_arrays,
     zeros_like,
 )
-from tinker.local.engines.toy.bigram import BASE, Bigram, Float64, Tensors, TokenPairs, cumulative_distribution, has_stopped
 from tinker.types.results import EMPTY_LOGPROB
 
 Scalar = TypeVar("Scalar", bound=np.generic)
