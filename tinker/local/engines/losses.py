@@ -16,12 +16,12 @@ import numpy as np
 from tinker.local.engines.inputs import LOSS_FORMS, SEQUENCE_LOG_RATIO, LossForm, clip_bounds
 
 Array: TypeAlias = Any  # of ``xp``
-LossInputs: TypeAlias = Mapping[str, Array]
+CellInputs: TypeAlias = Mapping[str, Array]
 LossOptions: TypeAlias = Mapping[str, float]
-TokenLoss: TypeAlias = Callable[[Any, Array, LossInputs, LossOptions], tuple[Array, Array]]
+TokenLoss: TypeAlias = Callable[[Any, Array, CellInputs, LossOptions], tuple[Array, Array]]
 
 
-def ratio(xp: Any, logprobs: Array, inputs: LossInputs) -> Array:
+def ratio(xp: Any, logprobs: Array, inputs: CellInputs) -> Array:
     """Compute how much likelier each token, or its whole sequence, is now than when it was sampled; infinite on overflow."""
     with np.errstate(over="ignore"):
         return xp.exp(inputs.get(SEQUENCE_LOG_RATIO, logprobs - inputs["logprobs"]))
@@ -31,32 +31,32 @@ def _clip(ratios: Array, options: LossOptions) -> Array:
     return ratios.clip(options["clip_low_threshold"], options["clip_high_threshold"])
 
 
-def _cross_entropy(xp: Any, logprobs: Array, inputs: LossInputs, options: LossOptions) -> tuple[Array, Array]:
+def _cross_entropy(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     return -logprobs, xp.full_like(logprobs, -1.0)
 
 
-def _importance_sampling(xp: Any, logprobs: Array, inputs: LossInputs, options: LossOptions) -> tuple[Array, Array]:
+def _importance_sampling(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     gain = ratio(xp, logprobs, inputs) * inputs["advantages"]
     return -gain, -gain
 
 
-def _ppo(xp: Any, logprobs: Array, inputs: LossInputs, options: LossOptions) -> tuple[Array, Array]:
+def _ppo(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     ratios, advantages = ratio(xp, logprobs, inputs), inputs["advantages"]
     free, held = ratios * advantages, _clip(ratios, options) * advantages
     return -xp.minimum(free, held), xp.where(free <= held, -free, 0.0)
 
 
-def _cispo(xp: Any, logprobs: Array, inputs: LossInputs, options: LossOptions) -> tuple[Array, Array]:
+def _cispo(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     factor = _clip(ratio(xp, logprobs, inputs), options) * inputs["advantages"]
     return -factor * logprobs, -factor
 
 
-def _dro(xp: Any, logprobs: Array, inputs: LossInputs, options: LossOptions) -> tuple[Array, Array]:
+def _dro(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     drift, beta = logprobs - inputs["logprobs"], options["beta"]
     return -(logprobs * inputs["advantages"] - 0.5 * beta * drift**2), -(inputs["advantages"] - beta * drift)
 
 
-def _reinforce(xp: Any, logprobs: Array, inputs: LossInputs, options: LossOptions) -> tuple[Array, Array]:
+def _reinforce(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     factor = ratio(xp, logprobs, inputs).clip(max=options["clip_high_threshold"]) * inputs["advantages"]
     drift, strength = logprobs - inputs["logprobs"], options["kl_coeff"]
     return -factor * logprobs + 0.5 * strength * drift**2, -factor + strength * drift
@@ -86,7 +86,7 @@ class LossMetrics:
     clipped: int = 0
     ratio: tuple[float, float] | None = None
 
-    def add(self, terms: Array, logprobs: Array, cells: LossInputs) -> None:
+    def add(self, terms: Array, logprobs: Array, cells: CellInputs) -> None:
         """Count cells that have a weight; their terms have double precision."""
         self.loss += float(terms.sum())
         counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
