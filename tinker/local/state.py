@@ -21,7 +21,7 @@ from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import OpenEngine, to_failure
+from tinker.local.scheduling.steps import EngineStep, OpenEngine, to_failure
 from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
@@ -164,40 +164,41 @@ class State(ServerEvents):
         Raises APIProblem 500 when one does not open; clients do not ask again by themselves.
         """
         if not self.served.engines:
-            opened = ServerFuture("engine")
-            with self._locked:
-                self.require_open()
-                self._worker.submit_task(lambda open_first: self._open_engines(open_first, opened))
-            outcome = await opened.wait()
-            if isinstance(outcome, RequestFailure):
-                raise APIProblem(503, outcome.error) if self._closed else unavailable(outcome.error)
+            failure = await self._do_in_engine(self.served.open_all)
+            if failure is not None:
+                raise APIProblem(503, SHUTTING_DOWN.error) if self._closed else unavailable(failure.error)
         return self.served.engines
-
-    def _open_engines(self, open_first: OpenEngine, opened: ServerFuture) -> None:
-        try:
-            self.served.open_all(open_first)
-        except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-            # An import that goes on while the process ends fails for reasons that mean nothing.
-            opened.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
-        else:
-            opened.resolve(models.HealthResponse(status="ok"))
 
     async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
         """Do something with an engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
+
+        def step(open_engine: OpenEngine) -> None:
+            work(open_engine())
+            self.journal.flush()
+
+        failure = await self._do_in_engine(step, engine_model)
+        if failure is not None:
+            status = 503 if self._closed else 400 if failure.category == "user" else 500
+            raise APIProblem(status, failure.error)
+
+    async def _do_in_engine(self, step: EngineStep, engine_model: str | None = None) -> RequestFailure | None:
+        """Take a step between two others, with this engine or the first one; return its failure."""
         done = ServerFuture("engine")
 
-        def work_and_flush(engine: Engine) -> None:
-            work(engine)
-            self.journal.flush()
+        def attempt(open_engine: OpenEngine) -> None:
+            try:
+                step(open_engine)
+            except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
+                # An import that goes on while the process ends fails for reasons that mean nothing.
+                done.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
+            else:
+                done.resolve(models.HealthResponse(status="ok"))
 
         with self._locked:
             self.require_open()
-            served = self.served.find(engine_model)
-            self._worker.submit_task(lambda open_engine: _work(open_engine, work_and_flush, done), served.open)
+            self._worker.submit_task(attempt, None if engine_model is None else self.served.find(engine_model).open)
         outcome = await done.wait()
-        if isinstance(outcome, RequestFailure):
-            status = 503 if self._closed else 400 if outcome.category == "user" else 500
-            raise APIProblem(status, outcome.error)
+        return outcome if isinstance(outcome, RequestFailure) else None
 
     def new_queue(self, engine_model: str) -> ModelQueue:
         """Add a queue for the requests of one more model of this engine."""
@@ -298,15 +299,6 @@ class State(ServerEvents):
             self._closed = True
             self._worker.stop(_refuse)
         self.futures.fail_all(SHUTTING_DOWN)
-
-
-def _work(open_engine: OpenEngine, work: Callable[[Engine], None], done: ServerFuture) -> None:
-    try:
-        work(open_engine())
-    except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-        done.resolve(to_failure(error))
-    else:
-        done.resolve(models.HealthResponse(status="ok"))
 
 
 def _refuse() -> Engine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 from starlette.responses import Response
 from tinker_wire import models
@@ -81,11 +83,13 @@ async def _find_result_size(state: State, request_id: str) -> int | None:
 async def cancel_future(state: State, call: APICall) -> None:
     """Drop a sample that waits, or the result of one that runs. Other and unknown requests go on."""
     request_id = call.read(models.CancelFutureRequest).request_id
+    with contextlib.suppress(APIProblem):
+        cancel_sample(state, state.futures.find(request_id))
+
+
+def cancel_sample(state: State, future: ServerFuture) -> None:
+    """Drop a sample that waits, or the result of one that runs. Every other request goes on."""
     with state.lock():
-        try:
-            future = state.futures.find(request_id)
-        except APIProblem:
-            return
         if future.is_sample:
             state.served.drop_sample(future)
             state.futures.resolve(future, CANCELLED)

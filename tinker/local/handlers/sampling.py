@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import attrs
 from starlette.responses import Response, StreamingResponse
@@ -14,7 +14,7 @@ from tinker.local.engines.protocol import Engine, EngineError, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
-from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream, encode_events
 from tinker.local.operations.submission import fingerprint, write_down
 from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import SharedData, State
@@ -162,7 +162,11 @@ class Sampling:
 
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
-    request = call.read(models.SampleRequest)
+    return await submit_sample(state, call, call.read(models.SampleRequest))
+
+
+async def submit_sample(state: State, call: APICall, request: models.SampleRequest) -> models.UntypedAPIFuture:
+    """Queue a sample and return its future. Raises APIProblem when it is refused."""
     check_sample(request, state.settings.max_samples)
     engines = await state.engines()
     with state.lock() as shared:
@@ -195,7 +199,15 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
 
 async def stream_sample(state: State, call: APICall) -> Response:
     """Sample, and hand out the tokens as the engine draws them. A client that goes ends the work."""
-    request = call.read(models.SampleRequest)
+    events = encode_events(await open_stream(state, call.read(models.SampleRequest)))
+    return StreamingResponse(events, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
+
+
+async def open_stream(state: State, request: models.SampleRequest) -> AsyncGenerator[models.SampleStreamEvent | None]:
+    """Queue a sample and return its events, None as a sign of life. Raises APIProblem when it is refused.
+
+    Closing the generator ends the work.
+    """
     check_stream(request, state.settings.max_samples)
     engines = await state.engines()
     with state.lock() as shared:
@@ -206,7 +218,7 @@ async def stream_sample(state: State, call: APICall) -> Response:
         state.futures.open(future)
         names = [str(index) for index in range(request.num_samples)]
         sampling.put(state, request, future, _response_maker(state, request, sampling.usage_key, names), stream)
-    return StreamingResponse(stream.events(state, future), media_type=EVENT_STREAM, headers=STREAM_HEADERS)
+    return stream.events(state, future)
 
 
 def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:

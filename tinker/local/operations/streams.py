@@ -6,6 +6,7 @@ event. A client that is gone ends the work at the next token.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Iterable
 
@@ -88,19 +89,19 @@ class TokenStream:
 
     # On the loop of the connection
 
-    async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[bytes]:
-        """Yield the events of the stream until its last one. Closing it ends the work."""
+    async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[models.SampleStreamEvent | None]:
+        """Yield the events of the stream until its last one, None as a sign of life. Closing it ends the work."""
         try:
             while True:
                 await self._notifier.wait(lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS)
                 outcome, drawn = future.outcome, self._drain()
                 if not drawn and outcome is None:
-                    yield KEEP_ALIVE
+                    yield None
                 for event in _merge(drawn):
-                    yield _encode(event)
+                    yield event
                 if outcome is not None:
                     for event in self._last_events(outcome):
-                        yield _encode(event)
+                        yield event
                     return
         finally:
             self._close(state, future)
@@ -147,5 +148,8 @@ def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
     ]
 
 
-def _encode(event: models.SampleStreamEvent) -> bytes:
-    return b"data: " + json.encode(event) + b"\n\n"
+async def encode_events(source: AsyncGenerator[models.SampleStreamEvent | None]) -> AsyncGenerator[bytes]:
+    """Encode a stream as server-sent events. Closing it closes the source."""
+    async with contextlib.aclosing(source) as events:
+        async for event in events:
+            yield KEEP_ALIVE if event is None else b"data: " + json.encode(event) + b"\n\n"

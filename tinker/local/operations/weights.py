@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import TypeAlias
 
 import attrs
 import msgspec
@@ -21,18 +21,7 @@ from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRe
 from tinker.local.storage.sessions import ModelRecord
 from tinker.types.paths import SCHEME
 
-
-class SaveRequest(Protocol):
-    """What the requests to save have in common."""
-
-    @property
-    def model_id(self) -> str: ...
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def seq_id(self) -> int | None: ...
-    @property
-    def ttl_seconds(self) -> int | None: ...
+SaveRequest: TypeAlias = models.SaveWeightsRequest | models.SaveWeightsForSamplerRequest | models.SaveWeightsExternalRequest
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -75,7 +64,7 @@ class Save:
     def enqueue(
         self, shared: SharedData, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]
     ) -> models.UntypedAPIFuture:
-        same = fingerprint(cast("msgspec.Struct", self.request))
+        same = fingerprint(self.request)
         return enqueue_idempotent(
             self.state, shared, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
         )
