@@ -298,7 +298,7 @@ def flatten(result: SampleResult) -> list[Any]:
 
 def test_prompts_in_pieces_give_the_results_of_whole_ones(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of unlike lengths, their scores and their samples are the same in pieces of a few columns."""
-    whole = open_engine(llama).sample(prompts())
+    whole = sample_jobs(open_engine(llama), prompts())
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 32)
     engine = open_engine(llama)
     pieces = sample_jobs(engine, prompts())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
@@ -22,28 +23,26 @@ TOY_MODEL = "tinker/toy"
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 Recompute: TypeAlias = Literal["auto", "always", "never"]
+_WORDS = {"dtype": get_args(DType), "device_map": get_args(DeviceMap), "recompute": get_args(Recompute)}
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 
-def _check_device(placement: Placement, field: attrs.Attribute[str], value: str) -> None:
+def _check_device(placement: Placement, field: attrs.Attribute[Any], value: str) -> None:
     if not _DEVICES.fullmatch(value):
         raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda, cuda:N or mps")
 
 
-def _check_dtype(placement: Placement, field: attrs.Attribute[DType], value: DType) -> None:
-    if value not in get_args(DType):
-        raise ValueError(f"dtype is {value!r}; it must be one of {', '.join(get_args(DType))}")
+def _check_word(placement: Placement, field: attrs.Attribute[Any], value: str) -> None:
+    words = _WORDS[field.name]
+    if value not in words:
+        raise ValueError(f"{field.name} is {value!r}; it must be one of {', '.join(words)}")
 
 
-def _check_recompute(placement: Placement, field: attrs.Attribute[Recompute], value: Recompute) -> None:
-    if value not in get_args(Recompute):
-        raise ValueError(f"recompute is {value!r}; it must be one of {', '.join(get_args(Recompute))}")
-
-
-def _check_map(placement: Placement, field: attrs.Attribute[DeviceMap | None], value: DeviceMap | None) -> None:
-    if value is not None and value not in get_args(DeviceMap):
-        raise ValueError(f"device_map is {value!r}; it must be one of {', '.join(get_args(DeviceMap))}")
-    if value is not None and placement.device != "auto":
+def _check_map(placement: Placement, field: attrs.Attribute[Any], value: DeviceMap | None) -> None:
+    if value is None:
+        return
+    _check_word(placement, field, value)
+    if placement.device != "auto":
         raise ValueError(f"device {placement.device!r} and device_map {value!r} cannot be combined")
 
 
@@ -62,9 +61,9 @@ class Placement:
     """
 
     device: str = attrs.field(default="auto", validator=_check_device)
-    dtype: DType = attrs.field(default="auto", validator=_check_dtype)
+    dtype: DType = attrs.field(default="auto", validator=_check_word)
     device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
-    recompute: Recompute = attrs.field(default="auto", validator=_check_recompute)
+    recompute: Recompute = attrs.field(default="auto", validator=_check_word)
 
 
 EngineName: TypeAlias = Literal["toy", "torch"]
@@ -159,3 +158,12 @@ def check_distinct(engines: Sequence[Engine]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two models are called {name!r}; a folder's last part is its model's name")
+
+
+def read_resident() -> int | None:
+    """Return the bytes of memory that this process holds; None where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -61,12 +61,10 @@ class Save:
     def path(self) -> str:
         return checkpoint_path(self.model.model_id, self.kind, self.name)
 
-    def enqueue(
-        self, shared: SharedData, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]
-    ) -> models.UntypedAPIFuture:
+    def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
         same = fingerprint(self.request)
         return enqueue_idempotent(
-            self.state, shared, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
+            self.state, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
         )
 
     def check(self) -> None:
@@ -189,7 +187,7 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
     with state.lock() as shared:
         model = shared.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
-        return enqueue_idempotent(state, shared, call, model, number, _fingerprint_load(request), run, prepare=check_first)
+        return enqueue_idempotent(state, call, model, number, _fingerprint_load(request), run, prepare=check_first)
 
 
 async def load_into_new_model(
@@ -205,7 +203,7 @@ async def load_into_new_model(
     new = _describe_saved_model(state, engines, request)
     with state.lock() as shared, new.add(state, shared, session_id, number) as model:
         work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
-        return enqueue_idempotent(state, shared, call, model, 0, _fingerprint_load(request), run)
+        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), run)
 
 
 def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:

@@ -6,7 +6,6 @@ Pages and their files hold no data and fetch nothing from elsewhere, so they nee
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from starlette.routing import Route
 from tinker_wire import models
 
 from tinker._wire import json
+from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
 from tinker.local.state import SharedData, State
@@ -43,7 +43,7 @@ def describe_server(
             "now": state.now(),
             "clock": state.clock(),
             "models": [_describe_model(state, engine) for engine in engines],
-            "memory_bytes": read_memory(),
+            "memory_bytes": read_resident(),
             "pending": state.futures.count_pending(),
             "requests": _describe_requests(traffic),
             "tokens": [
@@ -62,15 +62,6 @@ def describe_server(
 def _describe_model(state: State, engine: Engine) -> PageFacts:
     pending = state.futures.count_pending(engine.base_model)
     return {"base_model": engine.base_model, "max_context_length": engine.max_context_length, "pending": pending}
-
-
-def read_memory() -> int | None:
-    """Return the bytes of memory that this process holds; None where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_curves(points: Sequence[HistoryPoint]) -> dict[str, list[list[float]]]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,35 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tinker.local.engines.opening import read_resident
+
 SHARE = 0.5  # of the free memory; what a pass would keep beyond it is computed again
 MEMINFO = Path("/proc/meminfo")
+
+
+@contextmanager
+def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
+    """Let a module compute something else inside the block."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 @contextmanager
 def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
     """Let every layer of a pass inside the block keep its input only. Results are the same."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)] if is_wanted else []
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
+    with ExitStack() as stack:
+        for layer in layers:
+            forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            stack.enter_context(replace_forward(layer, forward))
         yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward
 
 
 def is_useful(model: Any, cells: int) -> bool:
@@ -84,7 +93,6 @@ def release_memory(device: torch.device) -> None:
 
 
 SLACK = 128 << 20  # bytes by which the process may grow beyond what it had after a first step
-STATM = Path("/proc/self/statm")
 
 
 def find_trim() -> Callable[[int], object] | None:
@@ -95,11 +103,6 @@ def find_trim() -> Callable[[int], object] | None:
     return trim
 
 
-def read_resident() -> int:
-    """Return the bytes of memory that this process has; only on Linux."""
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 class MemoryReturn:
     """Gives free memory back to the system when the process has grown, so that a server does not grow with its steps.
 
@@ -107,7 +110,7 @@ class MemoryReturn:
     So the level is what the process has after the first step that follows, and growth beyond it is what goes back.
     """
 
-    def __init__(self, trim: Callable[[int], object] | None, resident: Callable[[], int] = read_resident) -> None:
+    def __init__(self, trim: Callable[[int], object] | None, resident: Callable[[], int | None] = read_resident) -> None:
         self._trim, self._resident = trim, resident
         self._level: int | None = 0  # the first step gives back what loading the model left
 
@@ -115,7 +118,7 @@ class MemoryReturn:
         """Note one more step, and give back what is free if there is much more of it."""
         if self._trim is None:
             return
-        resident = self._resident()
+        resident = self._resident() or 0
         if self._level is None:
             self._level = resident
         elif resident > self._level + SLACK:

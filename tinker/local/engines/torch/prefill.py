@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tinker.local.engines.inputs import noise_seed
-from tinker.local.engines.protocol import Continuation, Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
+from tinker.local.engines.protocol import Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
@@ -23,20 +23,6 @@ from tinker.local.engines.torch.rows import KeysAndValues, make_cache, split_bat
 from tinker.types.results import EMPTY_LOGPROB
 
 CUMULATED_CELLS = 2**23  # of alternatives that are drawn at once
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class PromptScores:
-    """What a job wants to know about its prompt; the fields of the same names in a result."""
-
-    prompt_logprobs: Float32 | None = None
-    topk_prompt: tuple[Int32, Float32] | None = None
-    target_logprobs: Float32 | None = None
-    alternatives: tuple[Int32, Float32] | None = None
-
-    def result(self, sequences: list[Continuation]) -> SampleResult:
-        """Return the result of the job, with what it sampled."""
-        return SampleResult(sequences=sequences, **attrs.asdict(self, recurse=False))
 
 
 class PromptScorer:
@@ -77,10 +63,11 @@ class PromptScorer:
         here = (rows >= 0) & (rows < len(table))
         self._chosen[here] = table[torch.from_numpy(rows[here]), torch.from_numpy(targets.tokens[here])].numpy()
 
-    def scores(self) -> PromptScores:
-        """Return what was asked for."""
+    def result(self) -> SampleResult:
+        """Return the result of the job, without samples yet."""
         job = self._job
-        return PromptScores(
+        return SampleResult(
+            sequences=[],
             prompt_logprobs=np.concatenate(self._own) if job.prompt_logprobs else None,
             topk_prompt=_join(self._likeliest) if job.topk_prompt_logprobs else None,
             target_logprobs=None if job.prompt_targets is None else self._chosen,

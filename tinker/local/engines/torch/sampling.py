@@ -25,7 +25,6 @@ from tinker.local.engines.torch.prefill import (
     Prefill,
     Prefilled,
     PromptScorer,
-    PromptScores,
     collect_prompts,
     needs_prompt_scores,
     split_prompts,
@@ -78,7 +77,7 @@ class Work:
 
     job: SampleJob
     runs: list[DecodingRun]
-    scores: PromptScores | None
+    scores: SampleResult | None
 
     def outcome(self) -> SampleResult | Exception | None:
         """Return what became of it; None while it goes on."""
@@ -86,7 +85,7 @@ class Work:
             return error
         if self.scores is None or not all(run.is_over for run in self.runs):
             return None
-        return self.scores.result([run.continuation() for run in self.runs])
+        return attrs.evolve(self.scores, sequences=[run.continuation() for run in self.runs])
 
 
 class TorchBatch:
@@ -110,7 +109,7 @@ class TorchBatch:
 
     def add(self, ticket: object, job: SampleJob) -> None:
         runs = self._parts.start(job)
-        work = self._works[ticket] = Work(job, runs, None if needs_prompt_scores(job) else PromptScores())
+        work = self._works[ticket] = Work(job, runs, None if needs_prompt_scores(job) else SampleResult(sequences=[]))
         self._owners.update(dict.fromkeys(runs, work))
         self._pending += runs
 
@@ -219,7 +218,7 @@ class TorchBatch:
             return
         for run, scorer in self._scorers.items():
             if run in self._owners:
-                self._owners[run].scores = scorer.scores()
+                self._owners[run].scores = scorer.result()
         runs = [run for run in batch.runs if not run.is_over]
         if runs:
             self._groups.append(self._start_group(batch, runs))
