@@ -64,7 +64,7 @@ def create_app(state: State) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         await recover(state, HANDLERS)
-        state.notify()  # what is done from time to time needs no request
+        state.notify()  # periodic tasks run without a request
         yield
         try:
             await state.aclose()

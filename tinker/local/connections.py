@@ -70,7 +70,7 @@ class Connections:
             next(iter(self.waiting)).drop()
 
     def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Handle what the loop reports: a lack of descriptors, of which it makes many reports, is one line a minute."""
+        """Handle an error reported by the loop; running out of descriptors is logged at most once a minute."""
         if not str(context.get("message")).startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:
@@ -166,7 +166,7 @@ class LimitedProtocol(H11Protocol):
         self._close_socket()
 
     def _close_socket(self) -> None:
-        """Close what is below TLS once everything is sent: clients that are idle do not answer that TLS has been closed."""
+        """Close the socket below TLS once everything is sent: idle clients do not answer TLS's close message."""
         if self._socket is not None and self.transport.is_closing() and not self._socket.get_write_buffer_size():
             self._socket.close()
 
@@ -178,7 +178,7 @@ class LimitedProtocol(H11Protocol):
             self._timer.cancel()
 
     def _watch(self) -> None:
-        """Start the time of what is received now, and note whether there is a request in work."""
+        """Start the timer of the current stage, and record whether a request is in progress."""
         if not self._is_counted:
             return
         self.limits.waiting.pop(self, None)

@@ -45,7 +45,7 @@ def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] =
         except RecursionError:
             return refuse(APIProblem(422, "the body is nested too deeply"))
         except ClientDisconnect:
-            return Response(status_code=499)  # the client is gone
+            return Response(status_code=499)  # the client has disconnected
         except Exception as error:
             log.exception("%s %s failed", request.method, getattr(request.scope.get("route"), "path", "a request"))
             return refuse(APIProblem(500, f"{type(error).__name__}: {error}"))
@@ -54,7 +54,7 @@ def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] =
 
 
 def make_not_found(what: str, name: str, hint: str = "") -> APIProblem:
-    """Make a 404 that names what is unknown."""
+    """Make a 404 that names the missing object."""
     return APIProblem(404, f"{what} {name!r} was not found on this server{hint}")
 
 
@@ -98,7 +98,7 @@ _LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"
 
 
 class FieldError(NamedTuple):
-    """What does not fit: where, a sentence without its subject, and a word for its kind."""
+    """A validation error: the place, a sentence without its subject, and the kind."""
 
     place: tuple[str | int, ...]
     sentence: str
@@ -130,7 +130,7 @@ def read_field_error(error: Exception) -> FieldError:
 
 
 def find_field_errors(value: object, kind: type[msgspec.Struct]) -> list[FieldError]:
-    """Find what does not fit the record ``kind``: each missing field, and the first fault in each of the others."""
+    """Find the errors against the record ``kind``: each missing field, and the first error in every other field."""
     if not isinstance(value, dict):
         return [read_field_error(error) for error in _try(value, kind)]
     found: list[FieldError] = []

@@ -53,7 +53,7 @@ def _read_link(state: State, request: Request) -> dict[str, Any]:
 
 
 def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
-    """Find the file; None when it is gone. Blocks."""
+    """Find the file; None if it no longer exists. Blocks."""
     if claims.get("what") == "trace":
         content = state.exports.content(claims["session"])
         return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)

@@ -28,12 +28,12 @@ _lock = threading.Lock()
 _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
 
 
-#: Is called in the engine's thread with what loads now, with None once nothing does.
+#: Called in the engine's thread with the name of the loading model, or None when loading is done.
 Listener: TypeAlias = Callable[[str | None], object]
 
 
 class Loading:
-    """The models that load in this process, and who hears of it. Loading does not count against a request's time."""
+    """The model loading in this process, and its listeners. Loading does not count against a request's deadline."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,13 +49,13 @@ class Loading:
             self._change(None)
 
     def watch(self, listener: Listener) -> None:
-        """Tell this listener, at once, what loads now, and then of every change."""
+        """Call this listener with what loads now, and then on every change."""
         with self._lock:
             self._listeners.append(listener)
             listener(self._what)
 
     def unwatch(self, listener: Listener) -> None:
-        """Tell this listener nothing any more."""
+        """Remove a listener."""
         with self._lock:
             self._listeners.remove(listener)
 

@@ -55,7 +55,7 @@ def join_names(engines: Sequence[Engine]) -> str:
 
 
 def other_names_warning(engines: Sequence[Engine]) -> str:
-    """Return a warning to users of a server that serves a model under names that are not its own."""
+    """Return the warning of a server that serves its model under any name."""
     names = "every name" if len(engines) == 1 else f"every name but {join_names(engines[1:])}"
     return (
         f"this server serves {engines[0].base_model!r} under {names}; use the tokenizer that get_tokenizer() gives, "

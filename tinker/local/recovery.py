@@ -31,7 +31,7 @@ _ALWAYS = {training.create_custom_loss.__name__, training.unload_model.__name__}
 
 
 async def recover(state: State, handlers: Handlers) -> None:
-    """Bring back what the journal holds. Nothing else may use the state meanwhile."""
+    """Restore the state from the journal. Nothing else may use the state meanwhile."""
     if not state.journal.is_kept:
         return
     restart = _Restart(state, handlers)

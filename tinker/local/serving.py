@@ -81,7 +81,7 @@ class _Server(uvicorn.Server):
 
 
 def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> None:
-    """Print what is served where, whether clients need a key, where to look, and how to begin."""
+    """Print the models, the URLs, whether clients need a key, and how to start."""
     here = _reach_from_here(url)
     text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
     if url.startswith("https:"):
@@ -248,7 +248,7 @@ def _engine_openers(
     if len(engines) != len(names):
         raise ValueError(f"{len(names)} models and {len(engines)} engines: name one engine for all, or one for each model")
     pairs = list(zip(engines, names, strict=True))
-    if any(_is_torch(*pair) for pair in pairs):  # which the toys beside it do not hear of
+    if any(_is_torch(*pair) for pair in pairs):  # the placement is not for toy engines next to it
         return [_engine_opener(*pair, placement if _is_torch(*pair) else DEFAULT_PLACEMENT) for pair in pairs]
     return [_engine_opener(*pair, placement) for pair in pairs]
 

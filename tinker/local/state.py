@@ -170,7 +170,7 @@ class State(ServerEvents):
         return self.served.engines
 
     async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
-        """Do something with an engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
+        """Run ``work`` with an engine, between two steps. Raises APIProblem 400 if it is refused, 500 if it fails."""
 
         def step(open_engine: OpenEngine) -> None:
             work(open_engine())
@@ -182,14 +182,14 @@ class State(ServerEvents):
             raise APIProblem(status, failure.error)
 
     async def _do_in_engine(self, step: EngineStep, engine_model: str | None = None) -> RequestFailure | None:
-        """Take a step between two others, with this engine or the first one; return its failure."""
+        """Run a step between two others, with this engine or the first one; return its failure."""
         done = ServerFuture("engine")
 
         def attempt(open_engine: OpenEngine) -> None:
             try:
                 step(open_engine)
-            except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-                # An import that goes on while the process ends fails for reasons that mean nothing.
+            except Exception as error:  # noqa: BLE001 - reported to the caller
+                # Imports that fail while the process ends say nothing useful.
                 done.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
             else:
                 done.resolve(models.HealthResponse(status="ok"))
@@ -210,7 +210,7 @@ class State(ServerEvents):
         return SampleQueue(self.futures, self.settings.sample_batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
-        """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
+        """Run ``work`` in the engine's thread, between two steps. Work still queued when the server closes is dropped."""
         self._worker.submit_task(lambda _: work())
 
     def _sweep(self, _: OpenEngine) -> None:
@@ -273,7 +273,7 @@ class State(ServerEvents):
     # End
 
     def close(self) -> None:
-        """Fail what is pending, wait for the step that runs, and end every thread. Blocks; calling it again is harmless."""
+        """Fail pending requests, wait for the running step, and end every thread. Blocks; may be called again."""
         self.begin_close()
         self._worker.join()
         self.snapshots.clear()
@@ -294,7 +294,7 @@ class State(ServerEvents):
         self.close()
 
     def begin_close(self) -> None:
-        """Refuse new work, fail what is pending but not what runs, and release the waiters. Does not block."""
+        """Refuse new work, fail pending requests but not the running one, and release the waiters. Does not block."""
         with self._locked:
             self._closed = True
             self._worker.stop(_refuse)

@@ -25,7 +25,7 @@ WEIGHTS_DIVERGED = "the weights have probably diverged. Lower the learning rate 
 
 @attrs.frozen(kw_only=True)
 class LossForm:
-    """The inputs a loss needs besides ``target_tokens``, those that scale its terms, and its options with defaults.
+    """The inputs of a loss besides ``target_tokens``, the inputs that scale its terms, and its options with defaults.
 
     ``factor`` names the input that multiplies every term. Where it is 0 nothing is learned, and metrics do not count the cell.
     ``sequence`` names the input that marks the cells over which the ratio of a whole datum is taken, ``clip_metric`` the
@@ -165,7 +165,7 @@ def check_step(params: Adam | Dimuon) -> None:
 
 
 def explain_infinite_loss(form: LossForm, logprobs_are_finite: bool) -> str:
-    """Say why a loss of checked inputs is not finite: through what it was given only where the model's part is finite."""
+    """Explain a non-finite loss: blame the inputs only if the model's log-probabilities are finite."""
     if not logprobs_are_finite or not form.inputs:
         return f"the loss is not finite: {WEIGHTS_DIVERGED}"
     return f"the loss is not finite; check its {', '.join(sorted(form.inputs, reverse=True))} and weights"

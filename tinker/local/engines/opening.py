@@ -48,7 +48,7 @@ def _check_map(placement: Placement, field: attrs.Attribute[Any], value: DeviceM
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where the model is and in what numbers; adapters are float32 beside it, whatever the numbers of the model.
+    """The device and dtype of the model. Adapters are always float32.
 
     ``device``: ``cpu``, ``cuda`` or ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA or ROCm has, else the CPU.
     ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
@@ -77,7 +77,7 @@ def missing_parts() -> list[str]:
 
 
 def explain_absence(model: str) -> str:
-    """Return what the packaged model needs where this installation cannot run it; empty for every other model."""
+    """Return what is missing to run the packaged model; empty if nothing is, or for another model."""
     missing = ", ".join(missing_parts())
     return f"; {model} needs {missing} here: {install_command('local')}" if model == PACKAGED_MODEL and missing else ""
 

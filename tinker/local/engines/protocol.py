@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class EngineImage(Protocol):
-    """An image as an engine has read it; only that engine knows what is in it."""
+    """An image that an engine has read, opaque to everything else."""
 
     @property
     def length(self) -> int:
@@ -26,7 +26,7 @@ class EngineImage(Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class PlacedImage:
-    """An image in an input: ``tokens[start : start + image.length]`` stand for it."""
+    """An image in an input, represented by ``tokens[start : start + image.length]``."""
 
     start: int
     image: EngineImage
@@ -46,7 +46,7 @@ class ImageReader(Protocol):
         ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:
-        """Read the bytes of a file. Raises EngineError, in words for the user, for those that are no image of that format."""
+        """Read an image file. Raises EngineError, with a message for the user, if it is not an image of that format."""
         ...
 
 
@@ -122,7 +122,7 @@ class TokenListener(Protocol):
     """Is handed the tokens of one job as they are drawn, in the engine's thread."""
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        """Take a token of the sample ``index``, the last one with its reason; False: nobody wants more of this job."""
+        """Receive a token of the sample ``index``, the last one with its stop reason. Return False to end the job."""
         ...
 
 
@@ -189,11 +189,11 @@ class SampleBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens the samples hold now, prompts and what was drawn."""
+        """Return how many tokens the samples hold now: prompts and drawn tokens."""
         ...
 
     def add(self, ticket: object, job: SampleJob) -> None:
-        """Let a job begin with the next step; ``ticket`` is what it goes by. Raises EngineError naming the job's fault."""
+        """Add a job that begins with the next step, identified by ``ticket``. Raises EngineError naming the job's fault."""
         ...
 
     def drop(self, ticket: object) -> None:
@@ -201,7 +201,7 @@ class SampleBatch(Protocol):
         ...
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
-        """Go on with the samples, and return the jobs that ended: each with its result or its own failure."""
+        """Advance the samples, and return the jobs that ended, each with its result or failure."""
         ...
 
 

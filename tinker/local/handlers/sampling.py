@@ -96,7 +96,7 @@ def _find_source(
 
 
 def _sampler_source(state: State, sampler: SamplerRecord) -> SampleSource:
-    """Return what a sampling session samples from."""
+    """Return the source of a sampling session."""
     assert sampler.weights is not None
     engine = find_engine(state.served.engines, sampler.engine_model)
     return SampleSource(weights=sampler.weights, engine=engine, base_model=sampler.base_model)
@@ -120,14 +120,14 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """What a request samples from, for whom, and on which session it counts; None where it names none."""
+    """The source of a sample request, and its sampling session if it names one."""
 
     source: SampleSource
     sampler: SamplerRecord | None = None
 
     @classmethod
     def find(cls, state: State, shared: SharedData, engines: Sequence[Engine], request: models.SampleRequest) -> Sampling:
-        """Find what a request names. Raises APIProblem 400 or 404."""
+        """Find the source that a request names. Raises APIProblem 400 or 404."""
         if request.sampling_session_id is None:
             return cls(source=_find_source(state, shared, engines, request.base_model, request.model_path))
         sampler = shared.store.sampler(request.sampling_session_id)

@@ -30,7 +30,7 @@ from tinker.local.losses.evaluation import ARGUMENT_TYPES, FUNCTIONS, METHODS, E
 
 @attrs.frozen(kw_only=True, eq=False)
 class LossGraph:
-    """A loss that was checked: what it is called, its inputs (``logprobs`` first) and its nodes."""
+    """A checked loss: its name, inputs (``logprobs`` first) and nodes."""
 
     name: str
     inputs: Sequence[models.CustomLossInput]

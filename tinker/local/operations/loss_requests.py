@@ -59,7 +59,7 @@ def check_loss(loss: LossRequest) -> None:
 
 
 def prepare_data(shared: SharedData, model: ModelRecord, loss: LossRequest, data: Data) -> Data:
-    """Return the data with what the loss takes from the records of the server.
+    """Return the data, with the recorded log-probabilities if the loss needs them.
 
     Raises APIProblem 422 for sequences that the data cannot name.
     """

@@ -36,7 +36,7 @@ def check_sample(request: models.SampleRequest, max_samples: int) -> None:
 
 
 def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
-    """Return the fields that ask for scores of the prompt, with what is false where they ask for none."""
+    """Return the fields that ask for scores of the prompt, with falsy values where they ask for none."""
     return {
         "prompt_logprobs": request.prompt_logprobs,
         "topk_prompt_logprobs": request.topk_prompt_logprobs,
@@ -76,7 +76,7 @@ class TokenStream:
     # In the engine's thread
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        """Take the next token of a sample; False when the client is gone."""
+        """Receive the next token of a sample; return False if the client has disconnected."""
         with self._lock:
             self._begun.add(index)
             self._waiting.append(DrawnToken(index, token, logprob, stop_reason))

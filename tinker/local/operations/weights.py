@@ -143,7 +143,7 @@ def _describe_saved_model(state: State, engines: Sequence[Engine], request: mode
 
 
 def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
-    """Return the base model's name, what its engine goes by, and the shape of the adapter; empty names while nobody can say.
+    """Return the base model's name, its engine's name and the adapter's shape; empty names while they are unknown.
 
     The checkpoint may be saved by a request that still waits; the load itself says so if not.
     """

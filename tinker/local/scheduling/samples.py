@@ -104,14 +104,14 @@ class SampleQueue:
                 self._running[sampling] = now + self._seconds
 
     def _pop_next(self) -> SampleTask | None:
-        """Return the next request that fits beside those that run; None if there is none."""
+        """Return the next request that fits in addition to the running ones; None if there is none."""
         with self._lock:
             if not self._queue or (self._running and not self._has_room(self._queue[0])):
                 return None
             return self._queue.popleft()
 
     def _has_room(self, sampling: SampleTask) -> bool:
-        """Return whether its prompt fits beside the tokens that are held now."""
+        """Return whether its prompt fits in addition to the tokens held now."""
         held = 0 if self._batch is None else self._batch.tokens
         return held + sampling.prompt_tokens <= self._batch_tokens
 
@@ -124,7 +124,7 @@ class SampleQueue:
                 self._batch.drop(sampling)
 
     def _is_over(self, sampling: SampleTask, until: float, now: float) -> bool:
-        """Return whether nobody wants the request any more; its future has an outcome then."""
+        """Return whether the request is no longer wanted; its future then has an outcome."""
         failure = sampling.end()
         if failure is None and now > until:
             failure = RequestFailure(f"the sample took more than {self._seconds:g} s (sample_seconds)", "user")

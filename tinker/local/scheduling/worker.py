@@ -109,7 +109,7 @@ class Lane:
 
 
 class Worker:
-    """The engine's thread. Lanes that have steps get equal shares of its time; one without has no claim to what it missed.
+    """The engine's thread. Lanes with steps get equal shares of its time; an idle lane builds up no claim.
 
     Started by the first step, ended by :meth:`stop`. Lanes and tasks without an engine of their own get ``open_engine``."""
 

@@ -110,7 +110,7 @@ class FutureStore:
         self._evict()
 
     def mark_read(self, future: ServerFuture) -> None:
-        """Note that the result was sent: from now on it is dropped before those that were not."""
+        """Mark a result as sent, so that it is dropped before unsent ones."""
         with self._lock:
             if self._unread.pop(future.key, None) is not None:
                 self._read[future.key] = future
@@ -131,7 +131,7 @@ class FutureStore:
         return {"sampling": samples, "training": len(found) - samples}
 
     def fail_all(self, failure: RequestFailure) -> None:
-        """Finish everything that is pending, as the server ends, but the request that runs: that one has its own result.
+        """Fail all pending requests but the running one, which gets its own result, as the server ends.
 
         A server that goes on later does not take it for a result.
         """

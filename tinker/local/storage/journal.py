@@ -1,4 +1,4 @@
-"""The journal: what a server must know again after it was killed, in one SQLite file. A journal without a file keeps nothing.
+"""The journal: everything a killed server must recover, in one SQLite file. A journal without a file keeps nothing.
 
 A request is written before it is queued, a result before anybody can see it, and the number of the last step of a run together
 with the result of that step. So whatever a client was told is here. Survives the death of the process, not that of the machine:
@@ -35,9 +35,9 @@ _SECRET, _STARTS = "secret", "starts"
 
 
 class Table(Generic[Row]):
-    """A table of one kind of record, whose fields are the columns. ``keys`` are those that no two rows share.
+    """A table of one kind of record, whose fields are the columns. ``keys`` form the primary key.
 
-    ``conflict`` says what becomes of a row whose keys are there: nothing, a replacement, or the sum of the last column.
+    ``conflict`` is the policy for an existing key: ignore the row, replace it, or add to its last column.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Journal:
         return [statement for statements in self._held.get(model_id, {}).values() for statement in statements]
 
     def drop_result(self, request_id: str) -> None:
-        """Forget a result that nobody can ask for any more."""
+        """Delete a result that can no longer be requested."""
         self._attempt(RESULTS.delete("request_id = ?", request_id))
 
     def drop_session(self, session_id: str) -> None:
@@ -269,7 +269,7 @@ class Journal:
     # Transactions
 
     def _attempt(self, *statements: Statement) -> None:
-        """Write what must not stop the work that it is about. What a full disk has no room for is written once it has."""
+        """Write, but log a failure instead of raising it. If the disk is full, write again when there is room."""
         with self._lock:
             try:
                 with self._transaction() as execute:

@@ -1,4 +1,4 @@
-"""The records of a session, its models and its samplers, and what the parts of a server report to one another."""
+"""The records of sessions, models and samplers, and the events between the parts of a server."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class ModelRecord:
         self.queue.require_success()
 
     def inflight_weights(self, engine: Engine) -> object:
-        """Return the present weights of inflight samplers. Raises EngineError once the model is gone."""
+        """Return the current weights of inflight samplers. Raises EngineError if the model no longer exists."""
         if self.inflight is None:
             raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
         return self.inflight
@@ -212,7 +212,7 @@ class SamplerRecord:
 
 
 class ServerEvents(Protocol):
-    """Whoever hears what happens in a server."""
+    """The events of a server's parts, handled by its state."""
 
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Handle a result before anybody can see it."""
@@ -227,7 +227,7 @@ class ServerEvents(Protocol):
         ...
 
     def handle_model_end(self, model: ModelRecord) -> None:
-        """Handle the end of a model: what was submitted for it still runs."""
+        """Handle the end of a model: requests submitted before still run."""
         ...
 
     def handle_expiry(self, record: CheckpointRecord) -> None:

@@ -1,4 +1,4 @@
-"""The routes that browsers and monitors ask for: the page, what it shows as one JSON document, and the files that come with it.
+"""The routes for browsers and monitors: the page, its data as one JSON document, its files, and the metrics.
 
 Pages and their files hold no data and fetch nothing from elsewhere, so they need no key; what they show is asked for with one.
 """

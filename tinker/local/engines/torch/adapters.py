@@ -1,4 +1,4 @@
-"""Adapters: what one training run owns, its optimizer steps, its files, and adapters that PEFT wrote elsewhere.
+"""Adapters: their weights and optimizer, optimizer steps, files, and import of adapters written by PEFT.
 
 Nothing is pickled or unpickled. ``adapter_model.safetensors`` and ``adapter_config.json`` load with
 ``peft.PeftModel.from_pretrained``; beside them are the optimizer state, and a small JSON that says what they belong to.
@@ -33,7 +33,7 @@ from tinker.local.engines.torch.mixture import join_stack, split_stack
 
 @attrs.define(eq=False)
 class TorchAdapter:
-    """What one training run owns. ``gradient`` is None until something has accumulated."""
+    """The state of one training run. ``gradient`` is None until one has been accumulated."""
 
     weights: LoraWeights
     optimizer: torch.optim.AdamW
@@ -202,7 +202,7 @@ def _read_config(file: Path) -> Mapping[str, Any]:
 
 
 def _read_scale(config: Mapping[str, Any], spec: AdapterSpec) -> float:
-    """Return by what B is to be multiplied. Raises EngineError for what this engine does not compute."""
+    """Return the factor for the matrices B. Raises EngineError for an unsupported option."""
     if (unknown := next((name for name in UNKNOWN_OPTIONS if config.get(name)), None)) is not None:
         raise EngineError(f"{CONFIG}: {unknown} is not supported here")
     if config.get("bias", "none") != "none":

@@ -1,4 +1,4 @@
-"""One sequence in the making: its parameters, its noise, what it has drawn so far, what ends it, and how it draws.
+"""One sequence being generated: its parameters, noise, tokens, stop conditions and sampling.
 
 Each sequence draws from its own stream of noise, so that what else is in the batch decides no token (padding changes the
 probabilities by rounding errors only). The noise falls into the cumulated probabilities of the tokens that temperature, top_k
@@ -65,7 +65,7 @@ class DecodingRun:
 
     @property
     def weights(self) -> LoraWeights | None:
-        """Return what it is drawn with; None is the base model."""
+        """Return the adapter that it is sampled with; None is the base model."""
         weights = self.job.weights
         assert weights is None or isinstance(weights, LoraWeights)
         return weights
@@ -86,7 +86,7 @@ class DecodingRun:
         return len(self.job.tokens) + len(self.tokens)
 
     def history(self) -> Int32:
-        """Return the prompt and what was drawn."""
+        """Return the prompt and the drawn tokens."""
         return np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)]) if self.tokens else self.job.tokens
 
     def end(self) -> None:
@@ -233,7 +233,7 @@ def _sort_likeliest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, tor
 def _find_mass(
     logits: torch.Tensor, scaled: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, jobs: Sequence[SampleJob]
 ) -> torch.Tensor:
-    """Return what the weights of all tokens that top_k leaves sum to."""
+    """Return the sum of the weights of all tokens that top_k keeps."""
     mass = weights.sum(dim=-1, keepdim=True)
     if all(job.top_k >= 1 for job in jobs):
         return mass

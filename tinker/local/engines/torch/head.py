@@ -25,12 +25,12 @@ CHUNK_CELLS = 2**24  # of one pass through the head on a CPU: 64 MB, and about f
 FAST_CHUNK_CELLS = 4 * CHUNK_CELLS  # on an accelerator, which needs more work at once to be busy
 WHOLE_LOGITS = 2**27  # of several rows that are in one pass, where the head is not computed in parts
 PROBE = 4  # tokens
-CACHE, OLDER_CACHE = "cache", "past_key_values"  # what transformers calls a cache, and what it called it before 5.24
+CACHE, OLDER_CACHE = "cache", "past_key_values"  # the name of the argument, and its name before transformers 5.24
 
 
 @attrs.frozen(eq=False)
 class Passed:
-    """What a pass gave: ``states`` ``[rows, tokens, size]`` for the head, the last ``logits`` of each row, and the cache."""
+    """The output of a pass: ``states`` ``[rows, tokens, size]`` for the head, the last ``logits`` of each row, the cache."""
 
     states: torch.Tensor
     logits: torch.Tensor

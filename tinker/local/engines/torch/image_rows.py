@@ -47,7 +47,7 @@ def find_positions(images: Sequence[PlacedImage], length: int) -> NDArray[np.int
 
 
 def count_shift(images: Sequence[PlacedImage]) -> int:
-    """Return what is added to the index of a token behind these images to make its position."""
+    """Return the difference between position and index of a token after these images."""
     return sum(max(content_of(one).rows, content_of(one).columns) - one.image.length for one in images)
 
 

@@ -52,13 +52,13 @@ def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
 
 
 def is_useful(model: Any, cells: int) -> bool:
-    """Return whether what the layers keep of so many tokens would take much of the memory that is free."""
+    """Return whether the activations of this many tokens would take too much of the free memory."""
     free = free_bytes(model.device)
     return free is not None and estimate_bytes(model.config.get_text_config(), cells) > SHARE * free
 
 
 def estimate_bytes(config: Any, cells: int) -> int:
-    """Estimate what the layers keep of so many tokens: inputs of norms and modules, some of them twice, in float32."""
+    """Estimate the activation memory of this many tokens: inputs of norms and modules, some twice, in float32."""
     hidden, layers = int(getattr(config, "hidden_size", 0)), int(getattr(config, "num_hidden_layers", 1))
     inner = getattr(config, "intermediate_size", None)
     width = inner if isinstance(inner, int) else 4 * hidden
@@ -66,7 +66,7 @@ def estimate_bytes(config: Any, cells: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the memory that is free for tensors on a device; None where nobody says."""
+    """Return the free memory of a device in bytes; None if it is unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -92,7 +92,7 @@ def release_memory(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
-SLACK = 128 << 20  # bytes by which the process may grow beyond what it had after a first step
+SLACK = 128 << 20  # bytes by which the process may grow after its first step
 
 
 def find_trim() -> Callable[[int], object] | None:
@@ -115,7 +115,7 @@ class MemoryReturn:
         self._level: int | None = 0  # the first step gives back what loading the model left
 
     def count_step(self) -> None:
-        """Note one more step, and give back what is free if there is much more of it."""
+        """Count a step, and return free memory to the system if the process has grown."""
         if self._trim is None:
             return
         resident = self._resident() or 0

@@ -37,7 +37,7 @@ class StackFactors:
     scale: torch.Tensor | float
 
     def delta(self, expert: int, inputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Compute what is added to the outputs of one expert; ``rows`` are those of the inputs."""
+        """Compute the update of one expert's outputs; ``rows`` are the batch rows of the inputs."""
         inner = functional.linear(inputs.to(self.down), self.down[expert])
         if not isinstance(self.scale, torch.Tensor):
             return functional.linear(inner, self.up[expert]) * self.scale
@@ -98,19 +98,19 @@ MAX_RANK = 256  # of the adapters of one pass together
 
 
 class RowsApart(Exception):
-    """The model does not keep the rows of a batch apart where an adapter works, so that each needs a batch of its own."""
+    """The model mixes rows of a batch where an adapter applies, so each adapter needs its own batch."""
 
 
 @attrs.frozen(eq=False)
 class Factors:
-    """What the adapters add to one module: ``scale`` is ``[rows, 1, rank]``, or a number when all rows share one."""
+    """The adapters of one module: ``scale`` is ``[rows, 1, rank]``, or a number when all rows share one."""
 
     down: torch.Tensor
     up: torch.Tensor
     scale: torch.Tensor | float
 
     def add(self, inputs: torch.Tensor, output: torch.Tensor, width: int) -> torch.Tensor:
-        """Return what the adapted module computes, in a pass over ``width`` tokens of each row."""
+        """Return the adapted output of a module, in a pass over ``width`` tokens of each row."""
         linear = torch.nn.functional.linear
         inner = linear(inputs.to(self.down), self.down)
         if not isinstance(self.scale, torch.Tensor):
@@ -167,7 +167,7 @@ def _factors(adapters: Sequence[LoraWeights], rows: Sequence[LoraWeights | None]
 
 
 def _scale_rows(owners: Sequence[LoraWeights], rows: Sequence[LoraWeights | None], device: torch.device) -> torch.Tensor:
-    """Return how much of each adapter's part every row takes, ``[rows, 1, rank]``: its own scale of its own, else nothing."""
+    """Return the scale of each adapter in each row, ``[rows, 1, rank]``: zero except for the row's own adapter."""
     scale = torch.zeros(len(rows), 1, sum(one.spec.rank for one in owners), device=device)
     start = 0
     for one in owners:
@@ -189,7 +189,7 @@ def can_mix(rows: Sequence[LoraWeights | None]) -> bool:
 
 
 class Mixer:
-    """Adds what the adapters of a mixture add to the outputs of a model's targets; without one it adds nothing."""
+    """Applies the adapters of a mixture to the model's targets; without a mixture it changes nothing."""
 
     def __init__(self, model: Any, targets: Sequence[LoraTarget]) -> None:
         self._mixture: Mixture | None = None

@@ -28,7 +28,7 @@ from tinker.local.engines.torch.rows import split_batches
 
 @attrs.frozen(eq=False)
 class LossPlan:
-    """What is computed: ``data`` through ``loss``, and the gradient for ``parameters`` (none: no gradient)."""
+    """A loss computation: ``data``, ``loss``, and the ``parameters`` to differentiate by (none: no gradient)."""
 
     data: Sequence[Cells]
     form: LossForm
@@ -89,7 +89,7 @@ class LossRun:
         return split_positions(states.shape[1], 1, self._plan.vocabulary, self._cells)
 
     def _compare_sequences(self, data: Sequence[Cells], states: torch.Tensor) -> Sequence[Cells]:
-        """Return the data with the ratio of each sequence, where the loss has one: a pass through the head of its own."""
+        """Return the data with the ratio of each sequence, if the loss has one; takes an extra pass through the head."""
         if self._plan.form.sequence is None:
             return data
         targets = stack([datum.targets for datum in data], states.device).flatten(0, 1)
@@ -189,7 +189,7 @@ class PassLimits:
 
 
 class Trainer:
-    """Runs plans on one model. What ran out of memory is tried once more, and what is as large begins small from then on."""
+    """Runs plans on one model. One that runs out of memory is retried in smaller parts, and so are later ones as large."""
 
     def __init__(self, model: Any, split: SplitModel, recompute: Recompute) -> None:
         self._model, self._split = model, split

@@ -1,4 +1,4 @@
-"""Prompts on their way into the cache: equal ones once, with what is known of their beginnings, and with their scores."""
+"""Prefill: prompts are deduplicated, continued from cached prefixes, and scored."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
@@ -35,11 +35,11 @@ class PromptScorer:
         self._drawn = [(np.zeros((0, job.prompt_alternatives), np.int32), np.zeros((0, job.prompt_alternatives), np.float32))]
         count = 0 if job.prompt_targets is None else len(job.prompt_targets.tokens)
         self._chosen = np.zeros(count, np.float32)
-        seed = [noise_seed(job), 0, 1]  # a stream of noise of its own
+        seed = [noise_seed(job), 0, 1]  # a separate stream of noise
         self._noise = np.random.default_rng(seed).random((len(job.tokens) - 1, job.prompt_alternatives))
 
     def add(self, logits: torch.Tensor) -> None:
-        """Take the logits ``[tokens, vocabulary]`` after the next tokens; what comes after the last one counts for nothing."""
+        """Add the logits ``[tokens, vocabulary]`` after the next tokens; those after the last token are ignored."""
         start, job = self._seen, self._job
         logits = logits[: len(job.tokens) - 1 - start]
         self._seen += len(logits)

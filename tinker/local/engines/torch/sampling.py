@@ -39,7 +39,7 @@ SLACK = 64  # tokens that each row can draw after another one was let in, before
 
 @attrs.define(eq=False)
 class Parts:
-    """What the samples of an engine share: the model, its weights for each row, and the beginnings that it remembers.
+    """The parts of an engine that samples share: the model, the adapters of each row, and the prefix cache.
 
     ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
     """
@@ -80,7 +80,7 @@ class Work:
     scores: SampleResult | None
 
     def outcome(self) -> SampleResult | Exception | None:
-        """Return what became of it; None while it goes on."""
+        """Return its result or failure; None while it runs."""
         if (error := next((run.error for run in self.runs if run.error is not None), None)) is not None:
             return error
         if self.scores is None or not all(run.is_over for run in self.runs):
@@ -146,7 +146,7 @@ class TorchBatch:
                 run.error = run.error or error
 
     def _put_back(self, runs: Sequence[DecodingRun]) -> None:
-        """Let rows begin again where they are, first of all; what the cache held of them is computed anew."""
+        """Requeue rows first, to continue where they are; their cache entries are computed again."""
         chosen = set(runs)
         for group in self._groups:
             group.keep([row for row, run in enumerate(group.runs) if run not in chosen])
@@ -174,7 +174,7 @@ class TorchBatch:
         return min(MAX_PREFILL_TOKENS, WHOLE_LOGITS // int(self._parts.config.vocab_size))
 
     def _next_prefill(self) -> Prefill | None:
-        """Return the prompts whose turn it is: those that have begun, or the next ones."""
+        """Return the prefill in progress, or start the next one."""
         if self._prefill is not None and not any(map(self._is_wanted, self._prefill.prompts)):
             self._prefill = None
         if self._prefill is None and (batch := self._next_prompts()):
@@ -201,7 +201,7 @@ class TorchBatch:
         return admitted
 
     def _recall(self, prompt: PendingPrompt) -> PendingPrompt:
-        """Find what is known of the beginning of a prompt. At least its last token is computed."""
+        """Find the cached prefix of a prompt. At least the last token is computed."""
         if self._keeps:
             prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1])
         return prompt
@@ -231,7 +231,7 @@ class TorchBatch:
         for part in split_positions(count, len(scorers), vocabulary, cells) if any(scorers) else ():
             logits = self._parts.split.logits(done.states[:, part])
             for row, mine in enumerate(scorers):
-                first = max(0, count - done.real[row] - part.start)  # what is before it is padding
+                first = max(0, count - done.real[row] - part.start)  # padding comes before it
                 for scorer in mine:
                     scorer.add(logits[row, first:])
 
@@ -283,13 +283,13 @@ class TorchBatch:
         return True
 
     def _free_padding(self, group: RowGroup) -> int:
-        """Return how many columns of the cache are read in the time of the model's weights, which a group of its own costs."""
+        """Return how many cache columns are read in the time of one more pass over the model's weights."""
         layers = [layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None]
         numbers = sum(2 * keys.shape[1] * keys.shape[3] for keys in layers)
         return int(self._parts.model.num_parameters() // max(1, numbers))
 
     def _pause(self) -> None:
-        """Put the newest job back while the rows hold too many tokens; it goes on when there is room."""
+        """Requeue the newest job while the rows hold too many tokens; it continues when there is room."""
         rows = {run: None for group in self._groups for run in group.runs}
         held = sum(run.length for run in rows)
         for work in reversed(self._works.values()):

@@ -180,7 +180,7 @@ MAX_ADAPTER_NBYTES = 1 << 26
 
 @attrs.define(eq=False)
 class ToyAdapter:
-    """What one training run owns. ``gradient`` is None until something has accumulated."""
+    """The state of one training run. ``gradient`` is None until one has been accumulated."""
 
     spec: AdapterSpec
     tensors: Tensors
