@@ -41,7 +41,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 class _CheckpointId(Convertor[str]):
-    """``<kind>/<name>``, or a bare name, also one that is called like the operations that come behind it in a path."""
+    """``<kind>/<name>``, or a bare name, even one equal to an operation that may follow it in a path."""
 
     regex = r"(?:[^/]+/[^/]+|(?!(?:weights|sampler_weights|external_weights)/)[^/]+)"
 

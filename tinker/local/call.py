@@ -55,7 +55,7 @@ class APICall:
 
     @property
     def known_failure(self) -> int | None:
-        """Return the number of the last failure of the run that the caller knows; None from a client that does not say."""
+        """Return the number of the run's last failure that the client has seen; None if the client does not send it."""
         return int(self.headers[KNOWN_FAILURE]) if KNOWN_FAILURE in self.headers else None
 
     @property

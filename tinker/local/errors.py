@@ -35,7 +35,7 @@ def error_response(problem: APIProblem) -> Response:
 
 
 def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] = error_response) -> Endpoint:
-    """Return the endpoint with an answer to everything that goes wrong; ``refuse`` gives it its form."""
+    """Return the endpoint with an answer to every error; ``refuse`` makes it from an APIProblem."""
 
     async def respond(request: Request) -> Response:
         try:
@@ -59,12 +59,12 @@ def make_not_found(what: str, name: str, hint: str = "") -> APIProblem:
 
 
 def conflict(detail: str) -> APIProblem:
-    """Make a 409 that asks clients not to try again, because waiting does not help."""
+    """Make a 409 that asks clients not to retry, because waiting does not help."""
     return APIProblem(409, detail, {"x-should-retry": "false"})
 
 
 def unavailable(detail: str) -> APIProblem:
-    """Make a 500 that asks clients not to try again, because a person has to do something first."""
+    """Make a 500 that asks clients not to retry, because somebody has to fix the server first."""
     return APIProblem(500, detail, {"x-should-retry": "false"})
 
 
@@ -110,7 +110,7 @@ class FieldError(NamedTuple):
 
 
 def read_field_error(error: Exception) -> FieldError:
-    """Read what msgspec says of a value that does not fit."""
+    """Convert a validation error of msgspec."""
     message, path = str(error), ""
     if placed := _PLACED.fullmatch(message):
         message, path = placed["message"], placed["path"]

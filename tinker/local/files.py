@@ -112,7 +112,7 @@ def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
 
 
 async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
-    """Write the body, and put it in place when all of it is there and is what its digest says; the SHA-256 in base64."""
+    """Write the body, and move it in place when it is complete and matches its digest. Returns the SHA-256 in base64."""
     limit = state.settings.max_upload_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

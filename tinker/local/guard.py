@@ -30,7 +30,7 @@ def is_this_machine(name: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Return whether it is an address: no page can come from one and have its name led elsewhere."""
+    """Return whether it is an IP address, which DNS rebinding cannot fake."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

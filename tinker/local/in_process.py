@@ -41,7 +41,7 @@ class Loading:
         self._listeners: list[Listener] = []
 
     def open(self, what: str, open_engine: OpenEngine) -> Engine:
-        """Open an engine; meanwhile the listeners know what loads."""
+        """Open an engine, notifying the listeners before and after."""
         self._change(what)
         try:
             return open_engine()

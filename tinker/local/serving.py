@@ -98,7 +98,7 @@ def _reach_from_here(url: str) -> str:
 
 
 def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> str:
-    """Return the text that a server of one or several base models begins with. It does not hold the key.
+    """Return the startup message of a server of one or several base models. It does not contain the key.
 
     >>> print(describe_start("http://127.0.0.1:8000", "tinker/toy", has_key=False))
     Serving tinker/toy at http://127.0.0.1:8000 (TINKER_BASE_URL=http://127.0.0.1:8000)
@@ -131,7 +131,7 @@ def serve(
     ssl_context: ssl.SSLContext | None = None,
     started: Callable[[str, Sequence[Engine]], None] | None = None,
 ) -> None:
-    """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM): what runs is finished, what waits fails.
+    """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM): the running request is finished, waiting ones fail.
 
     Several names of a ``model`` make a server of several base models, the first of which is the default; ``engine`` is then
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
@@ -176,7 +176,7 @@ def _warn_of_others(url: str, *, has_key: bool, has_tls: bool) -> None:
 
 @contextmanager
 def _terminate_like_interrupt() -> Generator[None]:
-    """Let SIGTERM be what Ctrl-C is: uvicorn raises both again once it has shut down, and only one is an exception."""
+    """Handle SIGTERM like Ctrl-C: uvicorn raises both again after its shutdown, and only SIGINT raises an exception."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -233,7 +233,7 @@ def serve_in_thread(state: State, ssl_context: ssl.SSLContext | None = None) -> 
 def _engine_openers(
     engine: Engine | EngineName | Sequence[Engine | EngineName] | None, model: str | Sequence[str] | None, placement: Placement
 ) -> list[OpenEngine]:
-    """Return what opens each engine; the placement is for those of torch.
+    """Return the opener of each engine; the placement is for torch engines.
 
     Raises ValueError where there are more engines than models, or too few.
     """

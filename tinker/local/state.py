@@ -67,7 +67,7 @@ class SharedData:
 
 
 class LockedData:
-    """A block in which this thread holds the lock, and has the data."""
+    """A context manager that holds the lock and yields the data."""
 
     def __init__(self, lock: threading.RLock, shared: SharedData) -> None:
         self._lock, self._shared = lock, shared
@@ -139,13 +139,13 @@ class State(ServerEvents):
         self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
 
     def lock(self) -> LockedData:
-        """Return the block that holds the lock: ``with state.lock() as shared``. A thread may enter it again."""
+        """Return a context manager that holds the lock: ``with state.lock() as shared``. It is reentrant."""
         return self._locked
 
     # Work
 
     def notify(self) -> None:
-        """Tell the engine's thread that there is something to do."""
+        """Wake the engine's thread."""
         self._worker.notify()
 
     @property

@@ -217,7 +217,7 @@ def check_job(job: SampleJob, *, vocabulary: int, longest: int) -> None:
 
 
 def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
-    """Raise EngineError, which says what would fit, when prompt and sample are longer than the context."""
+    """Raise EngineError, saying what would fit, if prompt and sample exceed the context."""
     room = longest - prompt
     tokens = "1 token" if prompt == 1 else f"{prompt} tokens"
     if room < 0 or (room == 0 and max_tokens > 0):

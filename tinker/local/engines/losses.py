@@ -95,7 +95,7 @@ class LossMetrics:
             self._compare(ratio(self.xp, logprobs, cells)[counted])
 
     def _compare(self, ratios: Array) -> None:
-        """Note how much likelier tokens are now than when they were sampled."""
+        """Update the range of the ratios and the count of clipped ones."""
         if not len(ratios):
             return
         low, high = float(ratios.min()), float(ratios.max())

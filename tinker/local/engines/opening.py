@@ -83,7 +83,7 @@ def explain_absence(model: str) -> str:
 
 
 def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
-    """Return the given engine; without one torch where it is installed, or for a model other than the toy; else the toy."""
+    """Return the given engine. By default that is torch if it is installed, or for a model other than the toy; else the toy."""
     if engine is not None:
         return engine
     if model is not None:
@@ -161,7 +161,7 @@ def check_distinct(engines: Sequence[Engine]) -> None:
 
 
 def read_resident() -> int | None:
-    """Return the bytes of memory that this process holds; None where the system does not tell."""
+    """Return the resident memory of this process in bytes; None if it is unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

@@ -42,7 +42,7 @@ class ImageReader(Protocol):
 
     @property
     def token(self) -> int:
-        """Return the token id that stands at each position of an image."""
+        """Return the placeholder token id of images."""
         ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:
@@ -230,7 +230,7 @@ class Engine(Protocol):
 
     @property
     def image_reader(self) -> ImageReader | None:
-        """Return what reads images for the model; None where it reads text only."""
+        """Return the image reader of the model; None if it takes text only."""
         ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -250,7 +250,7 @@ class Engine(Protocol):
         *,
         backward: bool,
     ) -> LossResult:
-        """Compute the loss; with ``backward``, add its gradient to what has accumulated since the last optimizer step.
+        """Compute the loss; with ``backward``, add its gradient to the one accumulated since the last optimizer step.
 
         Raises EngineError for an unknown loss, a missing input or a wrong shape, before any gradient changes.
         """

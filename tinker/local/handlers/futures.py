@@ -21,7 +21,7 @@ CANCELLED = RequestFailure("the request was cancelled by its client", "user")
 
 
 async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Response:
-    """Return the result; "try again" after ``hold_seconds``; or the size first, when the result is large."""
+    """Return the result, "try again" after ``hold_seconds``, or first the size of a large result."""
     request = call.read(models.FutureRetrieveRequest)
     profile = state.settings.profile
     future = state.futures.find(request.request_id)

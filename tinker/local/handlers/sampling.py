@@ -26,7 +26,7 @@ from tinker.types.results import SampleResponse
 
 @attrs.frozen(kw_only=True)
 class SampleSource:
-    """What to sample from: the weights, their engine, and the base model's name."""
+    """The source of samples: the weights, their engine, and the base model's name."""
 
     weights: LoadWeights
     engine: Engine
@@ -198,7 +198,7 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
 
 
 async def stream_sample(state: State, call: APICall) -> Response:
-    """Sample, and hand out the tokens as the engine draws them. A client that goes ends the work."""
+    """Sample, and stream the tokens as the engine draws them. A client that disconnects ends the work."""
     events = encode_events(await open_stream(state, call.read(models.SampleRequest)))
     return StreamingResponse(events, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
@@ -226,7 +226,7 @@ def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
 
 
 def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure | None]:
-    """Return what tells that a sample is not wanted any more, because its session has ended."""
+    """Return a function that returns a failure once the session of a sample has ended."""
 
     def end() -> RequestFailure | None:
         if sampler is None or sampler.session.end is None:

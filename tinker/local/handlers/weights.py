@@ -170,7 +170,7 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 
 
 async def delete_checkpoint(state: State, call: APICall) -> None:
-    """Delete a checkpoint. Samplers that have its weights in memory go on."""
+    """Delete a checkpoint. Samplers that have its weights in memory keep working."""
     with state.lock() as shared:
         record = find_addressed(state, call)
         state.checkpoints.delete(record)

@@ -131,7 +131,7 @@ class Worker:
             self._lanes[lane].queues.append(queue)
 
     def remove(self, queue: StepQueue) -> None:
-        """Serve it no more; what waits in it never runs."""
+        """Remove a queue; its waiting requests never run."""
         with self._wake:
             for lane in self._lanes.values():
                 if queue in lane.queues:
@@ -152,7 +152,7 @@ class Worker:
             self._wake.notify()
 
     def stop(self, on_pending: OpenEngine) -> None:
-        """Take no further step; the one that runs is finished. Tasks that did not run are given ``on_pending`` as engine."""
+        """Stop after the running step. Tasks that did not run are called with ``on_pending`` as engine."""
         with self._wake:
             self._closing = True
             tasks, self._tasks = self._tasks, deque()

@@ -45,7 +45,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoint_id(self) -> str:
-        """Return what clients call it within its run."""
+        """Return its id within its run."""
         return f"{self.kind}/{self.name}"
 
 

@@ -213,7 +213,7 @@ class Checkpoints:
     # What killed servers left
 
     def _temporary_path(self, place: Path, prefix: str) -> Path:
-        """Return a new name in the same folder, which says whose it is."""
+        """Return a new name in the same folder, which contains the owner's tag."""
         return place.with_name(f"{prefix}{self._owner.claim()}-{uuid.uuid4().hex}")
 
     def _recover(self) -> None:

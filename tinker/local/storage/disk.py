@@ -151,7 +151,7 @@ def _lock_file(file: Path) -> int:
 
 
 def _is_locked(file: Path) -> bool:
-    """Return whether a process holds the lock of a file; also where the file system cannot tell."""
+    """Return whether a process holds the lock of a file; True if the file system has no locks."""
     assert fcntl is not None
     try:
         descriptor = os.open(file, os.O_RDWR)

@@ -60,7 +60,7 @@ class FutureStore:
             return future
 
     def forget(self, future: ServerFuture) -> None:
-        """Forget a future whose request was refused after all."""
+        """Undo :meth:`open`."""
         with self._lock:
             self._pending.pop(future.key, None)
             self._keys.pop(future.request_id, None)
@@ -78,11 +78,11 @@ class FutureStore:
         return future
 
     def choose(self, future: ServerFuture) -> None:
-        """Note which request of a model runs next, alone; it is finished even where the server ends."""
+        """Record the request of a model that runs next; it is finished even if the server is closing."""
         self._running = future
 
     def start(self, future: ServerFuture) -> None:
-        """Note that its work begins."""
+        """Record the start of a request."""
         if future.span is not None:
             future.span.started = self._clock()
 

@@ -125,7 +125,7 @@ _META = Table("meta", _Meta, "name")
 
 
 class _Notes(threading.local):
-    """Statements that a thread has noted and not yet written."""
+    """Statements of a thread that are not written yet."""
 
     def __init__(self) -> None:
         self.mine: list[Statement] = []
@@ -172,12 +172,12 @@ class Journal:
     # Writing
 
     def note(self, *statements: Statement) -> None:
-        """Let this thread's next transaction begin with these statements."""
+        """Add statements to this thread's next transaction."""
         if self._database is not None:
             self._notes.mine += statements
 
     def flush(self) -> None:
-        """Write what this thread has noted."""
+        """Write the pending statements of this thread."""
         if self._notes.mine:
             self._attempt()
 
@@ -194,7 +194,7 @@ class Journal:
         self._attempt(_to_row(future, outcome), *forget)
 
     def hold_result(self, model_id: str, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Hold back a result that changes a run, with what this thread has noted, until :meth:`add_run`.
+        """Hold back the result of a request that changes a run, and this thread's statements, until :meth:`add_run`.
 
         A server that is killed before repeats the request.
         """
@@ -218,7 +218,7 @@ class Journal:
             self._held.pop(run.model_id, None)
 
     def release_results(self, model_id: str) -> None:
-        """Hold back nothing more of a run, which ends or was never made."""
+        """Release the held results of a run that ends or was never made."""
         with self._lock:
             self._notes.mine += self._find_held(model_id)
             self._held.pop(model_id, None)
@@ -249,7 +249,7 @@ class Journal:
             return [msgspec.convert(row, table.row) for row in self._database.execute(query, values)]
 
     def secret(self) -> bytes:
-        """Return the secret of this server, which signs what clients hold; a new one where nothing is kept."""
+        """Return the signing secret of this server; a new one if nothing is kept."""
         return self._find_meta(_SECRET) or self._set_meta(_SECRET, secrets.token_bytes(32))
 
     def _count_start(self) -> int:

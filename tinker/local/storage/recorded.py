@@ -62,7 +62,7 @@ class RecordedSequences:
         return self._tokens
 
     def announce(self) -> None:
-        """Say once in the log which objective this server computes."""
+        """Log once which objective this server computes."""
         if not self._is_announced:
             self._is_announced = True
             log.info(

@@ -161,7 +161,7 @@ UNKNOWN_OPTIONS = (
 
 
 def read_peft_adapter(folder: Path, targets: LoraTargets, spec: AdapterSpec) -> LoraWeights:
-    """Read an adapter. Raises EngineError when it is damaged, or is none that this specification and model can hold."""
+    """Read an adapter. Raises EngineError if it is damaged, or does not fit this specification and model."""
     scale = _read_scale(_read_config(folder / CONFIG), spec)
     given = _read_tensors(folder / WEIGHTS)
     for name in given:

@@ -30,7 +30,7 @@ WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split
 
 
 class Stops:
-    """What ends a sequence: the given texts, the given ids, or by default the model's own end-of-text ids."""
+    """Stop conditions: the given texts, the given ids, or by default the model's end-of-text ids."""
 
     def __init__(self, stop: Sequence[str] | Sequence[int] | None, end_of_text: frozenset[int], decode: Decode) -> None:
         self._texts = [piece for piece in stop or () if isinstance(piece, str)]
@@ -50,7 +50,7 @@ class Stops:
 
 @attrs.define(eq=False)
 class DecodingRun:
-    """One sequence in the making. ``noise`` is drawn as it is used; ``error`` is why its job cannot go on."""
+    """One sequence being generated. ``noise`` is drawn as it is used; ``error`` is the failure that ends its job."""
 
     job: SampleJob
     stops: Stops
@@ -90,11 +90,11 @@ class DecodingRun:
         return np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)]) if self.tokens else self.job.tokens
 
     def end(self) -> None:
-        """Draw nothing more."""
+        """Stop generating."""
         self.stop_reason = self.stop_reason or "length"
 
     def accept(self, token: int, logprob: float) -> None:
-        """Take the token that was drawn, and tell the listener of the job."""
+        """Append a drawn token, and pass it to the listener of the job."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.stops.is_reached(self.tokens):
@@ -106,7 +106,7 @@ class DecodingRun:
             self.end()
 
     def add_likeliest(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Take the likeliest tokens at the place of the next one."""
+        """Add the likeliest tokens at the next position."""
         self.topk_ids.append(ids.astype(np.int32))
         self.topk_logprobs.append(logprobs)
 
@@ -196,7 +196,7 @@ def _find_places(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def truncate(
     logits: torch.Tensor, jobs: Sequence[SampleJob], width: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weigh what top_k and then top_p leave; the likeliest token always stays, ties go to the lower id.
+    """Return the weights of the tokens that top_k and then top_p keep: always the likeliest; ties go to the lower id.
 
     Returns:
         Ids ``[rows, width]`` in rising order, their weights, 0 for what is left out, and for each row whether ``width``

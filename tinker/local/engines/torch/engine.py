@@ -198,7 +198,7 @@ class TorchEngine:
         return start_runs(job, self._end_of_text, self._decode)
 
     def _is_finite(self, weights: LoraWeights) -> bool:
-        """Return whether these weights can be in one pass with others; looked at once."""
+        """Return whether these weights are finite, so that they can share a pass with others; computed once."""
         if weights not in self._finite:
             self._finite[weights] = weights.is_finite()
         return self._finite[weights]

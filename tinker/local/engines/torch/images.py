@@ -61,7 +61,7 @@ def open_image(data: bytes, image_format: str) -> Image:
 
 
 def decode_image(image: Image) -> Image:
-    """Decode the pixels, turned as the camera noted. Raises EngineError for a damaged file."""
+    """Decode the pixels, rotated by their EXIF orientation. Raises EngineError for a damaged file."""
     from PIL.ImageOps import exif_transpose
 
     try:

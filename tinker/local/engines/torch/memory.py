@@ -28,7 +28,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @contextmanager
 def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
-    """Let a module compute something else inside the block."""
+    """Replace the forward of a module inside the block."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -42,7 +42,7 @@ def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]
 
 @contextmanager
 def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
-    """Let every layer of a pass inside the block keep its input only. Results are the same."""
+    """Keep only the input of every layer in the passes inside the block. Results are the same."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)] if is_wanted else []
     with ExitStack() as stack:
         for layer in layers:
@@ -85,7 +85,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what torch holds in reserve."""
+    """Free torch's cached memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -104,7 +104,7 @@ def find_trim() -> Callable[[int], object] | None:
 
 
 class MemoryReturn:
-    """Gives free memory back to the system when the process has grown, so that a server does not grow with its steps.
+    """Returns free memory to the system when the process has grown, so that a server does not grow with its steps.
 
     What a step has freed is kept for the next one: asking the system for it anew takes a quarter of a step of a small model.
     So the level is what the process has after the first step that follows, and growth beyond it is what goes back.

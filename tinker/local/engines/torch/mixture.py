@@ -215,7 +215,7 @@ class Mixer:
             self._mixture = None
 
     def _note_width(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        """Note how many tokens of each row go through the model in this pass."""
+        """Record the number of tokens of each row in this pass."""
         self._width = inputs[0].shape[-1]
 
     def _hook(self, key: str) -> Any:

@@ -123,7 +123,7 @@ class LossRun:
         if slopes is not None and logprobs.requires_grad:
             leaves = [] if upstream is None else [leaf]
             grads = torch.autograd.grad(logprobs, [*leaves, *self._plan.parameters], slopes, allow_unused=True)
-            if upstream is not None and grads[0] is not None:
+            if upstream is not None:
                 upstream[:, part] = grads[0]
             self._add_gradient(grads[len(leaves) :])
         return logprobs.detach().masked_fill(~known, 0.0).to(states.device)
@@ -176,7 +176,7 @@ SMALLER = 8  # times, when the memory did not suffice
 
 @attrs.frozen
 class PassLimits:
-    """How much goes through the model at once: tokens of a micro-batch, and logits of one pass through the head."""
+    """The size of a pass: tokens of a micro-batch, and logits of one pass through the head."""
 
     tokens: int
     logits: int

@@ -26,7 +26,7 @@ CUMULATED_CELLS = 2**23  # of alternatives that are drawn at once
 
 
 class PromptScorer:
-    """Reads the scores of one job from the logits after every token of its prompt but the last, as they come."""
+    """Collects the scores of one job from the logits of its prompt, as they are computed."""
 
     def __init__(self, job: SampleJob) -> None:
         self._job, self._seen = job, 0
@@ -115,7 +115,7 @@ def _join(parts: Sequence[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
 
 @attrs.define(eq=False)
 class PendingPrompt:
-    """Tokens to compute once for all ``runs``, of which the first ``known`` have these ``states``.
+    """A prompt to compute once for all ``runs``; the first ``known`` tokens have the cached ``states``.
 
     ``is_scored``: some job wants to know about every token of it.
     """
@@ -130,7 +130,7 @@ class PendingPrompt:
 
     @property
     def names(self) -> TokenNames:
-        """Return what tells it, and each beginning of it, from others."""
+        """Return token names that identify it and each of its prefixes."""
         return name_tokens(self.tokens, self.images)
 
     @property
@@ -140,7 +140,7 @@ class PendingPrompt:
 
 
 def collect_prompts(runs: Iterable[DecodingRun], is_scored: Callable[[DecodingRun], bool]) -> list[PendingPrompt]:
-    """Put runs that begin with the same tokens under the same weights together."""
+    """Group runs with the same prompt and weights."""
     prompts: dict[tuple[int, bytes], PendingPrompt] = {}
     for run in runs:
         new = PendingPrompt(run.weights, run.history(), run.images)

@@ -59,7 +59,7 @@ class PrefixNode:
 
 
 class PrefixTree:
-    """The beginnings under one set of weights, and the bytes that they hold.
+    """The prefixes of one set of weights, and the bytes that they hold.
 
     ``nodes`` are in the order of their last use. A use of a node uses its parents after it, so the first one has no children.
     """
@@ -82,7 +82,7 @@ class PrefixTree:
         return path, length
 
     def use(self, node: PrefixNode, now: int) -> None:
-        """Note that a node was used, and with it all before it."""
+        """Mark a node and its ancestors as used."""
         while node.parent is not None:
             node.used = now
             self.nodes[node] = None
@@ -130,7 +130,7 @@ class Prefixes:
         return sum(tree.nbytes for tree in (self._base, *self._trees.values()))
 
     def find(self, weights: LoraWeights | None, tokens: TokenNames) -> tuple[int, KeysAndValues]:
-        """Find the longest known beginning. Returns its length, 0 where it is not worth it, and its keys and values."""
+        """Find the longest cached prefix. Returns its length (0 if it is too short to help), and its keys and values."""
         path, length = self._walk(self._tree(weights), tokens)
         if length < SHORTEST:
             return 0, []

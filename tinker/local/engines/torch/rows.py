@@ -126,13 +126,13 @@ FREE_PADDING = 64  # cells of padding that cost less than one more pass over the
 
 
 def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
-    """Return whether rows of these lengths, padded to the longest, hold little padding."""
+    """Return whether rows of these lengths, padded to the longest, need little padding."""
     real, padded = sum(lengths), len(lengths) * max(lengths)
     return real >= REAL_SHARE * padded or padded - real <= free
 
 
 def split_batches(lengths: Sequence[int], cells: int) -> Iterator[list[int]]:
-    """Yield batches of indices, the shortest rows first, that hold little padding and at most ``cells``, or one row."""
+    """Yield batches of indices, the shortest rows first, with little padding and at most ``cells``, or with one row."""
 
     def fits(batch: list[int]) -> bool:
         chosen = [lengths[index] for index in batch]
@@ -187,7 +187,7 @@ class RowGroup:
         return self.mask.numel()
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of the pass that computes what follows on the last tokens, and take them into the mask."""
+        """Return the arguments of the next pass, and extend the mask by its tokens."""
         positions = self.mask.sum(dim=1, keepdim=True)
         if any(run.images for run in self.runs):
             positions = positions + positions.new_tensor([[count_shift(run.images)] for run in self.runs])
@@ -234,7 +234,7 @@ class RowGroup:
 
 
 def extend(runs: Sequence[DecodingRun], logits: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row and give it to the run, unless that is over; a run whose token it cannot be has an error.
+    """Draw one token per row and append it to each run that is not over; a non-finite probability is the run's error.
 
     The logprobs are the model's own, at temperature 1 and over the whole vocabulary, whatever the run's parameters.
     """

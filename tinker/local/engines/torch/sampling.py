@@ -135,7 +135,7 @@ class TorchBatch:
         return ended
 
     def _guard(self, runs: Sequence[DecodingRun], work: Callable[[], None]) -> None:
-        """Do something for these runs. A failure is theirs alone."""
+        """Run ``work``; a failure fails only these runs."""
         try:
             work()
         except RowsApart:
@@ -207,7 +207,7 @@ class TorchBatch:
         return prompt
 
     def _begin(self, batch: Prefill) -> None:
-        """Compute the next piece of prompts, and score it where that is asked for; with the last one their runs begin."""
+        """Compute and score the next piece of prompts; after the last piece their runs start."""
         self._prefill = None  # unless all goes well
         with self._parts.mixer.activate(Mixture.make([prompt.weights for prompt in batch.prompts])):
             done = batch.advance(self._parts.split)
@@ -224,7 +224,7 @@ class TorchBatch:
             self._groups.append(self._start_group(batch, runs))
 
     def _score(self, batch: Prefill, done: Prefilled) -> None:
-        """Let the scorers read the logits of a piece, of some columns at a time."""
+        """Pass the logits of a piece to the scorers, some columns at a time."""
         count, vocabulary = done.states.shape[1], int(self._parts.config.vocab_size)
         cells = chunk_cells(done.states.device)
         scorers = [[self._scorers[run] for run in prompt.runs if run in self._scorers] for prompt in batch.prompts]
@@ -254,7 +254,7 @@ class TorchBatch:
     # Rows
 
     def _advance(self, group: RowGroup) -> None:
-        """Draw the next token of each row of a group. What ends is remembered and leaves it."""
+        """Draw the next token of each row of a group; sequences that end are added to the prefix cache."""
         with self._parts.mixer.activate(group.mixture):
             logits = self._parts.split.advance(group.cache, **group.inputs())
         self.tally.add([1] * len(group.runs))
@@ -265,7 +265,7 @@ class TorchBatch:
                     self._remember(group, row, PendingPrompt(run.weights, run.history()[:-1], run.images))
 
     def _regroup(self) -> None:
-        """Let rows that are over go, and put groups together that have come to be alike."""
+        """Drop finished rows, and merge groups of similar lengths."""
         groups, self._groups = self._groups, []
         for group in groups:
             group.keep([row for row, run in enumerate(group.runs) if not run.is_over])
@@ -273,7 +273,7 @@ class TorchBatch:
                 self._groups.append(group)
 
     def _join(self, group: RowGroup, other: RowGroup) -> bool:
-        """Put a group into another one where they are alike; whether they were."""
+        """Merge a group into another one of similar lengths; return whether it was merged."""
         weights = [*group.weights, *other.weights]
         is_one = len({id(one) for one in weights}) == 1
         is_fit = is_one if self._parts.is_apart else can_mix(weights)

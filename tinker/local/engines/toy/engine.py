@@ -140,7 +140,7 @@ class ToyEngine:
         return adapter.spec
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
-        """Check the file and copy it; it says itself what adapter it holds."""
+        """Check the file, which describes its adapter itself, and copy it."""
         check_archive(source / ADAPTER_FILE)
         found, tensors = self._read_adapter(source)
         wanted = {name: tensor.shape for name, tensor in self._net.fresh(spec.rank, 0).items()}
