@@ -310,7 +310,7 @@ def test_ten_thousand_at_once() -> None:
         await connection.answer_all()
 
     async def use(line: Line) -> None:
-        assert statuses(await line.send_all(count, purpose=Purpose.POLL)) == [200] * count
+        assert statuses(await line.send_all(count, purpose=Purpose.POLL, silence_seconds=600)) == [200] * count
         assert len(line.server.connections) == 100
 
     run(script, use, slots={"poll": count}, max_concurrent_streams=100)
