@@ -44,8 +44,8 @@ def _fragment(value: object) -> msgspec.Raw:
 
     float32 goes through Python floats, which keeps every bit.
     """
-    if isinstance(value, np.ndarray) and value.ndim:
-        array = cast("NDArray[Any]", value)
+    array = cast("NDArray[Any] | None", value if isinstance(value, np.ndarray) else None)
+    if array is not None and array.ndim:
         return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
     if (number := to_plain(value)) is not value:
         return msgspec.Raw(msgspec.json.encode(number))
