@@ -115,7 +115,7 @@ def test_a_loop_that_looks_at_results(client: RecoveringTrainingClient, restart:
     assert probe(client) == undisturbed(8)
 
 
-def test_a_loop_that_looks_at_nothing(client: RecoveringTrainingClient, restart: Restart) -> None:
+def test_a_loop_that_drops_every_future(client: RecoveringTrainingClient, restart: Restart) -> None:
     """Calls alone are enough: the loop notices by itself, no later than at the next save, and needs no block."""
     taken = list[int]()
     for step in client.steps(8, save_every=4):
