@@ -145,7 +145,7 @@ class Wire(httpx.AsyncBaseTransport):
         outside: str | None = None,
         form: str | None = None,
     ) -> None:
-        """Respond to the next requests of an operation with this; ``outside`` gives the reason if the contract does not have it."""
+        """Respond to the next requests of an operation with this; ``outside`` gives the reason if it is not in the contract."""
 
         fault = status_fault(status, headers, body, applied=apply)
         self.faults.append(ScriptedFault(operation, fault, times, outside, form=form))

@@ -300,7 +300,7 @@ def test_a_server_without_tls() -> None:
             rest.list_training_runs().result(30)
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server() -> None:
     """The error says which address refuses the connection, in the words of the system, and what to check."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
