@@ -78,7 +78,7 @@ def test_the_first_address_refuses(resolve: Resolve, url: str) -> None:
 
 
 def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
-    """If the first address is silent, the next one is tried in parallel, with no timeout; later connections use it at once."""
+    """If the first address is silent, the next is tried in parallel before any timeout; later connections use it at once."""
     resolve("127.0.0.8", "127.0.0.7", "127.0.0.1")
     with swallowing("127.0.0.8", urlsplit(url).port or 0):
         assert ask(url) < 5

@@ -538,8 +538,7 @@ def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: Mak
     state.close()
 
 
-# What the server has already accepted when the failure arrives
-# -------------------------------------------------------------
+# What the server has already accepted when the failure arrives ------------------------------------------------------------
 
 # Gradients that every server accepts, and that fail when they run.
 ACCEPTED: dict[str, Operation] = {
@@ -644,8 +643,7 @@ def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.
     assert isinstance(failed.exception(10), tinker.RequestFailedError)
 
 
-# Failures that are never received
-# -------------------------------------------------------------------------------------------
+# Failures that are never received -----------------------------------------------------------------------------------------
 
 
 def unseen(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:

@@ -135,7 +135,7 @@ def test_connection_refused(library: ModuleType, make: Make) -> None:
 
 @pytest.mark.parametrize("fault", ["hang", "drop"])
 def test_a_missing_response(library: ModuleType, server: FaultyServer, url: str, make: Make, fault: str) -> None:
-    """No response is a timeout by our limit, whatever the client's is; a broken connection is not, and the request may have run."""
+    """No response is a timeout by our limit, not the client's; a broken connection is not one, and the request may have run."""
     service = make(library.AsyncClient(timeout=None), url, patience_seconds=0, timeout=0.5)
     service.check_health()
     getattr(server, f"{fault}_next")("get_server_capabilities")

@@ -507,8 +507,7 @@ def test_an_unreadable_body(tmp_path: Path) -> None:
     run(script, use)
 
 
-# ---------------------------------------------------------------------------------------------------------------- malicious
-# servers
+# ------------------------------------------------------------------------------------------------------------ malicious servers
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:

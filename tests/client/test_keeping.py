@@ -165,8 +165,7 @@ def test_audit_log_and_billing(service: tinker.ServiceClient, training: tinker.T
     assert {event.session_id for event in trained} == set(bill.sessions)
 
 
-# ---------------------------------------------------------------------------- a server that requires tokens and uploaded
-# losses
+# ---------------------------------------------------------------------------- a server that requires tokens and uploaded losses
 
 
 @pytest.fixture
