@@ -39,7 +39,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @attrs.define
 class Gate:
-    """A listener in front of the server's that stops the engine after some tokens until opened or until the client disconnects."""
+    """A listener in front of the server's that stops the engine after some tokens until opened or the client disconnects."""
 
     engine: GatedEngine
     inner: Any
