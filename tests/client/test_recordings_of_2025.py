@@ -24,7 +24,7 @@ STATE, SAMPLER = "tinker://run-1/weights/0001", "tinker://run-1/sampler_weights/
 PROMPT = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[1, 2, 3, 4])])
 BODIES = {row.path.rpartition("/")[2]: row.body for row in OPERATIONS.values() if row.method == "POST" and "{" not in row.path}
 
-#: : Recorded requests that this client does not make, each with the reason.
+#: Recorded requests that this client does not make, each with the reason.
 NOT_MADE = {
     "retrieve_future": "how often a result is asked for is a matter of time",
     "telemetry": "none is sent",

@@ -10,7 +10,7 @@ import pytest
 from tinker._wire import proto
 
 LENGTHS = [1, 2, 31, 32, 33, 63, 64, 127, 128, 129, 1000, 4095, 4096, 4097]
-#: : A field of up to 16383 bytes has a length prefix of two bytes; longer sequences are read by the general reader.
+#: A field of up to 16383 bytes has a length prefix of two bytes; longer sequences are read by the general reader.
 LONGEST_QUICK = 4095
 
 

@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tinker._wire import proto
 from tinker.proto import tinker_public_pb2 as pb
 
-#: : Fields that the codec ignores.
+#: Fields that the codec ignores.
 PASSED_OVER = {
     "ImageChunk.override_dimensions": "images are sent with the size that they have",
     "ImageDimensions": "only part of ImageChunk.override_dimensions",

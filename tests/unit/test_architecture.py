@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = find_modules(ROOT)
 IMPORTS = find_imports(MODULES)
 
-#: : Packages from the bottom up; others are not checked. A package imports none from a later line.
+#: Packages from the bottom up; others are not checked. A package imports none from a later line.
 LAYERS = (
     ("types",),
     ("_wire",),
@@ -24,7 +24,7 @@ LAYERS = (
 )
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
 
-#: : Packages outside the client, and what the client imports from them nevertheless.
+#: Packages outside the client, and what the client imports from them nevertheless.
 APART = ("local", "testing", "cli", "__main__")
 ASKED_BY_CLIENT = {
     "tinker.local": "the server of base_url='local://' is imported by name when it is first used, and in one place"

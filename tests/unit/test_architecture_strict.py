@@ -16,7 +16,7 @@ MODULES = find_modules(ROOT)
 IMPORTS = find_imports(MODULES)
 OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
-#: : Scripts that change sys.path, and the reason.
+#: Scripts that change sys.path, and the reason.
 PATH_CHANGED = {
     "compat/surface/introspect.py": "runs beside the official client as well, and takes its own folder off the path",
     "conftest.py": "the generator is no part of the package, so it is found in the checkout, which is last on the path",
@@ -26,7 +26,7 @@ PATH_CHANGED = {
 PATH_CHANGES = ("sys.path.", "sys.path[")
 
 
-#: : Functions that keep their name.
+#: Functions that keep their name.
 PARTICIPLES_KEPT = {
     "regularized": "public, and reads as it should: a base loss, regularized by terms",
     "TrainingClient._guaranteed_model_id": "scripts for the official client call it",
