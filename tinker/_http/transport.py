@@ -137,8 +137,8 @@ class Transport:
         self.engine = engine
         self.observers = observers
         self.tasks = tasks
-        self.findings = Findings()
-        self.reachability = Reachability()
+        self.findings: Findings = Findings()
+        self.reachability: Reachability = Reachability()
         self._circuits = circuits
         self._dump = dump
         self._refused = RefusedFields(self.findings)
