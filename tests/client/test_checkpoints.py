@@ -140,7 +140,7 @@ def test_download_without_a_client(service: tinker.ServiceClient, tmp_path: Path
 
 
 def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
-    """A path that is no checkpoint, a form that does not fit and an existing folder are refused before anything is sent."""
+    """A path that is not a checkpoint, an unsuitable format and an existing folder are refused before anything is sent."""
     with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         checkpoints.download("run/weights/x", tmp_path)
     with pytest.raises(ValueError, match="cannot be exported"):

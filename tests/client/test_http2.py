@@ -518,7 +518,7 @@ DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3
 OK = b"\x88"  # :status 200
 
 ENDING_THE_CONNECTION: dict[str, Callable[[int], bytes]] = {
-    "bytes that are no frame": lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n" * 1000,
+    "bytes that are not a frame": lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n" * 1000,
     "data on no stream": lambda _: frame(DATA, 0, 0, b"x"),
     "a response that nobody asked for": lambda _: frame(HEADERS, 5, 99, OK),
     "a stream of the server": lambda _: frame(HEADERS, 5, 2, OK),

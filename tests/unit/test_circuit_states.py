@@ -81,7 +81,7 @@ def test_failures_in_a_row_open_it(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> None:
-    """Failures count only if there is no success in between."""
+    """Failures count only if no success comes between them."""
     for _ in range(5):
         try_to(breaker, times=2)
         with attempt(breaker):

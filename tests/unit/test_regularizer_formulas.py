@@ -187,7 +187,7 @@ def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
     assert "center" not in hold(L2(center=LossInput("ref"), **common), batch, from_input) or len(kept(batch.parts, masks)) == 1
     if all(
         abs(abs(x + 1.5) - 0.7) > 1e-4 for x in kept(batch.parts, masks)
-    ):  # away from the edge, where there is no derivative
+    ):  # away from the edge, where the derivative does not exist
         hold(L2(center=-1.5, clip=0.7, **common), batch, cut)
 
 
