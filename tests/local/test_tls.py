@@ -67,8 +67,9 @@ def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) 
     ):
         body = {"tags": [], "sdk_version": "1"}
         session = client.post(OPERATIONS["create_session"].path, json=body).json()["session_id"]
-        exports = [client.get(OPERATIONS["trace_export"].path.format(session_id=session)).json() for _ in range(2)]
-        trace = exports[1]["url"]  # the first one is pending
+        path = OPERATIONS["trace_export"].path.format(session_id=session)
+        exports = (client.get(path).json() for _ in range(1000))  # pending until another thread has made it
+        trace = next(export["url"] for export in exports if export["status"] == "ready")
         assert trace.startswith(f"{url}/")
         assert client.get(trace).status_code == 200
 
