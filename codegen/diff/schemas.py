@@ -1,19 +1,18 @@
 """Compares two schemas as sets of values: what is allowed now that was not, and what is not allowed any more.
 
 Owns the walk: components are compared once for each use, and recursion ends. What is about one value is in `limits`, what is
-about objects in `records`, what is about several alternatives in `unions`.
+about objects in `records`, what is about several alternatives in `alternatives`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codegen.diff.alternatives import Alternative, alternatives, is_any, is_open_union
+from codegen.diff.alternatives import Alternative, Matched, alternatives, compare_tags, is_any, is_open_union, match
 from codegen.diff.findings import CLIENTS, PYTHON, RECEIVED, Change, breaking, difference
 from codegen.diff.limits import LOWER, UNORDERED, UPPER, compare_formats, compare_limits, compare_values
 from codegen.diff.nodes import child, elements, follow, is_set, schema_name, spell, value_of
 from codegen.diff.records import compare_properties, compare_site
-from codegen.diff.unions import Matched, compare_tags, match
 from codegen.document import DocumentNode, is_mapping
 
 #: Keywords that are compared one by one; every other is compared as it stands, but for those that only explain.

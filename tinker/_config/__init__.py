@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._config.config import CONNECTIONS, Config, WireChoice
+from tinker._config.config import CONNECTIONS, Config, WireChoice, check_headers
 from tinker._config.proxies import PORTS, Proxies
 from tinker._config.settings import (
     load_config,
@@ -23,6 +23,7 @@ __all__ = [
     "Proxies",
     "Trust",
     "WireChoice",
+    "check_headers",
     "is_sendable",
     "load_config",
     "load_later",

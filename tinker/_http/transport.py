@@ -182,9 +182,11 @@ class Transport:
         """Send a request, again as ``policy`` and the settings say, and decode its response.
 
         ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
-        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
+        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use. The request's timeout
+        ends retries, and lets the server be silent for that long; the caller ends the call.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
+        policy = policy.within(request.timeout_seconds)
         return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
@@ -355,6 +357,11 @@ class Transport:
             attempt.end(None, error)
         return error
 
+    def describe_timeout(self, request: Request[Any]) -> errors.APIConnectionError:
+        """Return the error of a call that its own timeout has ended."""
+        failure = ExchangeFailed(f"no result within {request.timeout_seconds:g} s", timed_out=True)
+        return connection_error(self.prepare(request, Purpose.SESSION), failure)
+
     def _refuse(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
         """Return the error for a response that is no success."""
         error = status_error(response, self.clock)
@@ -410,6 +417,10 @@ class Transport:
             own["Content-Encoding"] = compression.CONTENT_ENCODING
         _add_length(own, body)
         shared = self._share_headers(", ".join(request.accepts), media_type, credential or self.auth.key)
+        secret_headers = self._secret_headers
+        if request.extra_headers is not None:
+            _add_extra(own, shared, request.extra_headers)
+            secret_headers |= frozenset(map(str.lower, request.extra_headers))
         address = self._url(request, request.query)
         return PreparedRequest(
             method=request.method,
@@ -417,13 +428,13 @@ class Transport:
             url=self._url(request, self._with_defaults(request.query)) if self.config.query else address,
             headers=Headers(shared, own),
             redacted_url=address,
-            secret_headers=self._secret_headers,
+            secret_headers=secret_headers,
             body=body,
             record=record,
             purpose=purpose,
             follows_redirects=follow_redirects,
             confined=_holds_secret(request.body),
-            silence_seconds=self._silences[purpose],
+            silence_seconds=request.timeout_seconds or self._silences[purpose],
             has_own_credential=credential is not None,
         )
 
@@ -525,6 +536,13 @@ def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
     """Add the header of a body that is handed over in pieces."""
     if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES):
         headers["Content-Length"] = str(count_nbytes(body))
+
+
+def _add_extra(own: dict[str, str], shared: Mapping[str, str], extra: Mapping[str, str]) -> None:
+    """Add the headers of one call, each spelled as the one that it replaces."""
+    spelling = {name.lower(): name for name in (_KEY_HEADER, *shared, *own)}
+    for name, value in extra.items():
+        own[spelling.setdefault(name.lower(), name)] = value
 
 
 def _holds_secret(body: object) -> bool:
