@@ -80,7 +80,9 @@ def lowest_requirements() -> list[str]:
 
 def scratch(session: nox.Session) -> Path:
     """A folder of the session's own, kept between runs."""
-    return Path(session.virtualenv.location).resolve() / "scratch"
+    folder = Path(session.virtualenv.location).resolve() / "scratch"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def built_wheel(session: nox.Session) -> Path:

@@ -40,7 +40,7 @@ class LazyNames:
     @cached_property
     def _homes(self) -> dict[str, tuple[str, str]]:
         """Return the module of each name, and its name there. The module of a submodule is the package."""
-        names: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": lambda module, *_: _Recorded(module)}}
+        names: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": _record_import}}
         exec(self._code, names)  # noqa: S102  (our own code)
         homes = {name: (value.module, value.name) for name, value in names.items() if isinstance(value, _Recorded)}
         return {name: home for name, home in homes.items() if home[1].isidentifier() and home[0] not in _OF_THE_MECHANISM}
@@ -82,3 +82,8 @@ class _Recorded:
 
     def __getattr__(self, name: str) -> _Recorded:
         return _Recorded(self.module, name)
+
+
+def _record_import(module: str, *_: object) -> _Recorded:
+    """Stand in for ``__import__``: load nothing."""
+    return _Recorded(module)

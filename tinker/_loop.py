@@ -203,7 +203,7 @@ class TaskScope:
         self._thread = thread
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._waits: set[asyncio.Timeout] = set()
-        self.is_closed = False
+        self.is_closed: bool = False
 
     def check_open(self) -> None:
         """Raise ClientClosedError once the scope is closed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from tinker import _tokenizers
 from tinker._checks import check_number
@@ -276,8 +276,8 @@ class SamplingClient(Signposted, ReadyClient):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    sample_async = awaiting_twin(sample)
-    compute_logprobs_async = awaiting_twin(compute_logprobs)
+    sample_async: Final = awaiting_twin(sample)
+    compute_logprobs_async: Final = awaiting_twin(compute_logprobs)
 
     async def get_base_model_async(self) -> str:
         """Await what :meth:`get_base_model` returns, without blocking a thread."""

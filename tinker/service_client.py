@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
@@ -529,10 +529,12 @@ class ServiceClient(Signposted):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    create_lora_training_client_async = awaiting_twin(create_lora_training_client)
-    create_training_client_from_state_async = awaiting_twin(create_training_client_from_state)
-    create_training_client_from_state_with_optimizer_async = awaiting_twin(create_training_client_from_state_with_optimizer)
-    create_sampling_client_async = awaiting_twin(create_sampling_client)
+    create_lora_training_client_async: Final = awaiting_twin(create_lora_training_client)
+    create_training_client_from_state_async: Final = awaiting_twin(create_training_client_from_state)
+    create_training_client_from_state_with_optimizer_async: Final = awaiting_twin(
+        create_training_client_from_state_with_optimizer
+    )
+    create_sampling_client_async: Final = awaiting_twin(create_sampling_client)
 
     async def check_health_async(self) -> models.HealthResponse:
         """Await what :meth:`check_health` returns, without blocking a thread."""

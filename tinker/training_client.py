@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 from tinker_wire import models
 
@@ -463,17 +463,17 @@ class TrainingClient(Signposted, ReadyClient):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    forward_async = twin(forward)
-    forward_backward_async = twin(forward_backward)
-    forward_backward_custom_async = twin(forward_backward_custom)
-    optim_step_async = twin(optim_step)
-    save_state_async = twin(save_state)
-    save_weights_for_sampler_async = twin(save_weights_for_sampler)
-    save_weights_external_async = twin(save_weights_external)
-    load_state_async = twin(load_state)
-    load_state_with_optimizer_async = twin(load_state_with_optimizer)
-    save_weights_and_get_sampling_client_async = awaiting_twin(save_weights_and_get_sampling_client)
-    create_sampling_client_async = awaiting_twin(create_sampling_client)
+    forward_async: Final = twin(forward)
+    forward_backward_async: Final = twin(forward_backward)
+    forward_backward_custom_async: Final = twin(forward_backward_custom)
+    optim_step_async: Final = twin(optim_step)
+    save_state_async: Final = twin(save_state)
+    save_weights_for_sampler_async: Final = twin(save_weights_for_sampler)
+    save_weights_external_async: Final = twin(save_weights_external)
+    load_state_async: Final = twin(load_state)
+    load_state_with_optimizer_async: Final = twin(load_state_with_optimizer)
+    save_weights_and_get_sampling_client_async: Final = awaiting_twin(save_weights_and_get_sampling_client)
+    create_sampling_client_async: Final = awaiting_twin(create_sampling_client)
 
     async def get_info_async(self) -> models.GetInfoResponse:
         """Await what :meth:`get_info` returns, without blocking a thread."""

@@ -1,4 +1,4 @@
-"""A client on our own server with the toy engine, in process, over a wire that records, and fails where a test scripts it."""
+"""A client of our own server with the toy engine, in process, over a transport that records requests and injects faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tinker.testing.faults import OtherForms, status_fault
 
 @attrs.define
 class Exchange:
-    """One request that arrived and what was answered (None: the connection broke)."""
+    """A request that arrived and its response (None: the connection broke)."""
 
     operation: str
     request: httpx.Request
@@ -51,10 +51,10 @@ Answer = Callable[[httpx.Request, bytes], httpx.Response | None]
 
 @attrs.define
 class ScriptedFault:
-    """What happens to the next ``times`` requests of an operation, after ``after`` others.
+    """A fault for the next ``times`` requests of an operation, after ``after`` other requests.
 
-    ``outside`` says why the answer is none of the contract, where that is meant. ``form`` is that of the requests that are
-    meant; without it, a training request that is refused as protobuf is refused as JSON too, and that counts as one.
+    ``outside`` gives the reason when the response is deliberately outside the contract. ``form`` limits the fault to requests
+    in that form; without it, a training request refused as protobuf is also refused as JSON, and both count as one.
     """
 
     operation: str
@@ -63,7 +63,7 @@ class ScriptedFault:
     outside: str | None = None
     after: int = 0
     form: str | None = None
-    answer: Answer | None = None  # in the place of the fault's
+    answer: Answer | None = None  # replaces the response of the fault
 
     def meets(self, exchange: Exchange) -> bool:
         form = exchange.request.headers.get("content-type", "")
@@ -77,9 +77,9 @@ class ScriptedFault:
 
 
 class Wire(httpx.AsyncBaseTransport):
-    """Hands requests to the application, and holds each of them and each answer against the contract.
+    """A transport that passes requests to the application and validates each request and response against the contract.
 
-    A scripted fault that is not used fails the test, and so does what is outside the contract without being called so.
+    A scripted fault that is never used fails the test, as does anything outside the contract that is not marked so.
     """
 
     HOST = "server"
@@ -116,7 +116,7 @@ class Wire(httpx.AsyncBaseTransport):
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         if gate is not None:
-            await asyncio.shield(asyncio.wrap_future(gate))  # who gives up waiting does not open it
+            await asyncio.shield(asyncio.wrap_future(gate))  # a waiter that gives up does not open the gate
         exchange.status = response.status_code
         exchange.answer = await response.aread()
         if is_api and (scripted is None or scripted.outside is None):
@@ -145,39 +145,39 @@ class Wire(httpx.AsyncBaseTransport):
         outside: str | None = None,
         form: str | None = None,
     ) -> None:
-        """Answer the next requests of an operation like this; ``outside`` says why, where the contract has no such answer."""
+        """Respond to the next requests of an operation with this; ``outside`` gives the reason if it is not in the contract."""
 
         fault = status_fault(status, headers, body, applied=apply)
         self.faults.append(ScriptedFault(operation, fault, times, outside, form=form))
 
     def answer(self, operation: str, answer: Answer, *, after: int = 0) -> None:
-        """Answer one request of an operation, after so many others, by a function."""
+        """Answer one request of an operation with a function, after ``after`` other requests."""
         self.faults.append(ScriptedFault(operation, Fault(kind="status"), after=after, answer=answer))
 
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
-        """Break the connection of the next requests, before or after the server saw them."""
+        """Break the connection of the next requests, before or after the server receives them."""
         self.faults.append(ScriptedFault(operation, Fault(kind="drop", applied=apply), times))
 
     def hold(self, operation: str) -> Callable[[], None]:
-        """Keep back the answer to the next request of an operation, until the function that is returned is called."""
+        """Hold back the response to the next request of an operation until the returned function is called."""
         gate = self._held[operation] = concurrent.futures.Future[None]()
 
         def release() -> None:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):  # the request was given up meanwhile
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # the request was cancelled in the meantime
                 gate.set_result(None)
 
         return release
 
     def change_application(self, app: Any) -> None:
-        """Hand requests to another application from now on, as after a restart."""
+        """Send requests to another application from now on, as after a restart."""
         self._inner = httpx.ASGITransport(app)
 
     def answers(self, operation: str) -> list[Any]:
-        """The JSON of each answer to an operation."""
+        """Return the JSON of each response to an operation."""
         return [json.loads(exchange.answer) for exchange in self.requests(operation)]
 
     def blow_up(self, operation: str, *, times: int = 1) -> None:
-        """Raise what no transport should, at the next requests of an operation."""
+        """Raise an exception that no transport should raise, at the next requests of an operation."""
 
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
             raise LookupError("a defect of the transport")
@@ -188,12 +188,12 @@ class Wire(httpx.AsyncBaseTransport):
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def arrives(self, operation: str, count: int, seconds: float = 1.0) -> bool:
-        """Whether there are so many requests of an operation within so many real seconds."""
+        """Return whether this many requests of an operation arrive within this many real seconds."""
         with self._arrived:
             return self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, seconds)
 
     def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
-        """The requests of an operation, as soon as there are so many."""
+        """Return the requests of an operation as soon as this many have arrived."""
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, timeout=10)
         return self.requests(operation)
@@ -201,7 +201,7 @@ class Wire(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[State]:
-    """The server's state; its folder is the test's own."""
+    """The server's state, with a folder for this test only."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0, gap_seconds=0.2))
     yield state
     state.close()
@@ -209,7 +209,7 @@ def state(tmp_path: Path) -> Iterator[State]:
 
 @pytest.fixture
 def wire(state: State) -> Iterator[Wire]:
-    """The wire to that server."""
+    """The transport to that server."""
     wire = Wire(create_app(state))
     yield wire
     unused = [fault.operation for fault in wire.faults if fault.times > 0]
@@ -219,13 +219,13 @@ def wire(state: State) -> Iterator[Wire]:
 
 @pytest.fixture
 def clock() -> SteppedClock:
-    """Time as the client sees it."""
+    """The client's clock."""
     return SteppedClock()
 
 
 @pytest.fixture
 def connect(wire: Wire, clock: SteppedClock) -> Iterator[Callable[..., tinker.ServiceClient]]:
-    """Makes service clients on the wire; they are closed at the end."""
+    """Create service clients on the transport and close them after the test."""
     made: list[tinker.ServiceClient] = []
 
     def make(**arguments: Any) -> tinker.ServiceClient:
@@ -240,7 +240,7 @@ def connect(wire: Wire, clock: SteppedClock) -> Iterator[Callable[..., tinker.Se
 
 @pytest.fixture
 def service(connect: Callable[..., tinker.ServiceClient]) -> tinker.ServiceClient:
-    """A service client on the wire."""
+    """A service client on the transport."""
     return connect()
 
 
@@ -252,7 +252,7 @@ def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
 
 @pytest.fixture
 def datum() -> Callable[..., tinker.Datum]:
-    """Makes datums for cross_entropy."""
+    """Create datums for cross_entropy."""
 
     def make(tokens: list[int] | None = None) -> tinker.Datum:
         ids = tokens or [1, 2, 3]
@@ -266,7 +266,7 @@ def datum() -> Callable[..., tinker.Datum]:
 
 @pytest.fixture
 def restart(wire: Wire, clock: SteppedClock, tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Replaces the server's process by a new one on the same folder."""
+    """Replace the server's process with a new one on the same folder."""
     states: list[State] = []
 
     def restarted() -> None:
@@ -282,12 +282,12 @@ def restart(wire: Wire, clock: SteppedClock, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.fixture
 def silent(wire: Wire, connect: Callable[..., tinker.ServiceClient]) -> tinker.TrainingClient:
-    """A run on a server that does not say which losses it computes."""
+    """A run on a server that does not report which losses it computes."""
     wire.answer("client/config", lambda *_: httpx.Response(200, json={}))
     return connect().create_lora_training_client("tinker/toy", rank=4).result(10)
 
 
 @pytest.fixture
 def ca_file(tmp_path: Path) -> Path:
-    """The certificate of the authority that issues those of servers and proxies."""
+    """The certificate of the authority that signs the certificates of servers and proxies."""
     return write_authority(tmp_path)

@@ -1,4 +1,4 @@
-"""Addresses of servers: IPv6, names with several addresses of which some are dead, nobody at any of them."""
+"""Server addresses: IPv6, names with several addresses of which some are unreachable, and addresses without a listener."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "server.example"
 
 @pytest.fixture
 def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
-    """Lets the system look up the name as these addresses, in this order."""
+    """Make the name resolve to these addresses, in this order."""
     system = socket.getaddrinfo
 
     def choose(*addresses: str) -> None:
@@ -39,14 +39,14 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server at 127.0.0.1, under the name."""
+    """A server at 127.0.0.1, reached by name."""
     with toy_server(tmp_path / "server") as server, server.on_port() as url:
         yield url.replace("127.0.0.1", NAME)
 
 
 @contextlib.contextmanager
 def swallowing(address: str, port: int) -> Iterator[None]:
-    """An address that answers nobody: the queue of its listener is full."""
+    """An address that never responds, because the backlog of its listener is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind((address, port))
@@ -61,7 +61,7 @@ def swallowing(address: str, port: int) -> Iterator[None]:
 
 
 def ask(url: str, **configured: Any) -> float:
-    """How many seconds it takes until the server has answered."""
+    """Return the seconds until the server has responded."""
     began = time.monotonic()
     service = tinker.ServiceClient(config=tinker.Config.load(base_url=url, api_key="key", **configured))
     try:
@@ -72,21 +72,21 @@ def ask(url: str, **configured: Any) -> float:
 
 
 def test_the_first_address_refuses(resolve: Resolve, url: str) -> None:
-    """The next one is used at once."""
+    """If the first address refuses the connection, the next one is used at once."""
     resolve("127.0.0.7", "127.0.0.1")
     assert ask(url) < 5
 
 
 def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
-    """The next one is tried beside it, so that nobody waits for the limit of connecting; later connections go there at once."""
+    """If the first address is silent, the next is tried in parallel before any timeout; later connections use it at once."""
     resolve("127.0.0.8", "127.0.0.7", "127.0.0.1")
     with swallowing("127.0.0.8", urlsplit(url).port or 0):
         assert ask(url) < 5
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.7", "127.0.0.1"), ("::1", "127.0.0.1")])
-def test_nobody_listens_here(resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]) -> None:
-    """Where every address of ``localhost`` refuses, one line says so, and the address is wrong."""
+def test_every_address_refuses(resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]) -> None:
+    """If every address of ``localhost`` refuses, the error says so in one line and the address counts as wrong."""
     system = socket.getaddrinfo
 
     def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def test_nobody_listens_here(resolve: Resolve, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_ipv6(tmp_path: Path, ca_file: Path, protocol: str, is_direct: bool) -> None:
-    """A server at an address of IPv6 is reached, with TLS for that address, directly and through a tunnel."""
+    """A server at an IPv6 address is reached, with TLS for that address, directly and through a tunnel."""
     with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context(protocol)) as url:
         with tunnel_proxy(url.replace("localhost", "127.0.0.1"), host="::1", relays=is_direct) as proxy:
             if is_direct:

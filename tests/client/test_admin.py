@@ -1,4 +1,4 @@
-"""AdminClient: audit log and bills, compared with recordings of the official client."""
+"""AdminClient: audit log and billing, compared with recordings of the official client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALLS: list[tuple[int, Callable[[Admin], tinker.APIFuture[Any]], Any]] = [
 
 @pytest.fixture(params=[tinker.AdminClient, tinker.RestClient], ids=["AdminClient", "RestClient"])
 def admin(request: pytest.FixtureRequest, wire: Any, clock: Any) -> Admin:
-    """Either client that has these calls, on the wire."""
+    """Either client that has these methods, on the transport."""
     made: Admin = request.param(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
     return made
 
@@ -51,7 +51,7 @@ def admin(request: pytest.FixtureRequest, wire: Any, clock: Any) -> Admin:
 def test_requests_and_answers_are_those_recorded(
     admin: Admin, wire: Any, number: int, call: Callable[[Admin], tinker.APIFuture[Any]], expected: Any
 ) -> None:
-    """Each call sends what the official client sends, and gives what was answered as the type it promises."""
+    """Each call sends what the official client sends, and returns the response as the declared type."""
     exchange = RECORDED[number]
     operation = exchange["request"]["path"].rpartition("/api/v1/")[2]
     answer = exchange["response"]["body"]["json"]
@@ -64,7 +64,7 @@ def test_requests_and_answers_are_those_recorded(
 
 
 def test_events_have_the_type_of_their_kind(admin: Admin, wire: Any) -> None:
-    """What was used is the type that its word names; a word that this version does not know stays a dictionary."""
+    """An event has the type named by its kind; an event of unknown kind stays a dictionary."""
     answer = RECORDED[31]["response"]["body"]["json"]
     strange = {**answer["data"][0], "event_info": {"type": "moonlight", "hours": 3}}
     data = [*answer["data"], strange]
@@ -89,7 +89,7 @@ def test_events_have_the_type_of_their_kind(admin: Admin, wire: Any) -> None:
     ],
 )
 def test_times_are_checked_on_the_users_line(admin: Admin, wire: Any, start: Any, end: Any, message: str) -> None:
-    """A time without a zone, text that is none, and an end before its start are a ValueError; nothing is sent."""
+    """A time without a time zone, text that is not a time, and an end before its start raise ValueError; nothing is sent."""
     with pytest.raises(ValueError, match=message):
         admin.get_billing_usage(start, end)
     with pytest.raises(ValueError, match=r"datetime\.date"):
@@ -98,8 +98,8 @@ def test_times_are_checked_on_the_users_line(admin: Admin, wire: Any, start: Any
 
 
 @pytest.mark.parametrize(("location", "keeps"), [("/signed?x=1", True), ("https://storage.example/signed?x=1", False)])
-def test_audit_log_of_another_place(admin: Admin, wire: Any, location: str, keeps: bool) -> None:
-    """A redirect of the audit log is followed, with the credential on the same host only."""
+def test_redirected_audit_log(admin: Admin, wire: Any, location: str, keeps: bool) -> None:
+    """A redirect of the audit log is followed, and the credential is sent to the same host only."""
     entries = RECORDED[29]["response"]["body"]["json"]
     wire.fail("audit", 302, headers={"location": location}, body=b"")
     wire.fail("/signed", 200, body=entries)
@@ -110,7 +110,7 @@ def test_audit_log_of_another_place(admin: Admin, wire: Any, location: str, keep
 
 
 def test_twins_give_the_result(admin: Admin, wire: Any) -> None:
-    """Each twin is awaited once."""
+    """Each async twin returns the result when awaited once."""
 
     async def scenario() -> None:
         storage = admin.get_current_checkpoint_storage_usage_async()
@@ -123,8 +123,8 @@ def test_twins_give_the_result(admin: Admin, wire: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_servers_without_it(admin: Admin, wire: Any) -> None:
-    """A server that keeps no such books says so at once."""
+def test_servers_without_audit_log(admin: Admin, wire: Any) -> None:
+    """A server without audit log and billing raises an error at once."""
     wire.fail("audit", 404)
     with pytest.raises(tinker.NotFoundError):
         admin.get_audit_log().result(10)

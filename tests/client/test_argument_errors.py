@@ -1,4 +1,4 @@
-"""Wrong arguments: what is said about them, and on which line of the user."""
+"""Invalid arguments: the error message, and the user's line that it is raised on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
     ],
 )
 def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, arguments: Any, message: str) -> None:
-    """Arguments of the wrong type raise from the call, by name, and nothing is sent."""
+    """Arguments of the wrong type raise an error from the call that names them, and nothing is sent."""
     with pytest.raises(TypeError, match=message):
         sampler.sample(*arguments)
     assert wire.requests("asample") == []
@@ -69,7 +69,7 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
     ],
 )
 def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, arguments: Any, message: str) -> None:
-    """Arguments of the wrong type or order raise from the call, in words, and nothing is sent."""
+    """Arguments of the wrong type or order raise a readable error from the call, and nothing is sent."""
     for call in (training.forward_backward, training.forward):
         with pytest.raises(TypeError, match=message):
             call(*arguments)
@@ -98,7 +98,7 @@ def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, argumen
     ],
 )
 def test_values_of_the_wrong_kind(make: Callable[[], object], error: type[Exception], message: str) -> None:
-    """What is no example, no tokens or no metadata is refused where it is made, in words that say what to write."""
+    """A value that is not a datum, tokens or metadata is refused where it is created, and the message says what to write."""
     with pytest.raises(error, match=message):
         make()
 
@@ -115,21 +115,21 @@ def test_values_of_the_wrong_kind(make: Callable[[], object], error: type[Except
     ],
 )
 def test_methods_of_another_client(request: pytest.FixtureRequest, client: str, name: str, advice: str) -> None:
-    """The name of a method that another client or library has is answered with the method to use."""
+    """Calling a method by the name used in another client or library raises an error that names the method to use."""
     with pytest.raises(AttributeError, match=advice):
         getattr(request.getfixturevalue(client), name)
 
 
 @pytest.mark.parametrize("path", ["/home/adapter", "./adapter", "~/adapter"])
 def test_folders_in_the_place_of_checkpoints(training: tinker.TrainingClient, wire: Any, path: str) -> None:
-    """A folder is answered with the function that uploads it, and nothing is sent."""
+    """Passing a folder as a checkpoint raises an error that names the upload function, and nothing is sent."""
     with pytest.raises(ValueError, match=r"to use an adapter in a folder, upload it with tinker.checkpoints.upload"):
         training.load_state(path)
     assert wire.requests("load_weights") == []
 
 
 def test_arguments_of_scores(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A prompt that is none is refused on the line that asks for its log-probabilities."""
+    """A value that is not a prompt is refused on the line that asks for its log-probabilities."""
     with pytest.raises(TypeError, match=r"prompt must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"):
         sampler.compute_logprobs([1, 2])  # type: ignore[arg-type]
     assert wire.requests("asample") == []
@@ -144,7 +144,7 @@ def test_paths_of_states(training: tinker.TrainingClient, wire: Any, load: str) 
 
 
 def test_integers_of_numpy(sampler: tinker.SamplingClient) -> None:
-    """A number of numpy is an integer."""
+    """A numpy integer is accepted as an integer."""
     assert len(sampler.sample(PROMPT, np.int64(2), PARAMS).result(10).sequences) == 2  # type: ignore[arg-type]
 
 
@@ -154,37 +154,37 @@ def test_integers_of_numpy(sampler: tinker.SamplingClient) -> None:
 @pytest.mark.parametrize("timeout", ["3", [1], {"seconds": 3}, 3j])
 @pytest.mark.parametrize("ask", ["result", "exception", "result_async"])
 def test_timeouts(timeout: Any, ask: str) -> None:
-    """A timeout that is not a number raises from the call, by name, whether or not there is a result."""
+    """A timeout that is not a number raises an error from the call that names it, whether or not the result has arrived."""
     for future in (immediate(1), APIFuture[int]("sample")):
         with pytest.raises(TypeError, match="timeout must be a number of seconds or None, got"):
             asyncio.run(asked(future, ask, timeout))
 
 
 async def asked(future: APIFuture[int], ask: str, timeout: Any) -> object:
-    """What the future answers, by either kind of method."""
+    """Return the result of the future, by the blocking or the async method."""
     answer = getattr(future, ask)(timeout)
     return await answer if inspect.isawaitable(answer) else answer
 
 
 def test_timeouts_of_clients(training: tinker.TrainingClient) -> None:
-    """A client says so too."""
+    """A client raises the same error for an invalid timeout."""
     with pytest.raises(TypeError, match="timeout must be a number"):
         training.result("3")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout", [None, 3, 0.5, np.float32(3), np.int64(3)])
-def test_numbers_are_timeouts(timeout: Any) -> None:
-    """Every real number is a timeout, and None is none."""
+def test_real_numbers_are_timeouts(timeout: Any) -> None:
+    """Every real number is a valid timeout, and None means no timeout."""
     assert immediate(1).result(timeout) == 1
     assert immediate(1).exception(timeout) is None
     assert asyncio.run(immediate(1).result_async(timeout)) == 1
 
 
-# A result that was not waited for
+# Results that were not waited for
 
 
 def test_attributes_of_results(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """An attribute that a future does not have is looked for on the result: the error says how to get that."""
+    """Accessing an attribute that only the result has raises an error that says how to get the result."""
     future: Any = training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(AttributeError) as caught:
         _ = future.loss
@@ -196,7 +196,7 @@ def test_attributes_of_results(training: tinker.TrainingClient, datum: MakeDatum
 
 
 def test_attributes_that_are_looked_for() -> None:
-    """`hasattr` and `getattr` with a default work; private names and clients have the usual message."""
+    """`hasattr` and `getattr` with a default work; private names and clients have Python's usual message."""
     future: Any = immediate(1)
     assert not hasattr(future, "loss")
     assert getattr(future, "loss", 2) == 2
@@ -206,7 +206,7 @@ def test_attributes_that_are_looked_for() -> None:
 
 
 def test_attributes_of_clients(training: Any) -> None:
-    """A client has no result to look at."""
+    """A missing attribute of a client raises an error that does not mention a result."""
     with pytest.raises(AttributeError) as caught:
         _ = training.forward_backwards
     assert "'TrainingClient' object has no attribute 'forward_backwards'" in str(caught.value)
@@ -220,7 +220,7 @@ def test_attributes_of_clients(training: Any) -> None:
     "client", [tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient, tinker.AdminClient]
 )
 def test_subclasses_without_init(client: type) -> None:
-    """A stand-in that does not call the constructor can be shown, as debuggers and failing tests do."""
+    """A subclass that does not call the constructor has a repr, as debuggers and failing tests need one."""
 
     class StandIn(client):
         def __init__(self) -> None:
@@ -230,7 +230,7 @@ def test_subclasses_without_init(client: type) -> None:
 
 
 def test_futures_without_init() -> None:
-    """A future whose constructor was not called has the usual errors for what it lacks."""
+    """A future whose constructor was not called raises the usual errors for missing attributes."""
 
     class StandIn(APIFuture[int]):
         def __init__(self) -> None:
@@ -259,14 +259,14 @@ def test_futures_without_init() -> None:
     ],
 )
 def test_misspelled_fields(make: Callable[[], object], message: str) -> None:
-    """A field that a public type does not have is refused by the constructor, with the one that was meant."""
+    """The constructor of a public type refuses an unknown field and suggests the intended one."""
     with pytest.raises(TypeError) as caught:
         make()
     assert str(caught.value) == message
 
 
-def test_other_mistakes_of_constructors_keep_their_words() -> None:
-    """Only a wrong name is explained; signatures are those of the constructors."""
+def test_other_constructor_errors_are_unchanged() -> None:
+    """Only unknown names get a suggestion; signatures are those of the constructors."""
     with pytest.raises(TypeError, match="needs a dtype: 'float32' or 'int64'"):
         tinker.TensorData([1])
     with pytest.raises(TypeError, match="missing 1 required"):
@@ -283,7 +283,7 @@ def test_other_mistakes_of_constructors_keep_their_words() -> None:
     ],
 )
 def test_misspelled_loss_inputs(training: tinker.TrainingClient, wire: Any, inputs: Any, message: str) -> None:
-    """An input that the loss does not know is refused on the line of the call, with the one that was meant."""
+    """An input that the loss does not know is refused on the line of the call, with a suggestion."""
     with pytest.raises(ValueError, match="loss_fn_inputs") as caught:
         training.forward_backward([tinker.Datum(PROMPT, inputs)], "cross_entropy")
     assert str(caught.value).endswith(message)
@@ -302,7 +302,7 @@ MISSPELLED_LOSSES: list[tuple[str, dict[str, float], str]] = [
 
 @pytest.mark.parametrize(("name", "config", "said"), MISSPELLED_LOSSES)
 def test_misspelled_losses(training: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str) -> None:
-    """Where the server has said what it computes, another loss or setting is refused at the call and has no number."""
+    """If the server has reported its losses, an unknown loss or setting is refused at the call and uses no number."""
     ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], **({} if name != "ppo" else POLICY_INPUTS)})
     for call in (training.forward_backward, training.forward):
         with pytest.raises(ValueError, match=said.format("the server")):
@@ -316,7 +316,7 @@ def test_misspelled_losses(training: tinker.TrainingClient, wire: Any, name: str
 def test_misspelled_losses_that_the_server_refuses(
     silent: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str
 ) -> None:
-    """A server that has not said what it computes is asked; ours says in one line which loss, or setting, was meant."""
+    """A server that has not reported its losses receives the request; ours names the intended loss or setting in one line."""
     ready = tinker.Datum(PROMPT, {"target_tokens": [1, 2], **({} if name != "ppo" else POLICY_INPUTS)})
     error = silent.forward_backward([ready], name, config).exception(10)
     assert isinstance(error, tinker.UnprocessableEntityError)
@@ -328,7 +328,7 @@ POLICY_INPUTS = {"logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
 
 
 def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire: Any) -> None:
-    """Where the server does not say which loss was meant, the error does; of a name that resembles none it says nothing."""
+    """If the server does not suggest a loss, the error does, unless no known name is similar."""
     for name, notes in (
         ("importance_samplng", ["loss function 'importance_samplng': did you mean 'importance_sampling'?"]),
         ("mine", []),
@@ -341,7 +341,7 @@ def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire:
 
 
 def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire: Any) -> None:
-    """Where the server has told what it offers, and refuses a name like one of these, the error says what was meant."""
+    """If the server has reported its models and refuses a name similar to one of them, the error suggests that model."""
     service.get_server_capabilities()
     meant = ["base model 'tinker/toi': did you mean 'tinker/toy'?"]
     for operation, create in (
@@ -359,7 +359,7 @@ def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire:
 
 
 def test_misspelled_arguments_of_the_service() -> None:
-    """The address or the key under another name is a TypeError; another argument without effect is named in a warning."""
+    """A misspelled address or key argument raises TypeError; other arguments without effect are named in a warning."""
     for name, meant in (
         ("base_ul", "base_url"),
         ("url", "base_url"),
@@ -383,8 +383,8 @@ def test_misspelled_arguments_of_the_service() -> None:
         ({"max_tokens": -3}, "max_tokens must be at least 0, got -3"),
     ],
 )
-def test_sampling_parameters_that_cannot_be(wrong: Any, words: str) -> None:
-    """What is outside the limits of the contract is refused where the parameters are made."""
+def test_invalid_sampling_parameters(wrong: Any, words: str) -> None:
+    """Values outside the limits of the contract are refused when the parameters are created."""
     with pytest.raises(ValueError, match=f"^SamplingParams.{words}"):
         tinker.SamplingParams(**wrong)
 
@@ -396,24 +396,24 @@ def test_sampling_parameters_that_cannot_be(wrong: Any, words: str) -> None:
         (1e-4, TypeError, "got float$"),
     ],
 )
-def test_parameters_of_an_optimizer_that_cannot_be(
+def test_invalid_optimizer_parameters(
     training: tinker.TrainingClient, wire: Any, params: Any, error: type[Exception], words: str
 ) -> None:
-    """A value that cannot be sampling parameters is refused at the call, and nothing is sent."""
+    """Invalid optimizer parameters are refused at the call, and nothing is sent."""
     with pytest.raises(error, match=words):
         training.optim_step(params)
     assert wire.requests("optim_step") == []
 
 
-def test_a_rank_that_cannot_be(service: tinker.ServiceClient, wire: Any) -> None:
-    """A negative rank is refused on the line of the call, and nothing is sent; some servers take 0."""
+def test_negative_rank(service: tinker.ServiceClient, wire: Any) -> None:
+    """A negative rank is refused on the line of the call, and nothing is sent; 0 is accepted, as some servers take it."""
     with pytest.raises(ValueError, match=r"^rank must be at least 0, got -1$"):
         service.create_lora_training_client("tinker/toy", rank=-1)
     assert wire.requests("create_model") == []
 
 
 def test_names_that_other_clients_have(sampler: tinker.SamplingClient) -> None:
-    """A name that a response does not have, but its sequences or a tokenizer, is answered with where it is."""
+    """An attribute that belongs to the sequences of a response or to a tokenizer raises an error that says where it is."""
     response = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
     with pytest.raises(AttributeError, match=r"use response.sequences\[0\].tokens$"):
         response.tokens  # type: ignore[attr-defined]  # noqa: B018
@@ -426,14 +426,14 @@ def test_names_that_other_clients_have(sampler: tinker.SamplingClient) -> None:
 
 
 def test_a_custom_loss_that_returns_the_loss_alone(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """The error says what to return."""
+    """A custom loss that returns only the loss raises an error that says what to return."""
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"must return \(loss, metrics\), got Tensor: return loss, \{\}"):
         training.forward_backward_custom([datum()], lambda _, logprobs: -torch.cat(logprobs).sum()).result(30)
 
 
 def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A TypeError names the client and the way to the other process."""
+    """Pickling such a client raises TypeError, which names the client and how to use one in the other process."""
     with pytest.raises(TypeError, match="a ServiceClient cannot be pickled or copied; create one in each process"):
         pickle.dumps(service)
     with pytest.raises(TypeError, match="create_training_client_from_state"):
@@ -444,7 +444,7 @@ def test_clients_that_cannot_be_pickled_say_what_to_do(service: tinker.ServiceCl
 
 
 def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient) -> None:
-    """A failure on the server is raised without the frames of the thread that found it, however often it is raised."""
+    """A failure on the server is raised without frames of the I/O thread, however often it is raised."""
     bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
     future = training.forward_backward([bad], "cross_entropy")
     for _ in range(2):
@@ -457,7 +457,7 @@ def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient) -
 
 
 def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """An error of the user's own loss function shows where it was raised, without our frames, however often it is raised."""
+    """An error in the user's loss function shows where it was raised, without our frames, however often it is raised."""
 
     def fail(*_: object) -> Any:
         raise ValueError("mine")
@@ -472,7 +472,7 @@ def test_frames_of_functions_of_the_user_stay(training: tinker.TrainingClient, d
 
 @pytest.mark.parametrize("value", [[1.0, 0.0, 1.0], np.array([1, 0, 1], np.float64)])
 def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) -> None:
-    """A value that is assigned to a name becomes the tensor that the constructor makes of it, in every way to assign it."""
+    """A value assigned to a loss input becomes the tensor that the constructor makes of it, whichever way it is assigned."""
     wanted = tinker.Datum(datum().model_input, {"weights": value}).loss_fn_inputs["weights"]
     for assign in (
         lambda inputs: inputs.__setitem__("weights", value),
@@ -487,8 +487,8 @@ def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) 
     assert pickle.loads(pickle.dumps(one)) == one == tinker.Datum.model_validate_json(one.model_dump_json())
 
 
-def test_a_loss_input_that_is_no_tensor_is_refused_where_it_is_assigned(datum: MakeDatum) -> None:
-    """The assignment raises what the constructor raises, and the datum keeps what it had."""
+def test_an_invalid_loss_input_is_refused_on_assignment(datum: MakeDatum) -> None:
+    """An invalid assignment raises the error of the constructor, and the datum keeps its previous value."""
     one = datum()
     before = dict(one.loss_fn_inputs)
     with pytest.raises(TypeError, match=r"^loss_fn_inputs\['weights'\] must be a list, .*, got NoneType"):
@@ -499,7 +499,7 @@ def test_a_loss_input_that_is_no_tensor_is_refused_where_it_is_assigned(datum: M
 @pytest.mark.parametrize("name", ["learning_rate", "lr", "learning_rte"])
 @pytest.mark.parametrize("change", [lambda value, name: setattr(value, name, 1.0), delattr])
 def test_a_field_that_is_changed(name: str, change: Callable[[object, str], object]) -> None:
-    """A record says how to make another one, and which field was meant."""
+    """Assigning to a field of a record raises an error that says how to make a changed copy and suggests the intended field."""
     params = tinker.AdamParams(learning_rate=1e-3)
     wanted = "make another, such as dataclasses.replace(value, learning_rate=...)"
     if name != "learning_rate":
@@ -520,13 +520,13 @@ def test_a_field_that_is_changed(name: str, change: Callable[[object, str], obje
     ],
 )
 def test_a_value_that_is_changed(value: Any, name: str) -> None:
-    """Every other value says so too, with an error that attrs and Python know."""
+    """Assigning to any other value raises the same message, with an exception type that attrs and Python define."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError, match=rf"make another, such as .*\(value, {name}=...\)"):
         setattr(value, name, None)
 
 
-def test_a_save_in_the_place_of_its_path(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
-    """What a save returns is answered with how to get the path."""
+def test_a_save_passed_as_its_path(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
+    """Passing the result of a save as a path raises an error that says how to get the path."""
     saved = training.save_state("a")
     with pytest.raises(TypeError, match=r"model_path must be a string, got APIFuture: pass future.result\(\).path"):
         training.load_state(saved)  # pyright: ignore
@@ -535,26 +535,26 @@ def test_a_save_in_the_place_of_its_path(training: tinker.TrainingClient, servic
 
 
 def test_a_refused_key(service: tinker.ServiceClient, wire: Any) -> None:
-    """A server that refuses the key is shown with where the key comes from."""
+    """If the server refuses the key, the error says where the key comes from."""
     wire.fail("create_model", 401, body={"detail": "wrong key"})
     error = service.create_lora_training_client("tinker/toy").exception(10)
     assert str(error) == "Error code: 401 - wrong key; check the key (api_key or TINKER_API_KEY) (create_model)"
 
 
-def test_what_is_printed_of_helpers() -> None:
-    """Metrics and a simulated clock show their state."""
+def test_reprs_of_helpers() -> None:
+    """The repr of metrics and of a simulated clock shows their state."""
     assert repr(tinker.observing.Metrics()) == "<Metrics: 0 operations, 0 retries; snapshot() returns the numbers>"
     assert repr(tinker.testing.SteppedClock()) == "<SteppedClock at 1000 s, 0 sleeps>"
 
 
 def test_names_of_modules() -> None:
-    """Completion shows the public names of a module whose names are loaded on use."""
+    """`dir()` lists the public names of a module that loads its names lazily."""
     for module in (tinker.testing, tinker.local, tinker.observing):
         assert [name for name in dir(module) if not name.startswith("_")] == sorted(module.__all__)
 
 
 def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> None:
-    """asyncio.wait refuses futures at once, with what to pass, instead of waiting forever."""
+    """asyncio.wait refuses futures at once and says what to pass, instead of waiting forever."""
 
     async def scenario() -> tuple[set[Any], set[Any]]:
         future = training.optim_step(tinker.AdamParams(learning_rate=1e-3))
@@ -610,7 +610,7 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
     ],
 )
 def test_values_of_the_wrong_type(make: Callable[[], object], error: type[Exception], message: str) -> None:
-    """The line that makes the value says what it must be, and how to write it."""
+    """Creating a value with a wrong type raises on that line and says which type is needed and how to write it."""
     with pytest.raises(error, match=message):
         make()
 
@@ -623,8 +623,8 @@ def test_values_of_the_wrong_type(make: Callable[[], object], error: type[Except
         ({"eps": -1e-8}, "eps must be at least 0, got -1e-08"),
     ],
 )
-def test_steps_that_no_optimizer_can_make(training: tinker.TrainingClient, wire: Any, wrong: Any, message: str) -> None:
-    """They are refused on the line of the step, and nothing is sent."""
+def test_invalid_optimizer_steps(training: tinker.TrainingClient, wire: Any, wrong: Any, message: str) -> None:
+    """Optimizer parameters out of range are refused on the line of the step, and nothing is sent."""
     with pytest.raises(ValueError, match=f"^AdamParams.{message}"):
         training.optim_step(tinker.AdamParams(**wrong))
     assert wire.requests("optim_step") == []
@@ -639,7 +639,7 @@ def test_steps_that_no_optimizer_can_make(training: tinker.TrainingClient, wire:
     ],
 )
 def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: Callable[[Any], object], message: str) -> None:
-    """A model or optimizer that cannot be one is refused on the line that creates the client, and nothing is sent."""
+    """An invalid model or optimizer is refused on the line that creates the client, and nothing is sent."""
     with pytest.raises(TypeError, match=f"^{message}"):
         create(service)
     assert wire.requests("create_model") == wire.requests("create_sampling_session") == []
@@ -656,7 +656,7 @@ def test_arguments_of_clients(service: tinker.ServiceClient, wire: Any, create: 
     ],
 )
 def test_attributes_of_values(value: Any, name: str, advice: str) -> None:
-    """They say where the thing is; an attribute that nobody looks for has the usual message."""
+    """A missing attribute of a value raises an error that says where to find it; other names have the usual message."""
     with pytest.raises(AttributeError, match=advice):
         getattr(value, name)
     with pytest.raises(AttributeError, match=f"^'{type(value).__name__}' object has no attribute 'unheard_of'$"):
@@ -671,7 +671,7 @@ def test_attributes_of_values(value: Any, name: str, advice: str) -> None:
     ],
 )
 def test_clients_that_a_service_makes(client: Callable[..., object], maker: str) -> None:
-    """Their signature has no parameter, and calling one says which method makes it."""
+    """The signature of a client made by a service has no parameters, and calling its class names the method that creates it."""
     assert not inspect.signature(client).parameters
     for arguments in ((), ("tinker/toy",)):
         with pytest.raises(TypeError, match=maker):
@@ -690,32 +690,30 @@ def test_clients_that_a_service_makes(client: Callable[..., object], maker: str)
         ({"target_tokens": [2, 3], "weights": [1e30, np.nan]}, "cross_entropy", r"\['weights'\] contains NaN at position 1"),
     ],
 )
-def test_values_that_no_loss_can_use(
-    training: tinker.TrainingClient, wire: Any, inputs: Any, loss_fn: str, message: str
-) -> None:
-    """They are refused on the line of the call, by the index of the datum and the field, and nothing is sent."""
+def test_values_that_losses_refuse(training: tinker.TrainingClient, wire: Any, inputs: Any, loss_fn: str, message: str) -> None:
+    """Values that a loss cannot use are refused on the line of the call, with datum index and field, and nothing is sent."""
     with pytest.raises(ValueError, match=r"^data\[1\].loss_fn_inputs" + message):
         training.forward_backward([DATUM, tinker.Datum(PROMPT, inputs)], loss_fn)
     assert wire.requests("forward_backward") == []
 
 
-def test_large_weights_are_no_infinity(training: tinker.TrainingClient) -> None:
-    """Weights whose squares no float32 holds are as good as others."""
+def test_large_weights_are_accepted(training: tinker.TrainingClient) -> None:
+    """Weights whose squares overflow float32 are accepted."""
     heavy = tinker.Datum(PROMPT, {"target_tokens": [2, 3], "weights": [1e25, 0.0]})
     training.forward([heavy], "cross_entropy").result(10)
 
 
-def test_a_future_in_the_place_of_its_result() -> None:
-    """Iterating over a future, or taking an item of it, says how to get the result."""
+def test_a_future_used_as_its_result() -> None:
+    """Iterating over a future, or indexing it, raises an error that says how to get the result."""
     future: Any = APIFuture("sample")
     for use in (lambda: future[0], lambda: list(future)):
         with pytest.raises(TypeError, match=r"call .result\(\) or await it"):
             use()
-    assert future  # is there, and has no length
+    assert future  # exists, and has no length
 
 
 def test_tensors_read_like_arrays() -> None:
-    """Their repr shows the first values, and they have a length, items and an iterator."""
+    """A tensor's repr shows its first values, and it has a length, items and an iterator."""
     tensor = tinker.TensorData([1.0, 2.5], "float32")
     assert repr(tensor) == "TensorData([1, 2.5], float32, shape=[2])"
     assert repr(tinker.TensorData(list(range(9)), "int64")) == "TensorData([0, 1, 2, 3, 4, 5, 6, 7, ...], int64, shape=[9])"
@@ -753,14 +751,14 @@ def test_tensors_read_like_arrays() -> None:
     ],
 )
 def test_misspelt_arguments(service: tinker.ServiceClient, call: Callable[[Any], object], message: str) -> None:
-    """An argument that a method does not have is named, with the one that was meant; other errors of a call stay Python's."""
+    """An unknown argument of a method is named, with a suggestion; other call errors are Python's own."""
     with pytest.raises(TypeError, match=re.escape(message)):
         call(service)
 
 
 @pytest.mark.parametrize("client", [tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient])
-def test_methods_look_as_they_are_written(client: type) -> None:
-    """The signature of a public method names its parameters, and coroutine functions stay such."""
+def test_signatures_of_methods(client: type) -> None:
+    """The signature of a public method names its parameters, and coroutine functions are still recognised as such."""
     for name, method in inspect.getmembers(client, inspect.isfunction):
         if not name.startswith("_"):
             written = inspect.unwrap(method)

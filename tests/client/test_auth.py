@@ -1,4 +1,4 @@
-"""Where the credential comes from, what replaces it, and what happens when it is refused."""
+"""Credentials: their source, their replacement, and refused credentials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keys_of(wire: Any) -> list[str | None]:
 
 @pytest.fixture
 def tokens(wire: Any) -> list[str]:
-    """The server wants the key exchanged; these tokens are handed out in order."""
+    """A server that exchanges the key for these tokens, in order."""
     made = [jwt(number) for number in range(5)]
     wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
     return made
@@ -40,7 +40,7 @@ def hand_out(wire: Any, token: str) -> None:
 
 
 def test_key_goes_to_the_exchange_only(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """Where the server wants a token, the key is sent with the first question and the exchange, the token with the rest."""
+    """If the server wants a token, the key is sent only for settings and the exchange, the token with everything else."""
     hand_out(wire, tokens[0])
     connect().create_sampling_client(base_model="tinker/toy").result(10)
     assert keys_of(wire)[:2] == ["tml-secret", "tml-secret"]
@@ -49,7 +49,7 @@ def test_key_goes_to_the_exchange_only(connect: Connect, wire: Any, tokens: list
 
 
 def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """A token that the server calls invalid is exchanged anew and the request repeated; a second refusal is final."""
+    """An invalid token is exchanged again and the request repeated; a second refusal is final."""
     hand_out(wire, tokens[0])
     hand_out(wire, tokens[1])
     wire.fail("create_sampling_session", 401, headers=INVALID)
@@ -63,15 +63,15 @@ def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: lis
 
 
 def test_other_refusals_are_final(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """A 401 that does not call the token invalid is raised at once."""
+    """A 401 that does not mark the token as invalid is raised at once."""
     hand_out(wire, tokens[0])
     wire.fail("create_sampling_session", 401)
     with pytest.raises(tinker.AuthenticationError):
         connect().create_sampling_client(base_model="tinker/toy").result(10)
 
 
-def test_token_is_renewed_before_it_ends(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
-    """Past half its life a token is renewed beside the requests; one that is nearly over is not used any more."""
+def test_token_is_renewed_before_it_expires(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
+    """After half its lifetime a token is renewed in the background; a token about to expire is no longer used."""
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -86,7 +86,7 @@ def test_token_is_renewed_before_it_ends(connect: Connect, wire: Any, clock: Any
 
 
 def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
-    """While the present token holds, an exchange that fails is no failure of a request."""
+    """While the current token is valid, a failed exchange does not fail a request."""
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -99,14 +99,14 @@ def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any,
 
 
 def test_refused_key_fails_the_request(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """A key that the exchange refuses is an authentication error."""
+    """A key that the exchange refuses raises an authentication error."""
     wire.fail("auth/token", 401, body={"detail": "unknown key"}, times=2)
     with pytest.raises(tinker.AuthenticationError, match="unknown key"):
         connect().create_sampling_client(base_model="tinker/toy").result(10)
 
 
 def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key the command's output is the credential."""
+    """Without a key, the output of the credential command is the credential."""
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "printf ' tml-from-command\n'")
     connect(api_key=None).create_sampling_client(base_model="tinker/toy").result(10)
@@ -117,7 +117,7 @@ def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.Mon
     ("command", "message"), [("true", "printed no credential$"), ("echo tml-leak >&2; exit 3", "failed with exit code 3")]
 )
 def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
-    """A command that prints nothing or fails is an error that says so and quotes nothing of its output."""
+    """A command that prints nothing or fails raises an error that says so and does not quote its output."""
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
     with pytest.raises(tinker.TinkerError, match=message) as caught:
@@ -126,7 +126,7 @@ def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, comma
 
 
 def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the server takes the command's credentials only, these go to the exchange, whatever key there is."""
+    """If the server accepts only credentials of the command, these are sent to the exchange, even if a key is set."""
     wire.fail("client/config", 200, body={"pjwt_auth_enabled": True, "credential_default_source": "credential_cmd"})
     hand_out(wire, jwt(1))
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-from-command")
@@ -135,7 +135,7 @@ def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeyp
 
 
 def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosted service falls back to the stored default key; a broken file is told without its content."""
+    """The hosted service falls back to the stored default key; the error about a broken file does not show its content."""
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -157,6 +157,6 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "eyJ", "a.b.c", "a.e30.c", "eyJ.!!!.x"])
-def test_claims_of_what_is_no_token(text: str) -> None:
-    """What is no JWT has no claims and raises nothing."""
+def test_claims_of_invalid_tokens(text: str) -> None:
+    """A string that is not a JWT has no claims and raises nothing."""
     assert read_claims(text).exp is None

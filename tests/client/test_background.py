@@ -1,4 +1,4 @@
-"""What goes on in the background survives everything but the end of its client, and whoever waits for it hears of its failure."""
+"""Background tasks: they survive everything except closing the client, and their failures reach every waiter."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def shared_poller(connect: Connect, wire: Any, **arguments: Any) -> tinker.Sampl
 
 
 @pytest.mark.parametrize("failure", ["deep", "defect"])
-def test_heartbeats_go_on(failure: str, connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A heartbeat that fails in whatever way is followed by the next one."""
+def test_heartbeats_continue_after_failures(
+    failure: str, connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any failure of a heartbeat is followed by the next heartbeat."""
     connect().create_sampling_client(base_model="tinker/toy").result(10)
     before = len(wire.requests("session_heartbeat"))
     if failure == "deep":
@@ -37,8 +39,8 @@ def test_heartbeats_go_on(failure: str, connect: Connect, wire: Any, clock: Any,
 
 
 @pytest.mark.parametrize("failure", ["deep", "defect"])
-def test_settings_are_asked_for_again(failure: str, connect: Connect, wire: Any, clock: Any) -> None:
-    """So is a question for the server's settings."""
+def test_settings_are_requested_again(failure: str, connect: Connect, wire: Any, clock: Any) -> None:
+    """A failed request for the server's settings is retried."""
     if failure == "deep":
         wire.fail("client/dynamic_config", 500, body=DEEP, outside="a proxy's answer")
     else:
@@ -49,8 +51,8 @@ def test_settings_are_asked_for_again(failure: str, connect: Connect, wire: Any,
     wire.wait_for("client/dynamic_config", 2)
 
 
-def test_telemetry_goes_on(connect: Connect, wire: Any, clock: Any) -> None:
-    """So is a report."""
+def test_telemetry_continues_after_failures(connect: Connect, wire: Any, clock: Any) -> None:
+    """A failed telemetry report is followed by the next report."""
     service = connect(telemetry=True)
     service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.blow_up("telemetry")
@@ -63,15 +65,15 @@ def test_telemetry_goes_on(connect: Connect, wire: Any, clock: Any) -> None:
     wire.wait_for("telemetry", 2)
 
 
-def test_completions_are_asked_for_again(connect: Connect, wire: Any) -> None:
-    """An answer about completed samples that cannot be read is followed by another question."""
+def test_completions_are_polled_again(connect: Connect, wire: Any) -> None:
+    """An unreadable response about completed samples is followed by another poll."""
     sampler = shared_poller(connect, wire)
     wire.fail("retrieve_futures", 500, body=DEEP, outside="a proxy's answer")
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
 
 
-def test_a_defect_in_the_poller_reaches_everybody_who_waits(connect: Connect, wire: Any) -> None:
-    """Whatever ends the poller of all samples fails each of them with an error of this package; later ones are asked for."""
+def test_a_defect_in_the_poller_fails_every_waiter(connect: Connect, wire: Any) -> None:
+    """If the poller of all samples ends, each sample fails with an error of this package; later samples start a new poller."""
     sampler = shared_poller(connect, wire)
     wire.blow_up("retrieve_futures")
     errors = [future.exception(10) for future in [sampler.sample(PROMPT, 1, PARAMS)]]
@@ -82,8 +84,8 @@ def test_a_defect_in_the_poller_reaches_everybody_who_waits(connect: Connect, wi
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
 
 
-def test_a_server_that_does_not_hold_the_question(connect: Connect, wire: Any, clock: Any) -> None:
-    """A server that answers at once that nothing is done is asked at growing intervals."""
+def test_a_server_that_does_not_hold_polls(connect: Connect, wire: Any, clock: Any) -> None:
+    """A server that responds at once that no sample is done is polled at growing intervals."""
     sampler = shared_poller(connect, wire)
     wire.fail("retrieve_futures", 200, body={"completions": [], "cursor": 0}, times=8)
     del clock.slept[:]
@@ -91,8 +93,8 @@ def test_a_server_that_does_not_hold_the_question(connect: Connect, wire: Any, c
     assert clock.slept[:8] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
 
 
-def test_samples_that_nobody_waits_for_are_forgotten(connect: Connect, wire: Any) -> None:
-    """What the server says about samples that were given up is not kept."""
+def test_completions_of_cancelled_samples_are_dropped(connect: Connect, wire: Any) -> None:
+    """Completions of cancelled samples are not kept."""
     sampler = shared_poller(connect, wire)
     kept = sampler.sample(PROMPT, 1, PARAMS)
     kept.result(10)
@@ -105,8 +107,8 @@ def test_samples_that_nobody_waits_for_are_forgotten(connect: Connect, wire: Any
         assert completions._early == {}, done
 
 
-def test_a_sample_that_is_done_before_its_submission_is_answered(connect: Connect, wire: Any) -> None:
-    """Its completion is kept until it is asked for, also while other submissions end."""
+def test_a_completion_before_the_submit_response_is_kept(connect: Connect, wire: Any) -> None:
+    """A completion that arrives before its submission's response is kept until needed, also while other submissions end."""
     sampler = shared_poller(connect, wire)
     completions = sampler._sampler.completions
     assert completions is not None
@@ -136,8 +138,8 @@ def tinker_completion(request_id: str, size: int) -> Any:
 # -------------------------------------------------------------------------------------------------------------------- closing
 
 
-def test_closing_ends_what_waits_for_a_busy_server(connect: Connect, wire: Any, clock: Any) -> None:
-    """A request that waits as long as the server asked to ends with its client, at once."""
+def test_closing_ends_requests_that_wait_for_a_busy_server(connect: Connect, wire: Any, clock: Any) -> None:
+    """Closing the client ends a request at once, even while it waits for the server's Retry-After."""
     service = connect()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 429, headers={"retry-after": "50"}, times=1)
@@ -150,7 +152,7 @@ def test_closing_ends_what_waits_for_a_busy_server(connect: Connect, wire: Any, 
 
 
 def test_closing_ends_samples_that_wait_for_their_completion(connect: Connect, wire: Any) -> None:
-    """So does a sample about which all completions are asked for together."""
+    """Closing the client ends samples that wait for the shared poll of completions."""
     service = connect()
     wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -162,8 +164,8 @@ def test_closing_ends_samples_that_wait_for_their_completion(connect: Connect, w
     wire.faults.clear()
 
 
-def test_closing_says_nothing_about_attempts(caplog: pytest.LogCaptureFixture) -> None:
-    """Connections that break because the client is closed are no failed attempts."""
+def test_closing_reports_no_failed_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    """Connections broken by closing the client are not reported as failed attempts."""
     with toy_server() as server, server.on_port() as url:
         service = tinker.ServiceClient(base_url=url, api_key="tml-key")
         training = service.create_lora_training_client("tinker/toy", rank=2).result(30)

@@ -1,4 +1,4 @@
-"""Checkpoints as files: what is downloaded, resumed, checked and refused, and what reaches a hub."""
+"""Checkpoints as files: downloading, resuming, checksums, refused paths, and uploads to a hub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Broken(httpx.AsyncByteStream):
 
 
 class Store(httpx.AsyncBaseTransport):
-    """An object store beside the server: answers by URL, in turn. Answers that nobody fetches fail the test."""
+    """A separate object store: queued responses by URL. A queued response that is never fetched fails the test."""
 
     def __init__(self, wire: httpx.AsyncBaseTransport) -> None:
         self.wire = wire
@@ -63,7 +63,7 @@ class Store(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 def store(wire: Any) -> Iterator[Store]:
-    """The store."""
+    """The object store."""
     store = Store(wire)
     yield store
     assert not store.answers
@@ -71,7 +71,7 @@ def store(wire: Any) -> Iterator[Store]:
 
 @pytest.fixture
 def fetch(store: Store, wire: Any, connect: Connect, tmp_path: Path) -> Callable[..., checkpoints.Download]:
-    """Downloads an external checkpoint whose files are at these URLs."""
+    """Download an external checkpoint whose files are at these URLs."""
 
     def fetch(*answers: dict[str, str], expires: datetime.datetime = FOREVER, **arguments: Any) -> checkpoints.Download:
         for urls in answers:
@@ -91,7 +91,7 @@ def digest(content: bytes) -> str:
 
 @pytest.mark.parametrize("kind", ["external", "training", "sampler"])
 def test_every_kind(kind: str, service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path) -> None:
-    """External checkpoints come as their files, trainable ones as an export, those of samplers as an archive."""
+    """External checkpoints are downloaded as files, trainable ones as an export, sampler weights as an archive."""
     saves: dict[str, Callable[[str], Any]] = {
         "external": training.save_weights_external,
         "training": training.save_state,
@@ -108,7 +108,7 @@ def test_every_kind(kind: str, service: tinker.ServiceClient, training: tinker.T
 def test_the_export_is_deleted(
     service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path, wire: Any
 ) -> None:
-    """Nothing of an export is left on the server, neither the checkpoint nor the run."""
+    """Neither the checkpoint nor the run of an export stays on the server."""
     path = training.save_state("final").result(10).path
     checkpoints.download(path, tmp_path, service=service).result(10)
     rest = service.create_rest_client()
@@ -119,7 +119,7 @@ def test_the_export_is_deleted(
 def test_server_without_exports(
     service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path, wire: Any
 ) -> None:
-    """Where nothing can be exported, the archive is taken; and the refusal told where an export was asked for."""
+    """Without exports on the server the archive is downloaded, and an explicitly requested export raises the refusal."""
     path = training.save_state("final").result(10).path
     wire.fail("save_weights_external", 404, times=2)
     done = checkpoints.download(path, tmp_path, service=service).result(10)
@@ -128,19 +128,19 @@ def test_server_without_exports(
         checkpoints.download(path, tmp_path / "x", form="external", service=service).result(10)
 
 
-def test_a_client_of_its_own(service: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a client one is made, here of the server in this process."""
+def test_download_without_a_client(service: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a client argument one is created, here for the server in this process."""
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / "data"))
     made = tinker.ServiceClient(base_url="local://toy")
     path = made.create_lora_training_client("tinker/toy", rank=2).save_weights_external("e").result(10).path
     assert checkpoints.download(path, tmp_path, base_url="local://toy").result(10).nbytes > 0
 
 
-# What is wrong from the start
+# Arguments refused at once
 
 
 def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
-    """A path of nothing, a form that does not go with the kind, a folder that is there: told before anything is sent."""
+    """A path that is not a checkpoint, an unsuitable format and an existing folder are refused before anything is sent."""
     with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         checkpoints.download("run/weights/x", tmp_path)
     with pytest.raises(ValueError, match="cannot be exported"):
@@ -158,7 +158,7 @@ def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
 
 
 def test_files_in_folders(fetch: Any, store: Store) -> None:
-    """Files come where their names say; they are asked for without any credential, and progress adds up."""
+    """Files are stored under their names and requested without credentials, and the reported progress adds up."""
     store.give("http://store/a?sig=1", b"abc")
     store.give("http://store/b?sig=2", b"defgh")
     told: list[checkpoints.Progress] = []
@@ -170,8 +170,8 @@ def test_files_in_folders(fetch: Any, store: Store) -> None:
     assert all("x-api-key" not in request.headers for request in store.requests)
 
 
-def test_a_broken_file_goes_on(fetch: Any, store: Store) -> None:
-    """After a broken connection the rest is asked for, and only of the same version; the checksum is that of the whole."""
+def test_a_broken_download_is_resumed(fetch: Any, store: Store) -> None:
+    """After a broken connection only the rest of the same version is requested; the checksum covers the whole file."""
     content = b"0123456789"
     store.give("http://store/a", Broken(content[:4]), etag='"v1"', content_length="10", repr_digest=digest(content))
     store.give("http://store/a", content[4:], 206, etag='"v1"', content_range="bytes 4-9/10", repr_digest=digest(content))
@@ -182,30 +182,30 @@ def test_a_broken_file_goes_on(fetch: Any, store: Store) -> None:
 
 
 def test_another_version_starts_over(fetch: Any, store: Store) -> None:
-    """When the file changed meanwhile, the server sends all of it, and nothing of the old one is kept."""
+    """If the file has changed in the meantime, the server sends all of it and the old part is discarded."""
     store.give("http://store/a", Broken(b"old!"), etag='"v1"', content_length="10")
     store.give("http://store/a", b"new", etag='"v2"')
     assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"new"
 
 
 def test_without_a_version_nothing_is_resumed(fetch: Any, store: Store) -> None:
-    """A server that does not name versions is asked for the whole file again."""
+    """If the server sends no version, the whole file is requested again."""
     store.give("http://store/a", Broken(b"0123"), content_length="10")
     store.give("http://store/a", b"0123456789")
     fetch({"a": "http://store/a"})
     assert "range" not in store.requests[1].headers
 
 
-def test_a_range_too_far_starts_over(fetch: Any, store: Store) -> None:
-    """When the rest does not exist, the file is fetched anew."""
+def test_an_unsatisfiable_range_starts_over(fetch: Any, store: Store) -> None:
+    """If the requested range does not exist, the file is downloaded again from the start."""
     store.give("http://store/a", Broken(b"0123"), etag='"v1"', content_length="10")
     store.give("http://store/a", status=416)
     store.give("http://store/a", b"01", etag='"v2"')
     assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"01"
 
 
-def test_the_next_call_uses_what_is_there(fetch: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A download that failed at one file is completed by the next call, which fetches only what is missing."""
+def test_the_next_call_uses_existing_files(fetch: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that failed at one file is completed by the next call, which fetches only the missing files."""
     monkeypatch.setattr(checkpoints, "FILES_AT_ONCE", 1)
     urls = {"a": "http://store/a", "b": "http://store/b"}
     store.give("http://store/a", b"abc", etag='"v1"')
@@ -229,7 +229,7 @@ def test_the_next_call_uses_what_is_there(fetch: Any, store: Store, monkeypatch:
     ],
 )
 def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_path: Path) -> None:
-    """Content that differs from the checksum that came with it is not stored, whichever way the checksum is spelled."""
+    """Content that does not match its checksum is not stored, whichever way the checksum is written."""
     store.give("http://store/a?sig=secret", b"abc", **header)
     with pytest.raises(tinker.TinkerError, match=r"differs from its .* checksum") as caught:
         fetch({"a": "http://store/a?sig=secret"})
@@ -238,14 +238,14 @@ def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_
 
 
 def test_a_right_checksum(fetch: Any, store: Store) -> None:
-    """The strongest checksum decides; one of parts, which is no checksum of the file, is left out."""
+    """The strongest checksum decides; a multipart checksum, which does not cover the file, is ignored."""
     store.give("http://store/a", b"abc", repr_digest=digest(b"abc"), x_amz_checksum_crc32="AAAAAA==-2", etag='W/"x"')
     assert fetch({"a": "http://store/a"}).nbytes == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> None:
-    """A refused URL is replaced once; the error of the second refusal does not show the signature."""
+    """A refused URL is renewed once; the error of the second refusal does not show the signature."""
     store.give("http://store/a?sig=1", status=status)
     store.give("http://store/a?sig=2", b"abc")
     assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}).nbytes == 3
@@ -256,15 +256,15 @@ def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> Non
     assert "sig" not in f"{caught.value} {caught.value.request.url}"
 
 
-def test_urls_are_renewed_before_they_end(fetch: Any, store: Store, clock: Any) -> None:
-    """A URL with less than five minutes left is not used."""
+def test_urls_are_renewed_before_they_expire(fetch: Any, store: Store, clock: Any) -> None:
+    """A URL that expires in less than five minutes is not used."""
     soon = datetime.datetime.fromtimestamp(clock.now + 299, datetime.UTC)
     store.give("http://store/a?sig=2", b"abc")
     assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}, expires=soon).nbytes == 3
 
 
 def test_a_busy_store(fetch: Any, store: Store) -> None:
-    """An overloaded store is asked again; a truncated answer too."""
+    """Requests to an overloaded store are retried, as are truncated responses."""
     store.give("http://store/a", status=503)
     store.give("http://store/a", b"ab", content_length="3", etag='"1"')
     store.give("http://store/a", b"c", 206, etag='"1"', content_range="bytes 2-2/3")
@@ -272,7 +272,7 @@ def test_a_busy_store(fetch: Any, store: Store) -> None:
 
 
 def test_progress_that_raises(fetch: Any, store: Store) -> None:
-    """What the progress function raises ends the download."""
+    """An exception from the progress function ends the download."""
     store.give("http://store/a", b"abc")
 
     def stop(_: checkpoints.Progress) -> None:
@@ -283,7 +283,7 @@ def test_progress_that_raises(fetch: Any, store: Store) -> None:
 
 
 def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path) -> None:
-    """What was in a folder that is replaced is gone."""
+    """The previous content of a replaced folder is deleted."""
     folder = tmp_path / "out" / "run_external_weights_e"
     folder.mkdir(parents=True)
     (folder / "old").write_text("old")
@@ -294,21 +294,21 @@ def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "a\\b", "c:x", "a//../b", "", "x\0y"])
-def test_names_that_leave_the_folder(name: str, fetch: Any) -> None:
-    """A server cannot choose a place outside of the folder; nothing is fetched then."""
+def test_names_outside_the_folder(name: str, fetch: Any) -> None:
+    """A server cannot choose a path outside the folder; nothing is downloaded if it tries."""
     with pytest.raises(tinker.TinkerError, match="nothing was saved"):
         fetch({name: "http://store/a"})
 
 
 @pytest.mark.parametrize("names", [("a", "A"), ("a", "a/b"), ("a/b", "a")])
-def test_names_that_meet(names: tuple[str, str], fetch: Any) -> None:
-    """Names that are one on some disks are refused on all."""
+def test_colliding_names(names: tuple[str, str], fetch: Any) -> None:
+    """Names that are equal on some file systems are refused on all."""
     with pytest.raises(tinker.TinkerError, match="two files"):
         fetch(dict.fromkeys(names, "http://store/a"))
 
 
 def test_a_checkpoint_without_files(fetch: Any) -> None:
-    """Nothing to download is an error."""
+    """A checkpoint without files raises an error."""
     with pytest.raises(tinker.TinkerError, match="no files"):
         fetch({})
 
@@ -341,7 +341,7 @@ def unpack(content: bytes, folder: Path) -> Path:
 
 
 def test_archives(tmp_path: Path) -> None:
-    """Tar and zip archives are told apart by what they are."""
+    """Tar and zip archives are recognised by their content."""
     place = unpack(tar(member("./a"), member("d", tarfile.DIRTYPE), member("d/b")), tmp_path)
     assert sorted(file.relative_to(place).as_posix() for file in place.rglob("*")) == ["a", "d", "d/b"]
     packed = io.BytesIO()
@@ -364,14 +364,14 @@ def test_archives(tmp_path: Path) -> None:
     ],
 )
 def test_archives_with_strange_members(strange: tarfile.TarInfo, tmp_path: Path) -> None:
-    """Members outside of the folder, links, devices and pipes are refused."""
+    """Members outside the folder, links, devices and pipes are refused."""
     with pytest.raises(tinker.TinkerError, match=r"not unpacked|nothing was saved"):
         unpack(tar(member("a"), strange), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] in (["archive", "place"], ["place", "archive"])
 
 
 def test_zip_with_a_link(tmp_path: Path) -> None:
-    """A zip archive cannot bring links either."""
+    """Links in a zip archive are refused too."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         link = zipfile.ZipInfo("link")
@@ -382,7 +382,7 @@ def test_zip_with_a_link(tmp_path: Path) -> None:
 
 
 def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
-    """An archive that announces far more than it could hold is not unpacked."""
+    """An archive that declares far more content than it can hold is not unpacked."""
     info = member("bomb")
     info.size = 1 << 40
     head = info.tobuf()
@@ -392,7 +392,7 @@ def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]], ids=["empty", "text", "cut"])
 def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
-    """What is no archive, or only a part of one, is told as such."""
+    """A file that is not an archive, or only part of one, raises an error that says so."""
     with pytest.raises(tinker.TinkerError, match="cannot be unpacked"):
         unpack(content, tmp_path)
 
@@ -401,7 +401,7 @@ def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
 
 
 class FakeHub:
-    """As much of a model hub as one upload takes, over HTTP."""
+    """The part of a model hub that an upload needs, over HTTP."""
 
     def __init__(self, card: str | None = None) -> None:
         self.card = card
@@ -454,8 +454,8 @@ class FakeHub:
 
 @pytest.fixture
 def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeHub], str]]:
-    """Serves a hub; its address. Nothing of the user's own hub account is used."""
-    pytest.importorskip("huggingface_hub", minversion="1.4")  # as `endpoint` needs
+    """Serve a hub and return its address, without using anything of the user's hub account."""
+    pytest.importorskip("huggingface_hub", minversion="1.4")  # needed by `endpoint`
     import contextlib
     import socket
     import threading
@@ -494,7 +494,7 @@ def push(store: Store, wire: Any, connect: Connect, endpoint: str, files: dict[s
 
 
 def test_push_to_hub(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
-    """An adapter goes into a private repository named after its base model and run, with a card that says what it is."""
+    """An adapter is uploaded to a private repository named after its base model and run, with a model card."""
     hub = FakeHub()
     pushed = push(store, wire, connect, serve_hub(hub))
     assert (pushed.repo_id, pushed.public, pushed.revision) == ("me/tinker-Base-1-run", False, None)
@@ -507,7 +507,7 @@ def test_push_to_hub(store: Store, wire: Any, connect: Connect, serve_hub: Calla
 
 
 def test_push_with_choices(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
-    """Branch, files and message are those that were given; the card that is there stays."""
+    """Branch, files and message are the given ones; an existing card is kept."""
     hub = FakeHub(card=f"mine, of {PATH}")
     pushed = push(
         store, wire, connect, serve_hub(hub), repo_id="me/x", revision="dev", ignore_patterns=["*.json"], commit_message="words"
@@ -517,7 +517,7 @@ def test_push_with_choices(store: Store, wire: Any, connect: Connect, serve_hub:
 
 
 def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would fail after the upload is refused before anything is asked or fetched."""
+    """An endpoint on which the upload would fail late is refused before any request or download."""
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.__version__", "0.36.0")
     with pytest.raises(ImportError, match="endpoint needs huggingface_hub"):
@@ -525,15 +525,17 @@ def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.Monk
 
 
 def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
-    """A repository whose card names another checkpoint is left alone."""
+    """A repository whose card names another checkpoint is not changed."""
     hub = FakeHub(card="this is `tinker://other/weights/x`")
     with pytest.raises(tinker.TinkerError, match="contains another checkpoint, tinker://other/weights/x"):
         push(store, wire, connect, serve_hub(hub), repo_id="me/y")
     assert hub.files == {}
 
 
-def test_push_of_no_adapter(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
-    """Files that are no adapter, or encrypted, are told before anything is made on the hub."""
+def test_push_of_files_that_are_no_adapter(
+    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
+) -> None:
+    """Files that are not an adapter, or are encrypted, are refused before anything is created on the hub."""
     hub = FakeHub()
     with pytest.raises(tinker.TinkerError, match=r"not a PEFT adapter.*encrypted"):
         push(store, wire, connect, serve_hub(hub), {"adapter_model.safetensors.age": "http://store/m"})

@@ -1,4 +1,4 @@
-"""A client with a circuit breaker: what it stops, what it never stops, and who shares it."""
+"""A client with a circuit breaker: which requests it stops, which it never stops, and which clients share it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAINING, SAMPLING = "http://server training", "http://server sampling"
 
 @pytest.fixture
 def breaker(clock: Any) -> tinker.CircuitBreaker:
-    """Opens after three failures."""
+    """A breaker that opens after three failures."""
     return tinker.CircuitBreaker(failures=3, reset_seconds=30, clock=lambda: clock.now)
 
 
@@ -30,12 +30,12 @@ def guarded(connect: Connect, breaker: tinker.CircuitBreaker) -> tinker.ServiceC
 
 @pytest.fixture
 def run(guarded: tinker.ServiceClient) -> tinker.TrainingClient:
-    """A training client with a breaker, which is ready."""
+    """A training client with a breaker, ready for use."""
     return guarded.create_lora_training_client("tinker/toy", rank=4).result(10)
 
 
 def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """A request that is tried again ends with the failure that opened the circuit as its cause; later ones are not sent."""
+    """Retries end with the failure that opened the circuit as the cause; later requests are not sent."""
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError, match="after 3 failures in a row") as caught:
         run.optim_step(ADAM).result(10)
@@ -48,8 +48,8 @@ def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: An
     assert len(wire.requests("optim_step")) == 3
 
 
-def test_a_failure_in_between_is_tried_again_as_before(run: tinker.TrainingClient, wire: Any) -> None:
-    """Fewer failures than the breaker counts are none of its business."""
+def test_failures_below_the_limit_are_retried(run: tinker.TrainingClient, wire: Any) -> None:
+    """Fewer failures than the breaker's limit are retried as without a breaker."""
     wire.fail("optim_step", 503, times=2)
     assert run.optim_step(ADAM).result(10)
     assert len(wire.requests("optim_step")) == 3
@@ -63,10 +63,10 @@ def test_forward_backward_too(run: tinker.TrainingClient, wire: Any, datum: Make
     assert isinstance(caught.value.__cause__, tinker.APIConnectionError)
 
 
-def test_who_sleeps_until_the_next_try_is_woken(
+def test_an_opening_circuit_wakes_waiting_requests(
     guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
 ) -> None:
-    """A request that a server sent away for a minute ends as soon as another one opens the circuit, not after the minute."""
+    """A request that waits for a Retry-After of a minute fails as soon as another request opens the circuit."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     wire.fail("create_model", 503, times=2)
     began = clock.now
@@ -84,7 +84,7 @@ def test_who_sleeps_until_the_next_try_is_woken(
 
 
 def test_a_probe_closes_it(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
-    """When the time is over one request is sent, and its success lets all others pass; the run has lost nothing else."""
+    """After the reset time one request is sent, and its success lets all others pass; the run has lost nothing else."""
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -96,7 +96,7 @@ def test_a_probe_closes_it(run: tinker.TrainingClient, wire: Any, clock: Any, br
 
 
 def test_an_accepted_step_is_waited_for(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """While the circuit is open results are polled: a step that the server has accepted is never given up."""
+    """While the circuit is open results are still polled: an accepted step is never abandoned."""
     wire.fail("retrieve_future", 503, times=5)
     release = wire.hold("retrieve_future")
     accepted = run.optim_step(ADAM)
@@ -111,7 +111,7 @@ def test_an_accepted_step_is_waited_for(run: tinker.TrainingClient, wire: Any, b
 
 
 def test_the_session_is_kept_alive(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
-    """Heartbeats go on while every circuit is open, and their failures open none."""
+    """Heartbeats continue while every circuit is open, and their failures open none."""
     wire.fail("session_heartbeat", 503, times=4)
     beats = len(wire.requests("session_heartbeat"))
     for n in range(4):
@@ -125,8 +125,8 @@ def test_the_session_is_kept_alive(run: tinker.TrainingClient, wire: Any, clock:
     wire.wait_for("session_heartbeat", beats + 5)
 
 
-def test_asking_for_the_session_opens_no_circuit(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """Whether the server still knows the session is asked by heartbeats, which are tried again whatever the breaker counts."""
+def test_checking_the_session_opens_no_circuit(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+    """Heartbeats that check for a lost session are retried whatever the breaker counts."""
     wire.fail("optim_step", 404)
     wire.fail("session_heartbeat", 503, times=4)
     with pytest.raises(tinker.NotFoundError):
@@ -134,8 +134,8 @@ def test_asking_for_the_session_opens_no_circuit(run: tinker.TrainingClient, wir
     assert all(one.state == "closed" for one in breaker.circuits())
 
 
-def test_what_the_user_did_wrong_is_no_failure(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """Answers that blame the request leave the circuit closed, however many there are."""
+def test_user_errors_are_no_failures(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+    """Errors caused by the request leave the circuit closed, however many there are."""
     wire.fail("optim_step", 422, times=6)
     for _ in range(6):
         with pytest.raises(tinker.UnprocessableEntityError):
@@ -144,7 +144,7 @@ def test_what_the_user_did_wrong_is_no_failure(run: tinker.TrainingClient, wire:
 
 
 def test_a_request_that_may_have_arrived_keeps_its_number(run: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """The number of a request whose connections broke is not used again after the circuit opened; an unseen one's is."""
+    """The number of a request that may have arrived is not reused after the circuit opened; that of an unseen request is."""
     wire.drop("optim_step", apply=True, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -156,7 +156,7 @@ def test_a_request_that_may_have_arrived_keeps_its_number(run: tinker.TrainingCl
     assert numbers == [numbers[0]] * 3 + [numbers[0] + 1]
 
 
-def test_samples_give_back_what_they_hold(guarded: tinker.ServiceClient, wire: Any, clock: Any) -> None:
+def test_unsent_samples_release_their_slots(guarded: tinker.ServiceClient, wire: Any, clock: Any) -> None:
     """A sample that is not sent holds no slot: more of them than there are slots fail, and then one succeeds."""
     sampler = guarded.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 503, times=3)
@@ -169,18 +169,18 @@ def test_samples_give_back_what_they_hold(guarded: tinker.ServiceClient, wire: A
     assert len(wire.requests("asample")) == 4
 
 
-def test_an_answer_that_cannot_be_read_counts(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """A page of a proxy in the place of the answer is a failure, though its status is a success."""
+def test_unreadable_responses_count_as_failures(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+    """A proxy's page instead of a response counts as a failure, although its status is a success."""
     wire.fail("optim_step", 200, body=b"<html>", times=3, outside="a proxy's page")
     with pytest.raises(tinker.TinkerError):
         run.optim_step(ADAM).result(10)
     assert breaker.state(TRAINING) == "open"
 
 
-def test_kinds_of_calls_are_apart(
+def test_training_and_sampling_have_separate_circuits(
     guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
 ) -> None:
-    """While training fails, samples are sent."""
+    """Samples are sent while the training circuit is open."""
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -190,7 +190,7 @@ def test_kinds_of_calls_are_apart(
 
 
 def test_clients_of_the_same_server_and_key_share_it(connect: Connect, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """What one client has found out spares the other the same failures; another key has a circuit of its own."""
+    """Clients of the same server and key share the state of the circuit; another key has a separate circuit."""
     one, other, stranger = (connect(circuit_breaker=breaker, api_key=key) for key in ("tml-a", "tml-a", "tml-b"))
     runs = [service.create_lora_training_client("tinker/toy", rank=4).result(10) for service in (one, other, stranger)]
     wire.fail("optim_step", 503, times=3)
@@ -203,8 +203,10 @@ def test_clients_of_the_same_server_and_key_share_it(connect: Connect, wire: Any
     assert "tml-" not in repr(breaker) + repr(breaker.circuits())
 
 
-def test_observers_hear_of_it(connect: Connect, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
-    """Each change of the state is an event of the client whose call brought it about."""
+def test_state_changes_are_reported_to_observers(
+    connect: Connect, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
+) -> None:
+    """Each change of state is an event of the client whose call caused it."""
     events: list[Event] = []
     run = connect(circuit_breaker=breaker, observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
     wire.fail("optim_step", 503, times=3)
@@ -220,10 +222,10 @@ def test_observers_hear_of_it(connect: Connect, wire: Any, clock: Any, breaker: 
     ]
 
 
-def test_a_closed_client_ends_who_sleeps(
+def test_closing_ends_waits_between_attempts(
     guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """With a breaker, too, close() ends what waits for its next try."""
+    """close() also ends requests that wait for their next attempt when a breaker is set."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     with clock.busy():
         waiting = run.optim_step(ADAM)
@@ -233,8 +235,8 @@ def test_a_closed_client_ends_who_sleeps(
             waiting.result(10)
 
 
-def test_cancelling_while_it_sleeps(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
-    """A request that is given up between two tries ends as cancelled, and opens nothing."""
+def test_cancelling_between_attempts(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
+    """A request cancelled between two attempts ends as cancelled, and opens no circuit."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     with clock.busy():
         waiting = run.optim_step(ADAM)

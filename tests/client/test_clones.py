@@ -1,4 +1,4 @@
-"""Samplers that are copied, pickled, and handed to other processes; and what happens after fork."""
+"""Samplers that are copied, pickled and sent to other processes; clients after fork."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A sampling client on the base model, ready."""
+    """A ready sampling client for the base model."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
@@ -40,10 +40,10 @@ def tokens_of(sampler: tinker.SamplingClient) -> list[int]:
         lambda sampler: tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle()),
     ],
 )
-def test_copies_sample_the_same_in_numbers_of_their_own(
+def test_copies_sample_the_same_under_distinct_numbers(
     sampler: tinker.SamplingClient, wire: Any, copied: Callable[..., Any]
 ) -> None:
-    """A copy of a sampler samples the same, from the same sampling session, under numbers that cannot collide."""
+    """A copy of a sampler samples the same, in the same sampling session, under numbers that cannot collide."""
     original = tokens_of(sampler)
     clone = copied(sampler)
     assert tokens_of(clone) == original
@@ -55,8 +55,8 @@ def test_copies_sample_the_same_in_numbers_of_their_own(
     assert len(wire.requests("create_session")) == 1
 
 
-def test_number_of_a_clone_comes_from_the_server_where_it_does_that(connect: Callable[..., Any], wire: Any) -> None:
-    """Where the server counts its clones, their numbers follow its counter."""
+def test_numbers_of_clones_from_the_server(connect: Callable[..., Any], wire: Any) -> None:
+    """If the server counts clones, their numbers follow its counter."""
     wire.fail("client/config", 200, body={"sample_join_sampling_session": True})
     sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("join_sampling_session", 200, body={"client_counter": 7})
@@ -64,8 +64,8 @@ def test_number_of_a_clone_comes_from_the_server_where_it_does_that(connect: Cal
     assert wire.requests("asample")[0].seq_id == 7 * SEQ_IDS_PER_CLONE
 
 
-def test_what_travels_holds_no_credential(sampler: tinker.SamplingClient) -> None:
-    """Neither a pickle nor a handle holds the key."""
+def test_pickles_and_handles_hold_no_credential(sampler: tinker.SamplingClient) -> None:
+    """Neither a pickle nor a handle contains the key."""
     assert b"tml-secret" not in pickle.dumps(sampler)
     assert b"tml-secret" not in base64.urlsafe_b64decode(sampler.get_sampler_handle())
     with pytest.raises(ValueError, match="not a sampler handle"):
@@ -74,7 +74,7 @@ def test_what_travels_holds_no_credential(sampler: tinker.SamplingClient) -> Non
 
 @pytest.fixture
 def live_server(tmp_path: Path) -> Iterator[str]:
-    """A server that other processes reach; it wants a key."""
+    """A server that other processes can reach; it requires a key."""
     with running_server(Settings(data_dir=tmp_path, api_key="tml-live"), "toy") as url:
         yield url
 
@@ -88,7 +88,7 @@ print(sampler.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(3
 
 
 def test_another_process_uses_its_own_credential(live_server: str) -> None:
-    """A pickled sampler works in another process that has a key, and says so when that has none."""
+    """A pickled sampler works in another process that has a key, and raises an error in one without."""
     service = tinker.ServiceClient(base_url=live_server, api_key="tml-live")
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     data, expected = pickle.dumps(sampler), tokens_of(sampler)
@@ -140,7 +140,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_after_fork(live_server: str) -> None:
-    """A forked child samples and asks with the parent's clients, over connections of its own; a run stays the parent's."""
+    """A forked child can use the parent's samplers and REST calls, over new connections; a run works only in the parent."""
     environment = {**os.environ, "TINKER_API_KEY": "tml-live", "TINKER_BASE_URL": live_server}
     done = subprocess.run(
         [sys.executable, "-c", AFTER_FORK], env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -1,4 +1,4 @@
-"""Servers that tell which samples are done: one poller for all samples of a client, each result fetched once."""
+"""Servers that report completed samples: one poller for all samples of a client, and each result fetched once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULT = {"sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-0.5
 
 @pytest.fixture
 def sampler(connect: Callable[..., tinker.ServiceClient], wire: Any) -> tinker.SamplingClient:
-    """A sampler on a server that tells completions."""
+    """A sampler on a server that reports completions."""
     wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
     return connect().create_sampling_client(base_model="tinker/toy").result(10)
 
@@ -26,43 +26,43 @@ def sample(sampler: tinker.SamplingClient) -> tinker.APIFuture[Any]:
 
 
 def accept(wire: Any, *names: str) -> None:
-    """The next samples are accepted under these names."""
+    """Accept the next samples under these ids."""
     for name in names:
         wire.fail("asample", 200, body={"request_id": name})
 
 
 def tell(wire: Any, cursor: int, *names: str) -> None:
-    """The next poll tells that these are done."""
+    """Report these samples as done in the next poll."""
     done = [{"state": "finished", "request_id": name, "response_payload_uncompressed_size": 9} for name in names]
     wire.fail("retrieve_futures", 200, body={"completions": done, "cursor": cursor})
 
 
 def results(wire: Any, count: int) -> None:
-    """The results of so many samples are there."""
+    """Make the results of this many samples available."""
     wire.fail("retrieve_future", 200, body=RESULT, times=count)
 
 
 def round_trips(wire: Any) -> None:
-    """Let the loop do what it can."""
+    """Let the loop run until nothing is left to do."""
     for _ in range(3):
         tinker.RestClient(base_url="http://server", api_key="tml-secret", transport=wire).get_sampler("s").exception(10)
 
 
 def polls(wire: Any) -> list[tuple[int, list[str], float | None]]:
-    """The cursor, the reports and the time-out of every poll."""
+    """Return the cursor, the reports and the timeout of every poll."""
     sent = [one.json for one in wire.requests("retrieve_futures")]
     return [(one["prev_cursor"], one.get("retrieved_request_ids", []), one.get("timeout")) for one in sent]
 
 
 def reported(wire: Any, count: int) -> list[str]:
-    """What the polls report, as soon as that is so much."""
+    """Wait until the polls report this much, and return it."""
     while len(found := [name for _, names, _ in polls(wire) for name in names]) < count:
         wire.wait_for("retrieve_futures", len(polls(wire)) + 1)
     return sorted(found)
 
 
 def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Many samples at once have their results; each is fetched once, without its size alone, and reported once."""
+    """Many concurrent samples get their results; each is fetched once, without a size-only response, and reported once."""
     futures = [sample(sampler) for _ in range(20)]
     for future in futures:
         assert future.result(10).sequences[0].tokens
@@ -71,8 +71,8 @@ def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) ->
     assert reported(wire, 20) == sorted(names)
 
 
-def test_polls_go_on_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A poll says what the client knows; while somebody waits it is held, and only a report is not."""
+def test_polls_continue_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A poll carries the client's cursor; it is held while a sample waits, and not held if it only reports."""
     accept(wire, "r1", "r2")
     tell(wire, 3)
     tell(wire, 5, "r1", "r2")
@@ -90,7 +90,7 @@ def test_polls_go_on_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) 
 
 
 def test_a_sample_that_is_done_before_it_is_accepted(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A completion that comes before the answer to its submission is kept for it."""
+    """A completion that arrives before the response to its submission is kept for it."""
     accept(wire, "r1", "r2")
     tell(wire, 1, "r2")
     tell(wire, 2, "r1")
@@ -110,8 +110,8 @@ def test_a_sample_that_is_done_before_it_is_accepted(sampler: tinker.SamplingCli
     wire.wait_for("retrieve_futures", 3)
 
 
-def test_what_is_kept_for_a_sample_is_its_size(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A sample that was done before it was accepted, with a size that nobody told, may be answered with its size first."""
+def test_a_kept_completion_without_size(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """If a sample completed before it was accepted and its size is unknown, the first response may be its size."""
     accept(wire, "r1", "r2")
     unknown = {"state": "archived", "request_id": "r2"}
     wire.fail("retrieve_futures", 200, body={"completions": [unknown], "cursor": 1}, outside="a state of tomorrow")
@@ -133,8 +133,8 @@ def test_what_is_kept_for_a_sample_is_its_size(sampler: tinker.SamplingClient, w
     assert reported(wire, 2) == ["r1", "r2"]
 
 
-def test_what_is_fetched_during_a_poll_is_reported_by_the_next(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Every fetched result is reported in one poll that is answered: neither left out nor said again."""
+def test_results_fetched_during_a_poll_are_reported_by_the_next(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Every fetched result is reported in exactly one answered poll."""
     accept(wire, "r1", "r2", "r3")
     tell(wire, 2, "r1", "r2")
     tell(wire, 3, "r3")
@@ -159,7 +159,7 @@ def test_what_is_fetched_during_a_poll_is_reported_by_the_next(sampler: tinker.S
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_server_without_the_endpoint(sampler: tinker.SamplingClient, wire: Any, status: int) -> None:
-    """Everybody who waits then polls alone, and the endpoint is not asked for again."""
+    """Without the endpoint every sample polls for itself, and the endpoint is not requested again."""
     wire.fail("retrieve_futures", status)
     release = wire.hold("retrieve_futures")
     futures = [sample(sampler), sample(sampler)]
@@ -173,8 +173,8 @@ def test_a_server_without_the_endpoint(sampler: tinker.SamplingClient, wire: Any
     assert len(wire.requests("retrieve_futures")) == 1
 
 
-def test_a_refused_poll_fails_who_waits(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Each sample gets the error as its own; a later sample is polled for again."""
+def test_a_refused_poll_fails_every_waiting_sample(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Each sample gets its own copy of the error; a later sample is polled for again."""
     wire.fail("retrieve_futures", 403)
     release = wire.hold("retrieve_futures")
     futures = [sample(sampler), sample(sampler)]
@@ -188,8 +188,8 @@ def test_a_refused_poll_fails_who_waits(sampler: tinker.SamplingClient, wire: An
     assert sample(sampler).result(10).sequences[0].tokens
 
 
-def test_passing_failures_of_polls_are_forgotten(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """Only failures without an answer in between count together: a wait may be longer than polling is tried."""
+def test_transient_poll_failures_do_not_add_up(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """Only failures without a success in between add up: a wait may last longer than the retry limit of polls."""
     accept(wire, "r1")
     body = {"completions": [], "cursor": 0}
     for _ in range(3):
@@ -208,7 +208,7 @@ def test_passing_failures_of_polls_are_forgotten(sampler: tinker.SamplingClient,
 
 
 def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A state of tomorrow means that fetching tells what it is."""
+    """A completion of unknown kind makes the client fetch the result, which tells the outcome."""
     accept(wire, "r1")
     unknown = {"state": "archived", "request_id": "r1"}
     wire.fail("retrieve_futures", 200, body={"completions": [unknown], "cursor": 1}, outside="a state of tomorrow")
@@ -219,8 +219,8 @@ def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: A
     wire.wait_for("retrieve_futures", 2)
 
 
-def test_a_cancelled_sample_is_not_waited_for(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Who cancels a sample stops the polls that nobody else needs."""
+def test_a_cancelled_sample_stops_its_polls(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """Cancelling a sample stops polls that no other waiter needs."""
     accept(wire, "r1")
     tell(wire, 1)
     release = wire.hold("retrieve_futures")
@@ -233,8 +233,8 @@ def test_a_cancelled_sample_is_not_waited_for(sampler: tinker.SamplingClient, wi
     assert len(wire.requests("retrieve_futures")) == 1
 
 
-def test_quick_answers_are_paced_until_there_is_news(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """While somebody waits, polls that come back at once make growing pauses; they are short again after a completion."""
+def test_quick_responses_are_paced_until_a_completion(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """Polls that return at once are followed by growing pauses while a sample waits; a completion resets the pauses."""
     accept(wire, "r1", "r2")
     for cursor, name in ((1, "r1"), (2, "r2")):
         for _ in range(3):
@@ -255,8 +255,8 @@ def test_quick_answers_are_paced_until_there_is_news(sampler: tinker.SamplingCli
     assert clock.slept == [0.02, 0.04, 0.08] * 2
 
 
-def test_what_a_refused_poll_reports_is_not_reported_again(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A report may be what the server refuses a poll for, so the polls of later samples are without it."""
+def test_reports_of_a_refused_poll_are_not_repeated(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A report that may have caused the refusal of a poll is left out of later polls."""
     accept(wire, "r1", "r2")
     tell(wire, 1, "r1")
     wire.fail("retrieve_futures", 403)
@@ -271,10 +271,10 @@ def test_what_a_refused_poll_reports_is_not_reported_again(sampler: tinker.Sampl
     assert [names for _, names, _ in polls(wire)] == [[], ["r1"], [], ["r2"]]
 
 
-def test_a_defect_in_a_poll_fails_who_waits(
+def test_a_defect_in_a_poll_fails_the_waiting_sample(
     sampler: tinker.SamplingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What no server and no transport should cause is an error of the sample, and in the log with its traceback."""
+    """An unexpected exception is raised as an error of the sample, and logged with its traceback."""
     wire.blow_up("retrieve_futures")
     with pytest.raises(tinker.TinkerError, match="a defect of the transport"):
         sample(sampler).result(10)
@@ -282,8 +282,8 @@ def test_a_defect_in_a_poll_fails_who_waits(
     assert record.exc_info
 
 
-def test_a_sample_that_waits_has_its_request_id(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """The future shows what the server calls the request, and when it took it, before anything is fetched."""
+def test_a_waiting_sample_shows_its_request_id(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """The future shows the request id and the time of acceptance before anything is fetched."""
     accept(wire, "r1")
     tell(wire, 1, "r1")
     tell(wire, 1)
@@ -298,7 +298,7 @@ def test_a_sample_that_waits_has_its_request_id(sampler: tinker.SamplingClient, 
 
 
 def test_a_refused_sample_leaves_nothing_behind(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """After a refused submission, what is told of samples that nobody asks about is forgotten all the same."""
+    """After a refused submission, completions of unknown samples are still dropped."""
     wire.fail("asample", 422, body={"detail": "no"})
     assert sample(sampler).exception(10)
     accept(wire, "r1")

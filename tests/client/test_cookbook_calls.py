@@ -1,4 +1,4 @@
-"""How tinker-cookbook calls clients, and which methods it replaces on the classes."""
+"""tinker-cookbook: how it calls clients, and which methods it replaces on the classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeDatum = Callable[..., tinker.Datum]
 
 
 def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeDatum) -> None:
-    """The supervised loop: clients awaited, two steps submitted before the first is awaited, then the checkpoints."""
+    """The supervised loop works: awaited clients, two steps submitted before the first is awaited, then the checkpoints."""
 
     async def run() -> None:
         with connect(user_metadata={"recipe_name": "sft"}, display_name="sft") as service:
@@ -51,7 +51,7 @@ def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeD
 
 
 def test_calling_forms_of_samples(training: tinker.TrainingClient) -> None:
-    """Samples by keyword and by position, with what the recipes ask for beside them."""
+    """Samples can be requested by keyword and by position, with the options that the recipes use."""
     sampler = training.save_weights_and_get_sampling_client(record_stability_info=True).result(10)
     keywords = sampler.sample(
         prompt=PROMPT, num_samples=1, sampling_params=PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2
@@ -65,7 +65,7 @@ def test_calling_forms_of_samples(training: tinker.TrainingClient) -> None:
 
 
 def test_replaced_methods(monkeypatch: pytest.MonkeyPatch, service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """Methods that are replaced on the classes see every call once, and twins go through the methods they are twins of."""
+    """A method replaced on its class sees every call once, and async twins call the method that they mirror."""
     seen: list[str] = []
 
     def replace(client: Any, name: str) -> None:
@@ -95,7 +95,7 @@ def test_replaced_methods(monkeypatch: pytest.MonkeyPatch, service: tinker.Servi
 
 
 def test_what_captures_read(service: tinker.ServiceClient) -> None:
-    """A sampler's session has an id, and what ``future()`` gives calls back with the result."""
+    """A sampler's session has an id, and the callbacks of ``future()`` receive the result."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     called: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future = sampler.sample(PROMPT, 1, PARAMS).future()
@@ -106,7 +106,7 @@ def test_what_captures_read(service: tinker.ServiceClient) -> None:
 
 
 def test_replaced_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests replace the constructor of a client, and build it with any arguments."""
+    """Tests can replace the constructor of a client, and create it with any arguments."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(tinker.ServiceClient, "__init__", lambda self, **kwargs: given.append(kwargs))
     tinker.ServiceClient(base_url="http://server", anything=1)
@@ -115,7 +115,7 @@ def test_replaced_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [tinker.RestClient, tinker.AdminClient])
 def test_standing_alone(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    """The clients without a session are built directly, with an address or with nothing, and connect to nothing by that."""
+    """Clients without a session can be created directly, with or without an address, and do not connect on creation."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
     assert kind(base_url="http://nobody.invalid")
     assert kind()

@@ -1,4 +1,4 @@
-"""Losses of the user: their steps and order, the forms they may have, what fails, and traced losses."""
+"""Custom losses: their steps and order, accepted forms, failures, and traced losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADAM = tinker.AdamParams(learning_rate=0.05)
 
 
 def by_torch(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """Cross entropy with the weights of the datums."""
+    """Compute cross entropy with the weights of the datums."""
     weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in data]
     parts = [(weight * part).sum() for weight, part in zip(weights, logprobs, strict=True)]
     return -torch.stack(parts).sum(), {"datums": len(data), "first": parts[0]}  # type: ignore[dict-item]
@@ -38,7 +38,7 @@ def by_torch(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[to
 
 @tinker.with_gradients
 def by_numpy(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
-    """The same, with its own gradient."""
+    """Compute the same, with an explicit gradient."""
     weights = [datum.loss_fn_inputs["weights"].to_numpy() for datum in data]
     loss = -sum((weight * part).sum() for weight, part in zip(weights, logprobs, strict=True))
     return loss, [-weight for weight in weights], {"datums": len(data)}
@@ -56,8 +56,8 @@ def calls(wire: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("loss_fn", [by_torch, by_numpy])
-def test_own_cross_entropy_trains_as_the_servers(service: tinker.ServiceClient, datum: MakeDatum, loss_fn: Any) -> None:
-    """A loss that is cross entropy moves the weights exactly as cross entropy does, whichever way its gradient comes."""
+def test_custom_cross_entropy_trains_like_the_servers(service: tinker.ServiceClient, datum: MakeDatum, loss_fn: Any) -> None:
+    """A custom cross entropy changes the weights exactly as the server's does, whichever way its gradient is computed."""
     plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
     data = [datum([1, 2, 3]), datum([4, 5])]
     for _ in range(3):
@@ -75,8 +75,8 @@ def test_own_cross_entropy_trains_as_the_servers(service: tinker.ServiceClient, 
     ]
 
 
-def test_weights_are_the_gradient_turned_round(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """The forward pass carries targets and weights only; the backward pass carries minus the gradient for weights."""
+def test_weights_are_the_negative_gradient(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """The forward pass carries targets and weights only; the backward pass carries the negative gradient as weights."""
     extra = {"target_tokens": [2, 3, 4], "rewards": np.ones(7, np.float32)}
     given = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=extra)  # type: ignore[arg-type]
 
@@ -98,7 +98,7 @@ def test_weights_are_the_gradient_turned_round(training: tinker.TrainingClient, 
 
 
 def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """A step that is called before its results are there is sent whole, chunk by chunk, before what was called after it."""
+    """A step called before earlier results arrive is sent whole, chunk by chunk, before any later request."""
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
     training = connect().create_lora_training_client("tinker/toy", rank=4)
     entered, go = threading.Event(), threading.Event()
@@ -126,7 +126,7 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
 
 
 def test_function_may_block(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """The function runs beside the loop: it may wait for another client, which may run a loss of its own meanwhile."""
+    """The function runs off the event loop: it may wait for another client, which may run a custom loss at the same time."""
     reference = service.create_lora_training_client("tinker/toy", rank=2)
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
@@ -139,7 +139,7 @@ def test_function_may_block(service: tinker.ServiceClient, training: tinker.Trai
 
 @pytest.mark.parametrize("wire_form", ["json", "proto"])
 def test_server_may_name_no_loss(connect: Connect, wire: Any, datum: MakeDatum, wire_form: Any) -> None:
-    """The loss is the user's, and the server's own figure is reported where it sends one."""
+    """The loss is the user's, and the server's value is reported if the server sends one."""
     training = connect(wire=wire_form).create_lora_training_client("tinker/toy", rank=4).result(10)
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
@@ -226,7 +226,7 @@ def test_failing_loss(
     error: type[Exception],
     message: str,
 ) -> None:
-    """A loss that fails fails its future with its own error, and the requests behind it with one that says why."""
+    """A failing loss fails its future with the original error, and later requests with an error that gives the reason."""
     step = training.forward_backward_custom([datum(), datum([4, 5])], loss_fn)
     optim = training.optim_step(ADAM)
     with pytest.raises(error, match=message):
@@ -247,14 +247,14 @@ def test_failing_loss(
 def test_forward_pass_without_logprobs(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, output: list[dict[str, Any]]
 ) -> None:
-    """A server whose cross entropy gives no usable log-probabilities fails the step, which says so."""
+    """If the server's cross entropy returns no usable log-probabilities, the step fails with an error that says so."""
     wire.fail("retrieve_future", 200, body={"loss_fn_outputs": output, "metrics": {}})
     with pytest.raises(ValueError, match=r"logprobs|outputs for 1 datums"):
         training.forward_backward_custom([datum()], NEVER).result(10)
 
 
 def test_failed_forward_pass(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A forward pass that fails on the server fails the step and what comes after, as the gradient is missing."""
+    """If the forward pass fails on the server, the step and all later requests fail, as there is no gradient."""
     step = training.forward_backward_custom([datum([10**6])], NEVER)
     optim = training.optim_step(ADAM)
     for future, error in ((step, tinker.RequestFailedError), (optim, tinker.PrecedingRequestFailed)):
@@ -264,7 +264,7 @@ def test_failed_forward_pass(training: tinker.TrainingClient, wire: Any, datum: 
 
 
 def test_cancelled_before_its_turn(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """A step that is cancelled before anything of it is sent is left out; the client goes on."""
+    """A step cancelled before any part of it was sent is skipped; the client continues."""
     wire.fail("create_model", 503, headers={"retry-after": "1"})
     training = connect().create_lora_training_client("tinker/toy", rank=4)
     step = training.forward_backward_custom([datum()], NEVER)
@@ -274,8 +274,8 @@ def test_cancelled_before_its_turn(connect: Connect, wire: Any, datum: MakeDatum
     assert wire.requests("optim_step")[0].seq_id == 1
 
 
-def test_cancelled_half_way(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A step that has begun is carried to its end, so that later requests find its gradient."""
+def test_cancelled_after_its_start(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """A step that has begun is completed, so later requests find its gradient."""
     entered, go = threading.Event(), threading.Event()
 
     def slow(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
@@ -294,7 +294,7 @@ def test_cancelled_half_way(training: tinker.TrainingClient, wire: Any, datum: M
 def test_wrong_arguments_are_refused_on_the_users_line(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty data, datums without targets, and what is no loss are refused by the call; nothing is sent."""
+    """Empty data, datums without targets and values that are not a loss are refused by the call; nothing is sent."""
     bare = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]))
     custom: Any = training.forward_backward_custom
     for data, loss, kind, message in (
@@ -334,7 +334,7 @@ def averaging(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tens
 
 
 def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """Where the server asks for losses, the traced graph is uploaded as the official client does, and then named."""
+    """If the server asks for losses, the traced graph is uploaded as the official client does, and then referenced by name."""
     recorded = [json.loads(line) for line in (GOLDEN / "custom_loss_server_side.jsonl").read_text().splitlines()]
     wire.fail("client/config", 200, body={"custom_loss_server_side": True})
     service = connect()
@@ -356,7 +356,7 @@ def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) ->
 
 
 def test_traced_loss_is_computed_here(service: tinker.ServiceClient, datum: MakeDatum, wire: Any) -> None:
-    """Where the server does not ask for losses, nothing is uploaded, and the graph is run per datum."""
+    """If the server does not ask for losses, nothing is uploaded, and the graph is run per datum in the client."""
     plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     data = [datum([1, 2, 3]), datum([4, 5])]
@@ -373,7 +373,7 @@ def test_traced_loss_is_computed_here(service: tinker.ServiceClient, datum: Make
 
 
 def test_handles_are_values(service: tinker.ServiceClient) -> None:
-    """Handles of one loss are equal, hash, survive pickle, and know what they need; the same loss is created once."""
+    """Handles of one loss are equal, hashable and picklable, and list their inputs; the same loss is created once."""
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     assert handle.inputs == (CustomLossInput(name="logprobs", rank=1), CustomLossInput(name="weights", rank=1))
     assert (handle.name, handle.input_names, handle.loss_id) == ("averaging", ("weights",), None)
@@ -386,7 +386,7 @@ def test_handles_are_values(service: tinker.ServiceClient) -> None:
 
 
 def test_failed_upload_may_be_repeated(connect: Connect, wire: Any) -> None:
-    """A loss whose upload failed is not taken for created; its next try has the next number."""
+    """A loss whose upload failed is not recorded as created; the retry uses the next number."""
     wire.fail("client/config", 200, body={"custom_loss_server_side": True})
     service = connect()
     wire.fail("create_custom_loss", 400, body={"detail": "too fancy"})
@@ -399,7 +399,7 @@ def test_failed_upload_may_be_repeated(connect: Connect, wire: Any) -> None:
 
 
 def test_handles_and_data_must_fit(connect: Connect, training: tinker.TrainingClient, service: Any, datum: MakeDatum) -> None:
-    """A handle of another session, and datums without an input or with one of other dimensions, are refused at once."""
+    """A handle of another session, and datums with a missing input or wrong dimensions, are refused at once."""
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     foreign = connect().create_custom_loss(averaging, RANKS).result(10)
     with pytest.raises(ValueError, match="another session"):
@@ -455,15 +455,15 @@ UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
 
 
 @pytest.mark.parametrize(("fn", "ranks", "message"), UNTRACEABLE)
-def test_what_cannot_be_traced(service: Any, wire: Any, fn: Any, ranks: dict[str, int], message: str) -> None:
-    """A loss that no graph can hold is refused by the call, saying why; nothing is sent."""
+def test_losses_that_cannot_be_traced(service: Any, wire: Any, fn: Any, ranks: dict[str, int], message: str) -> None:
+    """A loss that cannot be written as a graph is refused by the call, with the reason; nothing is sent."""
     with pytest.raises(ValueError, match=rf"^create_custom_loss: .*{message}"):
         service.create_custom_loss(fn, ranks)
     assert wire.exchanges == []
 
 
-def test_functions_are_named_by_where_they_live(service: Any) -> None:
-    """Operations of torch's families, math and operator are written with their public names."""
+def test_functions_have_their_public_names(service: Any) -> None:
+    """Functions of torch, math and operator are written under their public names."""
     from tinker._training.tracing import trace
 
     def wide(logprobs: torch.Tensor) -> Any:
@@ -495,7 +495,7 @@ def test_functions_are_named_by_where_they_live(service: Any) -> None:
 
 
 def test_a_foreign_function_is_refused(service: Any) -> None:
-    """A function that torch traces through but that no server knows is refused by its name."""
+    """A function that torch can trace but no server knows is refused by name."""
     with pytest.raises(ValueError, match="calls 'strange_function', which is not a function of torch"):
         service.create_custom_loss(calling_a_strange_function, {"logprobs": 1})
 
@@ -510,7 +510,7 @@ def calling_a_strange_function(logprobs: torch.Tensor) -> Any:
 
 
 def test_without_torch(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracing needs torch, and says so."""
+    """Without torch, tracing raises an error that says torch is needed."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="PyTorch is not installed"):
         service.create_custom_loss(fancy, RANKS)

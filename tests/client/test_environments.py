@@ -1,4 +1,4 @@
-"""Where programs run: notebooks, workers that get functions by cloudpickle, interpreters that end in the middle of things."""
+"""Environments: notebooks, workers that receive functions by cloudpickle, and interpreters that exit in the middle of work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CELLS = [
 
 
 async def run_cell(code: str, names: dict[str, Any]) -> None:
-    """As a notebook's kernel does it: in its running loop, on its thread, with await at the top level."""
+    """Run a cell as a notebook kernel does: in its running loop, on its thread, with await at the top level."""
     compiled = compile(code, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     outcome = eval(compiled, names)
     if inspect.iscoroutine(outcome):
@@ -43,7 +43,7 @@ async def run_cell(code: str, names: dict[str, Any]) -> None:
 
 
 def test_a_notebook(service: tinker.ServiceClient) -> None:
-    """In cells under a running loop results can be blocked on and awaited, in turn, with nothing to patch the loop."""
+    """In cells under a running loop, results can be blocked on and awaited in turn, without patching the loop."""
     names: dict[str, Any] = {"tinker": tinker, "asyncio": asyncio, "service": service, "prompt": PROMPT, "params": PARAMS}
 
     async def kernel() -> None:
@@ -58,7 +58,7 @@ def test_a_notebook(service: tinker.ServiceClient) -> None:
 
 @pytest.fixture(scope="module")
 def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that other processes reach; it wants a key."""
+    """A server that other processes can reach; it requires a key."""
     with running_server(Settings(data_dir=tmp_path_factory.mktemp("server"), api_key=KEY), "toy") as url:
         yield url
 
@@ -71,7 +71,7 @@ def live(live_server: str) -> Iterator[tinker.ServiceClient]:
 
 
 def in_python(code: str, url: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the code in a fresh interpreter, which must come to an end."""
+    """Run the code in a fresh interpreter, which must exit."""
     environment = {**os.environ, "TINKER_API_KEY": KEY, "TINKER_BASE_URL": url}
     return subprocess.run(
         [sys.executable, "-c", code], input=data, capture_output=True, env=environment, timeout=60, check=False
@@ -79,8 +79,8 @@ def in_python(code: str, url: str, data: bytes = b"") -> subprocess.CompletedPro
 
 
 def test_workers_get_functions_with_samplers_in_them(live: tinker.ServiceClient, live_server: str) -> None:
-    """A function that closes over a sampler goes to workers by cloudpickle, as Ray sends it, and samples there; no two of the
-    workers' requests carry the same number, and the key does not travel.
+    """A function that closes over a sampler is sent to workers by cloudpickle, as Ray does, and samples there; no two requests
+    of the workers have the same number, and the key is not sent.
     """
     sampler = live.create_sampling_client(base_model="tinker/toy").result(30)
     expected = sampler.sample(PROMPT, 1, PARAMS).result(30).sequences[0].tokens
@@ -111,7 +111,7 @@ def test_workers_get_functions_with_samplers_in_them(live: tinker.ServiceClient,
 
 
 def test_samplers_in_an_actor(live: tinker.ServiceClient, live_server: str) -> None:
-    """An object that holds a sampler moves by cloudpickle, and again from there by pickle."""
+    """An object that holds a sampler can be sent by cloudpickle, and from there by pickle."""
     sampler = live.create_sampling_client(base_model="tinker/toy").result(30)
     data = cloudpickle.dumps({"sampler": sampler, "prompt": PROMPT, "params": PARAMS})
     worker = (
@@ -145,14 +145,14 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_interpreters_end(live_server: str, ending: str) -> None:
-    """However a program ends, and whatever is under way then, the interpreter ends too, and prints what may be lost at most."""
+    """However a program ends, and whatever is under way, the interpreter exits and prints at most what may be lost."""
     done = in_python(BEGIN + ENDINGS[ending], live_server)
     assert [line for line in done.stderr.decode().splitlines() if "may be lost; call .result()" not in line] == []
     assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
 
 
-def test_the_logger_is_the_users_at_exit(live_server: str) -> None:
-    """What other code logs to the logger of this package while the program ends is logged."""
+def test_logging_at_interpreter_exit(live_server: str) -> None:
+    """Records that other code logs to this package's logger during interpreter exit are logged."""
     first = "import atexit, logging\natexit.register(lambda: logging.getLogger('tinker').warning('a line of mine'))\n"
     done = in_python(first + BEGIN + ENDINGS["with results"], live_server)
     assert done.stderr.decode().splitlines() == ["a line of mine"]
@@ -161,10 +161,10 @@ def test_the_logger_is_the_users_at_exit(live_server: str) -> None:
 @pytest.mark.parametrize(
     ("error", "reason"), [(None, "success"), (ValueError, "errored"), (asyncio.CancelledError, "interrupted")]
 )
-def test_an_async_with_block_says_how_it_went(
+def test_an_async_with_block_finishes_the_session(
     connect: Connect, wire: Any, error: type[BaseException] | None, reason: str
 ) -> None:
-    """The end of an async with block finishes the session with the reason; the client refuses what comes later."""
+    """Leaving an async with block finishes the session with the reason; later calls on the client are refused."""
     service = connect()
 
     async def block() -> None:
@@ -200,8 +200,8 @@ BLOCKING: list[Callable[[tinker.ServiceClient, tinker.TrainingClient, tinker.Sam
 
 
 @pytest.mark.parametrize("block", BLOCKING)
-def test_blocking_on_the_thread_of_all_io(connect: Connect, block: Callable[..., object]) -> None:
-    """In a callback, which runs on the thread that does all I/O, everything that would wait for ever raises at once."""
+def test_blocking_on_the_io_thread(connect: Connect, block: Callable[..., object]) -> None:
+    """In a callback, which runs on the I/O thread, every call that would block indefinitely raises at once."""
     service = connect()
     training = service.create_lora_training_client("tinker/toy").result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -232,8 +232,8 @@ ask(PORT)
 """
 
 
-def test_a_program_that_ends_without_closing_says_nothing() -> None:
-    """Connections that are open when the interpreter ends are no news."""
+def test_a_program_that_exits_without_closing_warns_nothing() -> None:
+    """Connections that are still open when the interpreter exits cause no warning."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for _ in range(3):

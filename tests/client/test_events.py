@@ -1,4 +1,4 @@
-"""Events say whose they are; ready-made observers count them and write them to the log."""
+"""Events: the ids they carry, and the built-in observers that count and log them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def waiting(state: str, reason: str | None = None) -> dict[str, object]:
 
 
 def all_told() -> None:
-    """Let the I/O thread tell observers what has happened."""
+    """Let the I/O thread deliver pending events to the observers."""
     told = threading.Event()
     loop_thread().call(told.set)
     assert told.wait(10)
@@ -60,7 +60,7 @@ def broken(data: Any, logprobs: Any) -> Any:
     raise ZeroDivisionError("mine")
 
 
-def test_events_say_whose_they_are(connect: Connect, wire: Any) -> None:
+def test_events_have_ids_and_metadata(connect: Connect, wire: Any) -> None:
     """Every event of an operation has the ids of its session, run, sampler and request, and the metadata of session and run."""
     events: list[Event] = []
     service = connect(observers=[events.append], user_metadata={"who": "me", "trial": 1})
@@ -93,7 +93,7 @@ def test_events_say_whose_they_are(connect: Connect, wire: Any) -> None:
 
 
 def test_one_call_is_counted_once(connect: Connect) -> None:
-    """Of each method that was called, `Metrics` counts one outcome for a call."""
+    """`Metrics` counts one outcome for each call of a method."""
     metrics = Metrics()
     training = connect(observers=[metrics]).create_lora_training_client("tinker/toy", rank=4)
     training.save_weights_and_get_sampling_client().result(10)
@@ -101,8 +101,8 @@ def test_one_call_is_counted_once(connect: Connect) -> None:
     assert metrics.snapshot().futures["save_weights_and_get_sampling_client"].count == 1
 
 
-def test_operations_at_once_are_told_apart(connect: Connect) -> None:
-    """Two runs at work at the same time do not get one another's ids, and background work has those of no run."""
+def test_concurrent_operations_have_separate_ids(connect: Connect) -> None:
+    """Two concurrent runs do not get each other's ids, and background work has no run id."""
     events: list[Event] = []
     service = connect(observers=[events.append])
     runs = [service.create_lora_training_client("tinker/toy", rank=4).result(10) for _ in range(2)]
@@ -117,8 +117,8 @@ def test_operations_at_once_are_told_apart(connect: Connect) -> None:
     assert {event.training_run_id for event in events if "heartbeat" in event.operation} <= {None}
 
 
-def test_custom_losses_are_told(connect: Connect) -> None:
-    """The begin and the end of the user's function are events, with its loss and metrics, or its error."""
+def test_custom_losses_are_events(connect: Connect) -> None:
+    """Start and end of a custom loss function are events, with its loss and metrics, or its error."""
     events: list[Event] = []
     training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
     output = training.forward_backward_custom([DATUM], push_up).result(10)
@@ -135,7 +135,7 @@ def test_custom_losses_are_told(connect: Connect) -> None:
 
 
 def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Outcomes are lines of the user's logger, with ids as fields; failures are warnings; exchanges are there at DEBUG."""
+    """Outcomes are lines of the user's logger, with ids as fields; failures are warnings; exchanges are logged at DEBUG."""
     service = connect(observers=[LogObserver("mine")], user_metadata={"who": "me"})
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("optim_step", 503)
@@ -166,8 +166,8 @@ def settled(seconds: float, error: Exception | None = None) -> FutureSettled:
     return FutureSettled(operation='a"b\nc', seconds=seconds, timings=Timings(), error=error, cancelled=False)
 
 
-def test_numbers_of_your_own() -> None:
-    """Counters add up and cannot fall; gauges are what they were set to; histograms have buckets and percentiles."""
+def test_custom_metrics() -> None:
+    """Counters add up and cannot decrease; gauges have the value last set; histograms have buckets and percentiles."""
     metrics = Metrics()
     metrics.increment("episodes")
     metrics.increment("episodes", 2.5)
@@ -194,7 +194,7 @@ def test_numbers_of_your_own() -> None:
 
 
 def test_durations_have_buckets() -> None:
-    """A summary says how many durations were at most so long, and how long the shortest was."""
+    """A summary counts the durations up to each bucket's limit, and has the shortest one."""
     metrics = Metrics()
     for seconds in (0.001, 0.3, 100.0):
         metrics(settled(seconds))
@@ -204,7 +204,7 @@ def test_durations_have_buckets() -> None:
 
 
 def test_prometheus() -> None:
-    """The text is what Prometheus reads: families with a type, labels escaped, buckets that add up, names that are allowed."""
+    """The text is valid Prometheus format: typed families, escaped labels, cumulative buckets and legal names."""
     metrics = Metrics()
     for seconds, error in ((0.5, None), (0.5, ValueError("x"))):
         metrics(settled(seconds, error))
@@ -235,7 +235,7 @@ def test_prometheus() -> None:
 
 
 def test_tables() -> None:
-    """Metrics print as a table and show as one in a notebook, whatever the names in them."""
+    """Metrics print as a table, also in a notebook, whatever names they contain."""
     metrics = Metrics()
     metrics(settled(0.5))
     metrics.increment("<i>", 1234)
@@ -251,7 +251,7 @@ def test_tables() -> None:
 
 
 def test_the_warning_of_a_retry_says_for_how_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log of a failed attempt says when the next one is made, and for how long attempts go on."""
+    """The log of a failed attempt states when the next attempt is made, and how long attempts continue."""
     with toy_server(tmp_path, clock=SteppedClock()) as server:
         server.fail_next("create_session", 503)
         server.service().create_lora_training_client("tinker/toy", rank=4).result(30)

@@ -1,4 +1,4 @@
-"""The log of exchanges for reports of defects shows what happened, and nothing that would let others in."""
+"""The exchange log: it shows what happened and no secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRETS = (KEY, "hush", JWT, "aHVzaC1zaWduYXR1cmU")
 
 @contextlib.contextmanager
 def reach(server: FaultyServer, protocol: str | None, folder: Path) -> Iterator[Connect]:
-    """What makes clients of a server: in this process, or on a port with TLS, whose authority is in ``ca.pem``."""
+    """Create clients of a server: in this process, or on a port with TLS, whose CA certificate is in ``ca.pem``."""
     if protocol is None:
         yield server.service
         return
@@ -40,15 +40,15 @@ def redactor(**fields: Any) -> Redactor:
 
 
 def shown_of(value: object, **fields: Any) -> str:
-    """The body of a request as the log shows it."""
+    """Return the body of a request as the log shows it."""
     body = (json.dumps(value).encode(),)
     headers = {"X-API-Key": KEY, "Content-Type": "application/json"}
     return str(redactor(body=body, headers=headers, **fields).request_body())
 
 
 @pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
-def test_a_session_of_work_shows_no_secret(protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training, sampling, links to files and the exchange of keys for tokens are all there, without any of their secrets."""
+def test_the_log_of_a_session_shows_no_secret(protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, sampling, file links and the exchange of keys for tokens are all logged, without their secrets."""
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     file = tmp_path / "log.jsonl"
     headers = {"X-Team": "hush-team"}
@@ -93,20 +93,20 @@ def test_a_session_of_work_shows_no_secret(protocol: str | None, tmp_path: Path,
     ],
 )
 def test_secrets_in_bodies(value: object) -> None:
-    """A secret is hidden by the name of its field, by its form, and where it is one of the request's own."""
+    """A secret is hidden by its field name, by its form, or because it is one of the request's credentials."""
     shown = shown_of(value)
     assert not [secret for secret in SECRETS if secret in shown]
     assert HIDDEN in shown
 
 
-def test_what_is_not_secret_stays() -> None:
-    """Tokens of text, limits and names are what a report is about."""
+def test_values_that_are_not_secret_are_shown() -> None:
+    """Text tokens, limits and names are shown, as bug reports need them."""
     value = {"tokens": [1, 2, 3], "max_tokens": 5, "target_tokens": {"data": [4]}, "name": "a", "found": None, "url": None}
     assert json.loads(shown_of(value)) == value
 
 
-def test_bodies_are_cut() -> None:
-    """Of long lists, texts and bodies the beginning is shown, and of large or other bodies what they are."""
+def test_long_bodies_are_truncated() -> None:
+    """Long lists, texts and bodies are truncated; large and binary bodies are shown as a summary."""
     assert json.loads(shown_of(list(range(100)))) == [0, 1, 2, 3, 4, 5, 6, 7, "... 100 items"]
     assert len(shown_of("x" * 10_000)) < 300
     assert len(shown_of({str(number): "x" * 150 for number in range(40)})) < 2100
@@ -123,14 +123,14 @@ def test_bodies_are_cut() -> None:
 
 
 def test_the_answer_to_a_credential_is_hidden() -> None:
-    """An answer that a secret was asked for with is not shown, whatever is in it."""
+    """The response to a request that carries a secret is hidden entirely."""
     request = PreparedRequest(method="POST", url="https://host/x", headers={}, has_own_credential=True)
     response = RawResponse(request, 200, {"content-type": "application/json"}, b'{"other": "hush"}')
     assert Redactor(request).response_body(response) == HIDDEN
 
 
 def test_failures_are_logged(connect: Connect, wire: Any) -> None:
-    """An exchange that broke has the reason, and one that the server refused its answer; a sink that fails changes nothing."""
+    """A broken exchange is logged with its reason, and a refused one with its response; a failing sink changes nothing."""
     seen: list[ExchangeRecord] = []
 
     def fail(record: ExchangeRecord) -> None:
@@ -152,7 +152,7 @@ def test_failures_are_logged(connect: Connect, wire: Any) -> None:
 
 
 def test_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """TINKER_DUMP_HTTP=1 writes to the standard error, a path to that file, 0 nowhere."""
+    """TINKER_DUMP_HTTP=1 writes to standard error, a path to that file, and 0 nowhere."""
     for value, where in (("1", "stderr"), ("0", "nowhere"), (str(tmp_path / "dump"), "file")):
         monkeypatch.setenv("TINKER_DUMP_HTTP", value)
         with toy_server() as server:

@@ -1,4 +1,4 @@
-"""What single exchanges carry: redirects and credentials, keys that tell repetitions, lengths."""
+"""Single exchanges: redirects and credentials, idempotency keys, lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREDENTIALS = ("x-api-key", "authorization", "x-gateway")
 
 @pytest.fixture
 def anywhere(wire: Any) -> Iterator[None]:
-    """Requests that follow a redirect, or carry what the user adds, need not be what the contract has."""
+    """Allow requests that follow a redirect, or carry the user's additions, to deviate from the contract."""
     yield
     wire.judge.bad_requests.clear()
 
@@ -48,10 +48,8 @@ def redirect(wire: Any, *locations: str, status: int = 307) -> None:
         ("http://server", "get_server_capabilities?again=1", True),
     ],
 )
-def test_credentials_stay_with_scheme_host_and_port(
-    connect: Connect, wire: Any, base_url: str, location: str, kept: bool
-) -> None:
-    """No credential goes to another origin, which the same host by another scheme or port is, too."""
+def test_credentials_stay_within_their_origin(connect: Connect, wire: Any, base_url: str, location: str, kept: bool) -> None:
+    """No credential is sent to another origin, including the same host with another scheme or port."""
     service = connect(base_url=base_url, default_headers_overrides={"Authorization": "b", "X-Gateway": "g"})
     redirect(wire, location)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
@@ -63,7 +61,7 @@ def test_credentials_stay_with_scheme_host_and_port(
 
 @pytest.mark.usefixtures("anywhere")
 def test_credentials_do_not_come_back(connect: Connect, wire: Any) -> None:
-    """What was left out on the way to another origin is not sent to the first one either, when that one is named again."""
+    """Credentials removed for another origin are not sent to the first origin either, if a later redirect returns there."""
     redirect(wire, "http://elsewhere" + PATH, "http://server" + PATH)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
     assert ask(connect()).result(10)
@@ -73,7 +71,7 @@ def test_credentials_do_not_come_back(connect: Connect, wire: Any) -> None:
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(("count", "followed"), [(5, True), (6, False)])
 def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) -> None:
-    """Five redirects are followed; the sixth is the answer, which is an error that shows its status."""
+    """Five redirects are followed; a sixth is raised as an error with its status."""
     redirect(wire, *[f"{PATH}?number={number}" for number in range(count)])
     asked = ask(connect())
     if followed:
@@ -87,16 +85,16 @@ def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) 
 @pytest.mark.parametrize(
     ("status", "followed"), [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)]
 )
-def test_which_redirects_a_question_follows(connect: Connect, wire: Any, status: int, followed: bool) -> None:
-    """Questions follow every kind of redirect; other answers of the 300s are errors."""
+def test_redirects_of_get_requests(connect: Connect, wire: Any, status: int, followed: bool) -> None:
+    """GET requests follow every kind of redirect; other 3xx responses are errors."""
     redirect(wire, PATH, status=status)
     error = ask(connect()).exception(10)
     assert (error is None) is followed
 
 
 @pytest.mark.parametrize(("status", "followed"), [(301, False), (302, False), (303, False), (307, True), (308, True)])
-def test_which_redirects_a_submission_follows(training: tinker.TrainingClient, wire: Any, status: int, followed: bool) -> None:
-    """A body is sent again only where the redirect says so; others would turn the submission into a question."""
+def test_redirects_of_submissions(training: tinker.TrainingClient, wire: Any, status: int, followed: bool) -> None:
+    """A body is sent again only if the redirect preserves the method; other redirects would turn the submission into a GET."""
     wire.fail("optim_step", status, headers={"location": "/api/v1/optim_step"}, outside=PROXY)
     error = training.optim_step(ADAM).exception(10)
     assert (error is None) is followed
@@ -105,13 +103,13 @@ def test_which_redirects_a_submission_follows(training: tinker.TrainingClient, w
 
 
 def test_a_poll_follows_a_redirect(training: tinker.TrainingClient, wire: Any) -> None:
-    """A proxy may send the client elsewhere for a result, too."""
+    """A redirect of a poll by a proxy is followed."""
     wire.fail("retrieve_future", 307, headers={"location": "/api/v1/retrieve_future"}, outside=PROXY)
     assert training.optim_step(ADAM).result(10)
 
 
-def test_repetitions_are_told_by_their_key(training: tinker.TrainingClient, wire: Any) -> None:
-    """All attempts of one request carry one key, every other request another one, and questions none."""
+def test_attempts_share_an_idempotency_key(training: tinker.TrainingClient, wire: Any) -> None:
+    """All attempts of one request carry one idempotency key, every other request another one, and GET requests none."""
     wire.fail("optim_step", 503, times=2)
     for _ in range(2):
         training.optim_step(ADAM).result(10)
@@ -123,15 +121,15 @@ def test_repetitions_are_told_by_their_key(training: tinker.TrainingClient, wire
     assert all("x-idempotency-key" not in one.request.headers for one in wire.exchanges if one.request.method == "GET")
 
 
-def test_bodies_say_their_length(training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
-    """A body of several pieces, or a long one, is sent with its length, not in chunks of unknown number."""
+def test_bodies_have_a_content_length(training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
+    """A long body, or one of several pieces, is sent with its length, not chunked."""
     training.forward_backward([datum(list(range(200)))], "cross_entropy").result(10)
     (exchange,) = wire.requests("forward_backward")
     assert exchange.request.headers["content-length"] == str(len(exchange.body))
 
 
-def test_long_error_bodies_are_cut(training: tinker.TrainingClient, wire: Any) -> None:
-    """An error keeps as much of the answer as is worth reading."""
+def test_long_error_bodies_are_truncated(training: tinker.TrainingClient, wire: Any) -> None:
+    """An error keeps only the beginning of a long response body."""
     wire.fail("optim_step", 404, body=b"x" * (1 << 20), outside="a proxy's page")
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
@@ -150,7 +148,7 @@ def test_long_error_bodies_are_cut(training: tinker.TrainingClient, wire: Any) -
     ],
 )
 def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: bytes, kept: object, shown: str) -> None:
-    """The body of an error is its JSON, else its text, else None; the message has what it says, and the operation."""
+    """The body of an error is its JSON, else its text, else None; the message has the server's text and the operation."""
     wire.fail("optim_step", 404, body=body, outside="any answer")
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
@@ -174,7 +172,7 @@ FAULTS = [{"loc": ["body", "data", 0, "rank"], "msg": "Input should be an intege
     ],
 )
 def test_the_explanation_of_a_refusal(training: tinker.TrainingClient, wire: Any, body: object, said: str) -> None:
-    """The message has the server's sentence alone, in whatever form of JSON, of a call and of a result; else the body."""
+    """The message has only the server's sentence, in whatever form of JSON, of a call and of a result; else the body."""
     wire.fail("save_weights", 403, body=json.dumps(body).encode(), outside="other servers' forms")
     error = training.save_state("x").exception(10)
     assert str(error) == f"Error code: 403 - {said} (save_weights)"
@@ -185,8 +183,8 @@ def test_the_explanation_of_a_refusal(training: tinker.TrainingClient, wire: Any
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_the_users_query_goes_with_every_request(connect: Connect, wire: Any) -> None:
-    """A default query is added to every request; what a request says itself goes before it."""
+def test_the_default_query_is_sent_with_every_request(connect: Connect, wire: Any) -> None:
+    """A default query is added to every request; a parameter of the request itself takes precedence."""
     rest = connect(default_query={"team": "blue", "limit": "7"}).create_rest_client()
     rest.list_sessions(limit=3).result(10)
     rest.get_server_capabilities().result(10)
@@ -196,8 +194,8 @@ def test_the_users_query_goes_with_every_request(connect: Connect, wire: Any) ->
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_a_try_without_refused_fields_is_the_same_exchange(training: tinker.TrainingClient, wire: Any) -> None:
-    """When fields at their default are left out, every header stays but the length and the key of the body."""
+def test_an_attempt_without_refused_fields_keeps_its_headers(training: tinker.TrainingClient, wire: Any) -> None:
+    """If default fields are left out after a refusal, every header except length and key of the body is unchanged."""
     refusal = [{"type": "extra_forbidden", "loc": ["body", "overwrite"], "msg": "Extra inputs", "input": False}]
     wire.fail("save_weights", 422, body={"detail": refusal}, outside="a stricter server's")
     name = "n" * 200_000
@@ -209,8 +207,8 @@ def test_a_try_without_refused_fields_is_the_same_exchange(training: tinker.Trai
     assert first == second
 
 
-def test_errors_show_what_was_asked(training: tinker.TrainingClient, wire: Any) -> None:
-    """The request of an error has the headers that were sent, without the key, and no length, as it has no body."""
+def test_errors_have_the_request(training: tinker.TrainingClient, wire: Any) -> None:
+    """The request of an error has the headers that were sent, without the key and the length, as it has no body."""
     wire.fail("optim_step", 404)
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
@@ -222,8 +220,8 @@ def test_errors_show_what_was_asked(training: tinker.TrainingClient, wire: Any) 
 
 
 @pytest.mark.parametrize("status", [None, 200, 400, 404, 503])
-def test_attempts_as_observers_hear_of_them(connect: Connect, wire: Any, status: int | None) -> None:
-    """An attempt tells its status, None where no answer came, and its error, None where it was a success."""
+def test_attempt_events(connect: Connect, wire: Any, status: int | None) -> None:
+    """An attempt event has the status, None without a response, and the error, None after a success."""
     heard: list[RequestAttempt] = []
 
     def listen(event: Event) -> None:

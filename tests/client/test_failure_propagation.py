@@ -1,4 +1,4 @@
-"""Which operations fail after a failure: those called before the user has received it, and no others."""
+"""Failure propagation: operations called before the user has received a failure fail, and no others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
 
 
 def far(datum: tinker.Datum) -> tinker.Datum:
-    """A datum that every server accepts, and that fails when it runs: it has a token that no vocabulary has."""
+    """A datum that every server accepts and that fails when it runs, as its token is outside every vocabulary."""
     return attrs.evolve(datum, model_input=FAR)
 
 
@@ -47,7 +47,7 @@ def failing_loss(data: Any, logprobs: Any) -> Any:
 
 @pytest.fixture
 def training(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> tinker.TrainingClient:
-    """A run whose first request, numbered 1, has settled in which form its requests are written."""
+    """A run whose first request, numbered 1, has settled the form of its requests."""
     training.forward([datum()], "cross_entropy").result(10)
     wire.exchanges.clear()
     return training
@@ -120,7 +120,7 @@ def goes_on(training: tinker.TrainingClient, datum: tinker.Datum, name: str = "a
 @pytest.mark.parametrize("operation", CHANGES)
 @pytest.mark.parametrize("status", REFUSALS)
 def test_every_refusal(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str, status: int) -> None:
-    """Requests called before the error was received are not sent and say which request failed; later ones are done."""
+    """Requests called before the error was received are not sent and name the failed request; later ones run."""
     name, call = CHANGES[operation]
     wire.fail(name, status, headers=REFUSALS[status][0])
     failed = call(training, datum())
@@ -142,13 +142,13 @@ def test_every_refusal(wire: Any, training: tinker.TrainingClient, datum: MakeDa
         assert (caught.value.operation, caught.value.failed_operation) == (called, operation)
     goes_on(training, datum())
     numbers = [exchange.seq_id for exchange in wire.exchanges if exchange.operation in ("forward_backward", "optim_step")]
-    assert numbers[-2] == (3 if REFUSALS[status][1] else 2)  # what was not read keeps its number for the next request
+    assert numbers[-2] == (3 if REFUSALS[status][1] else 2)  # an unread request leaves its number to the next one
 
 
 @pytest.mark.parametrize("receipt", RECEIPTS)
 @pytest.mark.parametrize("of_what", ["the failure", "a request that was not sent"])
 def test_every_way_to_receive(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, receipt: str, of_what: str) -> None:
-    """However the user gets the error, of the failed request or of one behind it, what is called then is done."""
+    """However the user receives the error, from the failed request or from a later one, the next calls run."""
     wire.fail("forward_backward", 422)
     failed, behind = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
     finish(failed, behind)
@@ -156,8 +156,8 @@ def test_every_way_to_receive(wire: Any, training: tinker.TrainingClient, datum:
     goes_on(training, datum())
 
 
-def test_looking_on_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) -> None:
-    """Observers, `done`, `concurrent.futures.wait` and printing a future receive nothing: the run stays stopped."""
+def test_observing_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) -> None:
+    """Observers, `done`, `concurrent.futures.wait` and printing a future do not receive its error: the run stays stopped."""
     seen: list[object] = []
     training = connect(observers=[seen.append]).create_lora_training_client("tinker/toy", rank=4)
     training.forward([datum()], "cross_entropy").result(10)
@@ -174,7 +174,7 @@ def test_looking_on_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) 
 
 
 def test_sequential_caller(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A caller who waits for each request meets one error and goes on; nothing else fails."""
+    """A caller who waits for each request gets one error and can continue; nothing else fails."""
     for status in (400, 401, 413, 422):
         wire.fail("forward_backward", status)
         with pytest.raises(tinker.APIStatusError):
@@ -183,7 +183,7 @@ def test_sequential_caller(wire: Any, training: tinker.TrainingClient, datum: Ma
 
 
 def test_async_loop(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """In asyncio a pipelined step fails with its gradient, and the next pair is done."""
+    """In asyncio a pipelined step fails with its gradient, and the next pair runs."""
 
     async def scenario() -> None:
         wire.fail("forward_backward", 422)
@@ -202,7 +202,7 @@ def test_async_loop(wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 
 
 def test_two_threads(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """What another thread calls after the error was received is done, whatever thread received it."""
+    """Calls of any thread run after the error was received, whichever thread received it."""
     wire.fail("forward_backward", 422)
     failed = training.forward_backward([datum()], "cross_entropy")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -213,7 +213,7 @@ def test_two_threads(wire: Any, training: tinker.TrainingClient, datum: MakeDatu
 
 
 def test_each_failure_must_be_received(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """After one failure was received, another that was not goes on stopping what comes behind it."""
+    """After one failure was received, another unreceived one still stops the requests after it."""
     wire.fail("forward_backward", 422)
     first = training.forward_backward([datum()], "cross_entropy")
     assert first.exception(10)
@@ -227,7 +227,7 @@ def test_each_failure_must_be_received(wire: Any, training: tinker.TrainingClien
 
 
 def test_an_accepted_gradient_that_fails(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A gradient that fails on the server after it was accepted stops the steps and saves called before its error is received."""
+    """A gradient that fails on the server after acceptance stops the steps and saves called before its error is received."""
     failed = training.forward_backward([datum([10**6])], "cross_entropy")
     finish(failed)
     step, save = training.optim_step(ADAM), training.save_state("never")
@@ -240,8 +240,8 @@ def test_an_accepted_gradient_that_fails(wire: Any, training: tinker.TrainingCli
     goes_on(training, datum())
 
 
-def test_a_loop_that_looks_at_nothing(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Steps of a loop that drops every future are not done without their gradients; the next look says why."""
+def test_a_loop_that_drops_every_future(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """The steps of a loop that drops every future do not run without their gradients; the next result reports the reason."""
     for _ in range(3):
         finish(training.forward_backward([datum([10**6])], "cross_entropy"))
         finish(training.optim_step(ADAM))
@@ -251,7 +251,7 @@ def test_a_loop_that_looks_at_nothing(wire: Any, training: tinker.TrainingClient
 
 
 def test_custom_loss(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A loss function that fails stops the step behind it; once its error is received the run goes on."""
+    """A failing loss function stops the step after it; once its error is received the run continues."""
     failed, step = training.forward_backward_custom([datum()], failing_loss), training.optim_step(ADAM)
     with pytest.raises(LookupError):
         failed.result(10)
@@ -262,8 +262,8 @@ def test_custom_loss(wire: Any, training: tinker.TrainingClient, datum: MakeDatu
     goes_on(training, datum())
 
 
-def test_a_failure_stops_only_what_is_behind_it(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Requests called before the one that failed are done."""
+def test_a_failure_stops_only_later_requests(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Requests called before the failed one run."""
     before = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
     wire.fail("load_weights", 403)
     failed = training.load_state("tinker://some-run/weights/kept")
@@ -272,7 +272,7 @@ def test_a_failure_stops_only_what_is_behind_it(wire: Any, training: tinker.Trai
 
 
 def test_cancelled_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """The failure of a request whose future was cancelled is met by the next request, once."""
+    """The failure of a request whose future was cancelled is raised by the next request, once."""
     arrived, release = threading.Event(), threading.Event()
 
     def hold(_: httpx.Request, __: bytes) -> httpx.Response:
@@ -292,10 +292,10 @@ def test_cancelled_failure(wire: Any, training: tinker.TrainingClient, datum: Ma
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 422, 429, 501])
 @pytest.mark.parametrize("name", ["save_weights", "forward"])
-def test_what_changes_nothing_stops_nothing(
+def test_failed_requests_without_effect_stop_nothing(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, name: str, status: int
 ) -> None:
-    """A refused save or forward pass leaves the run as it is, so what was called behind it is done."""
+    """A refused save or forward pass does not change the run, so requests called after it run."""
     calls: dict[str, Callable[[], Any]] = {
         "save_weights": lambda: training.save_state("refused"),
         "forward": lambda: training.forward([datum()], "cross_entropy"),
@@ -307,7 +307,7 @@ def test_what_changes_nothing_stops_nothing(
 
 
 def test_creation(wire: Any, service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """Where there is no run, every request fails with the creation's error, also after it was received."""
+    """Without a run, every request fails with the error of the creation, also after that error was received."""
     wire.fail("create_model", 403)
     training = service.create_lora_training_client("tinker/toy")
     for _ in range(2):
@@ -315,8 +315,8 @@ def test_creation(wire: Any, service: tinker.ServiceClient, datum: MakeDatum) ->
             training.optim_step(ADAM).result(10)
 
 
-def test_it_pickles() -> None:
-    """PrecedingRequestFailed keeps what it says on the way to another process."""
+def test_errors_pickle() -> None:
+    """PrecedingRequestFailed keeps its message and fields when pickled."""
     error = tinker.PrecedingRequestFailed("optim_step was not sent", "optim_step", "forward_backward")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.operation, again.failed_operation) == (
@@ -330,7 +330,7 @@ def test_it_pickles() -> None:
 
 
 def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A server that counts only what it accepts says which number it expects, and is sent that one, once."""
+    """A server that counts only accepted requests states the number it expects, and receives it, once."""
 
     def refuse(request: httpx.Request, body: bytes) -> httpx.Response:
         return httpx.Response(400, json={"detail": "Sequence conflict: expected 2, got 3."})
@@ -348,7 +348,7 @@ def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.Trai
 
 
 def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
-    """Accept the next request of an operation, and answer with a result that refuses its number."""
+    """Accept the next request of an operation, and return a result that refuses its number."""
     wire.answer(operation, lambda *_: httpx.Response(200, json={"request_id": f"refused-{got}"}))
     conflict = {"detail": f"Sequence conflict: expected {expected}, got {got}."}
     wire.answer("retrieve_future", lambda *_: httpx.Response(409, json=conflict))
@@ -356,7 +356,7 @@ def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
 
 @pytest.mark.parametrize("operation", ["optim_step", "forward_backward"])
 def test_a_result_that_refuses_the_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str) -> None:
-    """A request whose result says that the number of a refused request is expected is sent again under that one, once."""
+    """If the result states that the server expects the number of a refused request, the request is resent with it, once."""
     wire.fail("forward_backward", 422)
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.exchanges.clear()
@@ -372,7 +372,7 @@ def test_a_result_that_refuses_the_number(wire: Any, training: tinker.TrainingCl
 def test_results_that_refuse_the_numbers_of_several(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, step_fails_first: bool
 ) -> None:
-    """Where later requests are under way, none is sent again out of order: they fail, and the next call gets the number."""
+    """While later requests are under way, none is resent out of order: they fail, and the next call uses the number."""
     wire.fail("forward_backward", 422)
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.exchanges.clear()
@@ -393,7 +393,7 @@ def test_results_that_refuse_the_numbers_of_several(
 
 
 def test_a_result_that_expects_an_accepted_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A request is not sent again under a number that the server has accepted before."""
+    """A request is not resent under a number that the server has already accepted."""
     assert training.forward_backward([datum()], "cross_entropy").result(10)
     refuse_number(wire, "optim_step", expected=2, got=3)
     assert isinstance(training.optim_step(ADAM).exception(10), tinker.ConflictError)
@@ -401,7 +401,7 @@ def test_a_result_that_expects_an_accepted_number(wire: Any, training: tinker.Tr
 
 
 def test_a_custom_loss_whose_number_is_refused(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A step of several requests fails when the number of its first is refused; the next one gets the expected number."""
+    """A step of several requests fails if the number of its first is refused; the next step uses the expected number."""
     wire.fail("forward_backward", 422)
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.exchanges.clear()
@@ -412,7 +412,7 @@ def test_a_custom_loss_whose_number_is_refused(wire: Any, training: tinker.Train
 
 
 def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Where a server has read a request that it turned away, its number is not used again for long."""
+    """If a server has read a request that it refused, its number is not reused."""
     wire.fail("save_weights", 403, apply=True)
     assert training.save_state("kept").exception(10)
     assert training.optim_step(ADAM).result(10)
@@ -421,7 +421,7 @@ def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingC
 
 @pytest.mark.parametrize("asked", [2, 7])
 def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, asked: int) -> None:
-    """A server that asks for a number it has accepted before is not sent another request under it."""
+    """A server that asks for a number it has accepted before does not receive another request under it."""
     assert training.forward_backward([datum()], "cross_entropy").result(10)
     wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 3"})
     failed = training.optim_step(ADAM)
@@ -433,7 +433,7 @@ def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.Traini
 
 
 def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.TrainingClient) -> None:
-    """A server that asked for a later number, and was sent that one, is not sent another request under the earlier one."""
+    """If a server asked for a later number and received it, it does not receive another request under the earlier one."""
     wire.fail("optim_step", 400, body={"detail": "expected 7, got 2"})
     assert training.optim_step(ADAM).result(10)
     wire.fail("optim_step", 400, body={"detail": "expected 2, got 8"})
@@ -442,7 +442,7 @@ def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.Trai
 
 
 def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A request that the server may have accepted keeps its number, also when a later attempt was turned away."""
+    """A request that the server may have accepted keeps its number, also if a later attempt was refused."""
     wire.drop("forward_backward", apply=True)
     wire.fail("forward_backward", 401)
     assert isinstance(training.forward_backward([datum()], "cross_entropy").exception(10), tinker.AuthenticationError)
@@ -451,7 +451,7 @@ def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient
 
 
 def test_an_unknown_fate_that_was_a_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A gradient that the server accepted and failed, of which the caller has another error, is known: what is called then runs."""
+    """If the caller has another error of a gradient that was accepted and failed, the failure is known: later calls run."""
     wire.drop("forward_backward", apply=True)
     wire.fail("forward_backward", 401)
     assert isinstance(training.forward_backward([far(datum())], "cross_entropy").exception(10), tinker.AuthenticationError)
@@ -464,7 +464,7 @@ def in_chunks(settings: Settings, *, together: bool) -> Settings:
 
 
 def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
-    """A batch of which some requests were accepted says so, as their gradients count; the run goes on behind it."""
+    """A batch that was accepted in part reports it, as those gradients count; later requests run."""
     state.settings = in_chunks(state.settings, together=False)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
 
@@ -483,7 +483,7 @@ def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum
 def test_a_batch_without_gradients(
     wire: Any, connect: Any, state: State, datum: MakeDatum, operation: str, accepted: int
 ) -> None:
-    """A batch of which nothing was accepted, or that computes no gradients, says nothing of gradients that count."""
+    """The error of a batch that was not accepted at all, or computes no gradients, does not mention gradients."""
     state.settings = in_chunks(state.settings, together=False)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     if accepted:
@@ -497,7 +497,7 @@ def test_a_batch_without_gradients(
 
 @pytest.mark.parametrize("status", [401, 422])
 def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: MakeDatum, status: int) -> None:
-    """Where the requests of a batch are sent together and all are turned away, their numbers are used by what follows."""
+    """If the requests of a batch are sent together and all refused, later requests use their numbers."""
     state.settings = in_chunks(state.settings, together=True)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("forward_backward", status, times=2)
@@ -510,7 +510,7 @@ def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: Mak
 def test_a_number_of_a_batch_that_the_server_expects_again(
     wire: Any, connect: Any, state: State, datum: MakeDatum, asked: int
 ) -> None:
-    """When a batch sent together was turned away, a server that still expects one of its numbers is sent that one."""
+    """After a batch sent together was refused, a server that still expects one of its numbers receives that number."""
     state.settings = in_chunks(state.settings, together=True)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("forward_backward", 422, times=2)
@@ -522,14 +522,14 @@ def test_a_number_of_a_batch_that_the_server_expects_again(
 
 @pytest.mark.parametrize("profile", ["official", "skyrl", "minimal-json"])
 def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: MakeDatum, profile: str) -> None:
-    """A loss that no server knows costs one error on every kind of server: steps and saves are done behind it."""
+    """On every profile, a loss unknown to the server causes one error only: later steps and saves run."""
     settings = Settings(data_dir=tmp_path / "other", hold_seconds=0.2, gap_seconds=0.2, profile=profile)
     state = State(ToyEngine, settings)
     transport = httpx.ASGITransport(create_app(state))
     service = tinker.ServiceClient(base_url="http://server", api_key="tml-secret", transport=transport, clock=clock.clock())
     training = service.create_lora_training_client("tinker/toy", rank=4)
     with pytest.raises((tinker.TinkerError, ValueError), match=r"no_such_loss|one of cross_entropy"):
-        training.forward_backward([datum()], "no_such_loss").result(10)  # at once where the server has said what it has
+        training.forward_backward([datum()], "no_such_loss").result(10)  # at once, if the server has reported its losses
     training.optim_step(ADAM).result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.optim_step(ADAM).result(10)
@@ -538,7 +538,7 @@ def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: Mak
     state.close()
 
 
-# What the server has accepted when the failure arrives -------------------------------------------------------------------
+# What the server has already accepted when the failure arrives ------------------------------------------------------------
 
 # Gradients that every server accepts, and that fail when they run.
 ACCEPTED: dict[str, Operation] = {
@@ -549,10 +549,8 @@ ACCEPTED: dict[str, Operation] = {
 
 
 @pytest.mark.parametrize("failing", ACCEPTED)
-def test_requests_that_were_accepted_behind_a_failure(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, failing: str
-) -> None:
-    """A step, a save and a gradient that were sent before their failure arrived are not run; each says what failed."""
+def test_requests_accepted_after_a_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, failing: str) -> None:
+    """A step, a save and a gradient sent before the failure arrived are not run; each error names the failed request."""
     release = wire.hold("retrieve_future")
     failed = ACCEPTED[failing](training, datum())
     calls = {
@@ -574,8 +572,8 @@ def test_requests_that_were_accepted_behind_a_failure(
     goes_on(training, datum())
 
 
-def test_no_weights_change_behind_a_failed_gradient(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A loop that calls both at once, and looks only at its steps, trains nothing while its gradients fail."""
+def test_no_weights_change_after_a_failed_gradient(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A loop that calls gradient and step together, and waits only for the step, trains nothing while its gradients fail."""
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.optim_step(ADAM).result(10)
     before = training.forward([datum()], "cross_entropy").result(10).loss
@@ -586,8 +584,8 @@ def test_no_weights_change_behind_a_failed_gradient(wire: Any, training: tinker.
     assert training.forward([datum()], "cross_entropy").result(10).loss == before
 
 
-def test_an_accepted_request_tells_of_the_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Receiving the error of an accepted step counts as receiving the gradient's: what is called then is done."""
+def test_the_error_of_an_accepted_step_counts_as_receipt(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Receiving the error of an accepted step counts as receiving the gradient's: later calls run."""
     release = wire.hold("retrieve_future")
     training.forward_backward([far(datum())], "cross_entropy")
     step = training.optim_step(ADAM)
@@ -597,8 +595,8 @@ def test_an_accepted_request_tells_of_the_failure(wire: Any, training: tinker.Tr
     goes_on(training, datum())
 
 
-def test_what_runs_behind_a_received_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A step that is called when its error is received runs, and every request says which failure its caller knew of."""
+def test_requests_after_a_received_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A step called after its error was received runs, and every request states which failure its caller had received."""
     assert training.forward_backward([far(datum())], "cross_entropy").exception(10)
     assert training.optim_step(ADAM).result(10)
     goes_on(training, datum())
@@ -609,7 +607,7 @@ def test_what_runs_behind_a_received_failure(wire: Any, training: tinker.Trainin
 
 
 def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A gradient that failed after its future was cancelled stops the step behind it, whose error tells what failed, once."""
+    """A gradient that failed after its future was cancelled stops the next step, whose error names it, once."""
     release = wire.hold("retrieve_future")
     cancelled = training.forward_backward([far(datum())], "cross_entropy")
     wire.wait_for("retrieve_future")
@@ -623,8 +621,8 @@ def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.Traini
     goes_on(training, datum())
 
 
-def test_a_part_of_a_batch_that_fails(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
-    """Of a batch in several requests, one fails by itself, the later ones are not run, and the error is that of the first."""
+def test_a_batch_that_fails_in_part(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
+    """If one request of a batch fails, the later ones are not run, and the batch raises the first error."""
     state.settings = in_chunks(state.settings, together=True)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     bad = far(datum())
@@ -635,7 +633,7 @@ def test_a_part_of_a_batch_that_fails(wire: Any, connect: Any, state: State, dat
 
 
 def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A forward pass that fails on the server changes nothing, so what was sent behind it runs."""
+    """A forward pass that fails on the server changes nothing, so requests sent after it run."""
     release = wire.hold("retrieve_future")
     failed = training.forward([far(datum())], "cross_entropy")
     step = training.optim_step(ADAM)
@@ -645,19 +643,19 @@ def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.
     assert isinstance(failed.exception(10), tinker.RequestFailedError)
 
 
-# Failures that nobody looks at -------------------------------------------------------------------------------------------
+# Failures that are never received -----------------------------------------------------------------------------------------
 
 
 def unseen(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """What the log says about failures with this text that nobody looked at, once everything dropped is collected."""
+    """Return the log lines about unreceived failures with this text, after everything dropped is collected."""
     gc.collect()
     return [record.getMessage() for record in caplog.records if text in record.getMessage() and "never retrieved" in record.msg]
 
 
-def test_an_error_nobody_looks_at_is_logged_once(
+def test_an_unreceived_error_is_logged_once(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failed future that is dropped unseen is named in the log with its operation; what it stopped is not."""
+    """A failed future that is dropped is logged with its operation; the requests it stopped are not."""
     wire.fail("forward_backward", 422, body={"detail": "dropped unseen"})
     futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
     finish(*futures)
@@ -666,15 +664,15 @@ def test_an_error_nobody_looks_at_is_logged_once(
     for _ in range(20):
         if lines:
             break
-        training.forward([datum()], "cross_entropy").exception(10)  # let the queue and the I/O thread let go of it
+        training.forward([datum()], "cross_entropy").exception(10)  # let the queue and the I/O thread drop their references
         lines = unseen(caplog, "dropped unseen")
     assert len(lines) == 1
     assert lines[0].startswith("forward_backward failed, and its error was never retrieved: UnprocessableEntityError")
 
 
 @pytest.mark.parametrize("collected", [True, False])
-def test_an_error_nobody_looks_at_is_logged_at_exit(collected: bool) -> None:
-    """A failure whose future lives until the process ends, or is never collected, is named in the log then, once."""
+def test_an_unreceived_error_is_logged_at_exit(collected: bool) -> None:
+    """An unreceived failure whose future lives until the process ends, or is never collected, is logged at exit, once."""
     script = (
         "import concurrent.futures, threading, tinker\n"
         "service = tinker.ServiceClient(base_url='local://toy')\n"
@@ -688,7 +686,7 @@ def test_an_error_nobody_looks_at_is_logged_at_exit(collected: bool) -> None:
 
 
 def test_an_error_of_a_creation_is_logged_once() -> None:
-    """A creation that fails is named in the log, and not the requests that failed with it."""
+    """A failed creation is logged, and not the requests that failed with it."""
     script = (
         "import concurrent.futures, tinker\n"
         "service = tinker.ServiceClient(base_url='local://toy')\n"
@@ -704,10 +702,10 @@ def test_an_error_of_a_creation_is_logged_once() -> None:
     assert sorted(lines) == ["create_lora_training_client", "create_sampling_client"]
 
 
-def test_an_error_that_was_looked_at_is_not_logged(
+def test_a_received_error_is_not_logged(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log stays silent about an error that the user received."""
+    """An error that the user received is not logged."""
     wire.fail("forward_backward", 422, body={"detail": "looked at"})
     failed = training.forward_backward([datum()], "cross_entropy")
     assert failed.exception(10)
@@ -720,7 +718,7 @@ def test_an_error_that_was_looked_at_is_not_logged(
 def test_an_error_is_received_with_that_of_a_stopped_request(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture, kept: bool
 ) -> None:
-    """Who has the error of a stopped request need not look at the failed one too, whether its future is kept or dropped."""
+    """The error of a stopped request counts as receipt of the failed one's, whether its future is kept or dropped."""
     wire.fail("forward_backward", 422, body={"detail": "passed on"})
     futures = [training.forward_backward([datum()], "cross_entropy")] if kept else []
     if not kept:
@@ -735,7 +733,7 @@ def test_an_error_is_received_with_that_of_a_stopped_request(
 def test_an_error_of_a_creation_is_received_with_that_of_a_request(
     wire: Any, service: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who has the error of a request of a client that was not created need not look at the client too."""
+    """The error of a request of a client that was not created counts as receipt of the creation's error."""
     wire.fail("create_sampling_session", 403, body={"detail": "not created"})
     sampler = service.create_sampling_client(base_model="tinker/toy")
     with pytest.raises(tinker.PermissionDeniedError):
@@ -746,7 +744,7 @@ def test_an_error_of_a_creation_is_received_with_that_of_a_request(
 
 
 def test_a_sampler_of_a_failed_save(wire: Any, training: tinker.TrainingClient) -> None:
-    """A save of unknown fate for a sampler stops the run until the sampler's error is received."""
+    """A save for a sampler with unknown outcome stops the run until the sampler's error is received."""
     wire.fail("save_weights_for_sampler", 503, headers={"x-should-retry": "false"})
     sampler = training.save_weights_and_get_sampling_client()
     finish(sampler.future())

@@ -1,4 +1,4 @@
-"""A platform without httpunk: httpx sends, with the same settings, and says so once."""
+"""A platform without httpunk: httpx sends with the same settings, and the log says so once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ main()
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A program in a process without httpunk."""
+    """Run a program in a process without httpunk."""
     command = [sys.executable, "-c", WITHOUT + program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
 
@@ -75,7 +75,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("through_proxy", [False, True])
 def test_httpx_sends(url: str, ca_file: str, tmp_path: Path, through_proxy: bool) -> None:
-    """Training, hundreds of samples at once, streams and files work, through a proxy too; the log says it once."""
+    """Training, hundreds of concurrent samples, streams and files work, through a proxy too; the log says it once."""
     with tunnel_proxy(url.replace("localhost", "127.0.0.1")) as proxy:
         address = f"http://127.0.0.1:{proxy.port}" if through_proxy else ""
         done = run(WORK, url, str(tmp_path / "files"), ca_file, address)
@@ -84,15 +84,15 @@ def test_httpx_sends(url: str, ca_file: str, tmp_path: Path, through_proxy: bool
     assert any((tmp_path / "files").iterdir())
 
 
-def test_what_fails_is_said_the_same_way(url: str) -> None:
-    """A certificate that is not trusted is the same line as with httpunk."""
+def test_errors_are_the_same_as_with_httpunk(url: str) -> None:
+    """A certificate that is not trusted gives the same message as with httpunk."""
     done = run(REFUSED, url, "", "", "")
     assert done.stdout.startswith("True True Connection error: POST ")
     assert "is not trusted (unable to get local issuer certificate): name its authority in ca_file" in done.stdout
 
 
 def test_the_doctor_names_it(url: str, ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is httpx that is named, and what it has agreed on with the server."""
+    """The doctor reports httpx, and the protocol it has negotiated with the server."""
     monkeypatch.setenv("TINKER_CA_FILE", str(ca_file))
     (connection,) = json.loads(run(DOCTOR, url, "", "", "").stdout)["connections"]
     assert connection["engine"].startswith("httpx ")

@@ -16,7 +16,7 @@ Connect = Callable[..., tinker.ServiceClient]
 
 
 def sparse_datum() -> tinker.Datum:
-    """Targets that are sent sparse: 40 positions, 20 candidates each, of which the first counts."""
+    """Targets that are sent sparse: 40 positions with 20 candidates each, of which the first counts."""
     targets, weights = np.zeros((40, 20), np.int64), np.zeros((40, 20), np.float32)
     targets[:, 0], weights[:, 0] = 7, 1.0
     inputs: Any = {
@@ -34,7 +34,7 @@ def shapes_sent(wire: Any) -> list[tuple[int, bool]]:
 
 
 def test_sparse_tensors_are_made_dense_where_they_are_refused(training: tinker.TrainingClient, wire: Any) -> None:
-    """A server that refuses sparse tensors gets them dense under the same number, and from then on at once."""
+    """A server that refuses sparse tensors gets them dense under the same number, and dense at once from then on."""
     wire.fail("forward_backward", 422, body={"detail": "Sparse loss_fn_input tensors are not supported"})
     first = training.forward_backward([sparse_datum()], "cross_entropy").result(10)
     second = training.forward_backward([sparse_datum()], "cross_entropy").result(10)
@@ -43,7 +43,7 @@ def test_sparse_tensors_are_made_dense_where_they_are_refused(training: tinker.T
 
 
 def test_sparse_tensors_stay_sparse_where_they_are_read(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A success without sparse tensors says nothing about them, one with them does."""
+    """A success with sparse tensors shows that they are supported; a success without them shows nothing."""
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([sparse_datum()], "cross_entropy").result(10)
     assert shapes_sent(wire)[1:] == [(2, True)]
@@ -52,7 +52,7 @@ def test_sparse_tensors_stay_sparse_where_they_are_read(training: tinker.Trainin
 def test_an_older_success_does_not_make_tensors_sparse_again(
     service: tinker.ServiceClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """What was accepted before sparse tensors were refused, and had none, says nothing about them when it is answered late."""
+    """A late success of an earlier request without sparse tensors does not make tensors sparse again after a refusal."""
     first, second = (service.create_lora_training_client("tinker/toy").result(10) for _ in range(2))
     answer = wire.hold("forward_backward")
     early = first.forward_backward([datum()], "cross_entropy")
@@ -72,7 +72,7 @@ def test_an_older_success_does_not_make_tensors_sparse_again(
 def test_refusal_in_every_form_is_the_first_one(
     training: tinker.TrainingClient, wire: Any, second: str, noted: list[str]
 ) -> None:
-    """When no form is accepted, the first refusal is raised, those that say something else are notes, and one number is used."""
+    """If every form is refused, the first refusal is raised, different ones are notes, and one number is used."""
     wire.fail("forward_backward", 422, body={"detail": "no such loss"}, times=2, form="protobuf")
     wire.fail("forward_backward", 422, body={"detail": second}, times=2, form="json")
     with pytest.raises(tinker.UnprocessableEntityError, match="no such loss") as caught:
@@ -82,10 +82,10 @@ def test_refusal_in_every_form_is_the_first_one(
 
 
 @pytest.mark.parametrize("knows_weights_info", [True, False])
-def test_state_is_loaded_into_a_model_made_for_it(
+def test_state_is_loaded_into_a_new_model(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum, knows_weights_info: bool
 ) -> None:
-    """Where loading cannot create a model, a fitting one is created and loaded as its first request; the run goes on from it."""
+    """If loading cannot create a model, a fitting one is created and loaded by its first request; the run continues from it."""
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(tinker.AdamParams(learning_rate=0.5))
     path = training.save_state("s").result(10).path
@@ -107,7 +107,7 @@ def test_state_is_loaded_into_a_model_made_for_it(
 
 
 def test_one_stop_text_is_a_list_of_one(service: tinker.ServiceClient, wire: Any) -> None:
-    """A bare stop text is sent in the form that every server reads."""
+    """A single stop string is sent in the form that every server reads."""
     params = tinker.SamplingParams(max_tokens=1, stop="END")
     service.create_sampling_client(base_model="tinker/toy").sample(tinker.ModelInput.from_ints([1]), 1, params).result(10)
     assert wire.requests("asample")[0].json["sampling_params"]["stop"] == ["END"]
@@ -122,7 +122,7 @@ NO_LOSS = {"detail": [{"type": "literal_error", "loc": ["body", "forward_backwar
 
 
 def forms_sent(wire: Any) -> list[tuple[str, int]]:
-    """The form and the number of each training request."""
+    """Return the form and the number of each training request."""
     return [(one.request.headers["content-type"].rpartition("/")[2], one.seq_id) for one in wire.requests("forward_backward")]
 
 
@@ -130,7 +130,7 @@ def forms_sent(wire: Any) -> list[tuple[str, int]]:
 def test_protobuf_that_is_refused_is_sent_as_json(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int
 ) -> None:
-    """However a server refuses the first protobuf body, it gets the same request as JSON, and JSON from then on."""
+    """If the first protobuf body is refused, in whatever way, the same request is sent as JSON, and JSON from then on."""
     wire.fail("forward_backward", status, body={"detail": "what is this"}, form="protobuf")
     for _ in range(2):
         training.forward_backward([datum()], "cross_entropy").result(10)
@@ -139,7 +139,7 @@ def test_protobuf_that_is_refused_is_sent_as_json(
 
 @pytest.mark.parametrize("status", [415, 422])
 def test_json_that_is_refused_is_sent_as_protobuf(connect: Connect, wire: Any, datum: MakeDatum, status: int) -> None:
-    """Where nothing tells that a server reads protobuf it gets JSON first, and protobuf when it refuses that form."""
+    """Without evidence for protobuf a server gets JSON first, and protobuf if it refuses JSON."""
     wire.fail("client/config", 404)
     wire.fail("forward_backward", status, body={"detail": "protobuf only"} if status == 415 else NO_BODY, form="json")
     training = connect().create_lora_training_client("tinker/toy").result(10)
@@ -151,7 +151,7 @@ def test_json_that_is_refused_is_sent_as_protobuf(connect: Connect, wire: Any, d
 def test_protobuf_that_makes_a_server_fail_is_sent_as_json(
     training: tinker.TrainingClient, wire: Any, clock: Any, datum: MakeDatum
 ) -> None:
-    """A server that fails on protobuf gets JSON at once, and nothing but JSON once it failed on protobuf twice."""
+    """A server that fails on protobuf gets JSON at once, and only JSON after the second such failure."""
     wire.fail("forward_backward", 500, body=b"Internal Server Error", times=2, form="protobuf", outside="another server's")
     del clock.slept[:]
     for _ in range(3):
@@ -163,7 +163,7 @@ def test_protobuf_that_makes_a_server_fail_is_sent_as_json(
 def test_the_form_in_which_a_connection_broke_is_tried_again(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A server that fails on protobuf and then closes the connection gets JSON again on the next, not protobuf once more."""
+    """If a server fails on protobuf and then closes the connection, the next attempt is JSON again, not protobuf."""
     wire.fail("forward_backward", 500, body=b"Internal Server Error", form="protobuf", outside="another server's")
     wire.drop("forward_backward", apply=False)
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -171,15 +171,15 @@ def test_the_form_in_which_a_connection_broke_is_tried_again(
 
 
 def test_a_server_that_fails_once_keeps_getting_protobuf(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """One failure that JSON happened not to meet does not cost the session its protobuf."""
+    """After one failure that did not recur with JSON, the session keeps sending protobuf."""
     wire.fail("forward_backward", 500, body=CANNOT, form="protobuf")
     for _ in range(3):
         training.forward_backward([datum()], "cross_entropy").result(10)
     assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("x-protobuf", 2), ("x-protobuf", 3)]
 
 
-def test_a_server_that_fails_for_a_while_is_asked_again(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Failures of both forms are waited out, and after a few rounds the request is repeated as protobuf alone."""
+def test_a_server_that_fails_for_a_while_is_retried(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Failures of both forms are retried, and after a few rounds the request is sent as protobuf alone."""
     wire.fail("forward_backward", 500, body=CANNOT, times=6)
     training.forward_backward([datum()], "cross_entropy").result(10)
     assert [form for form, _ in forms_sent(wire)] == ["x-protobuf", "json"] * 3 + ["x-protobuf"] * 4
@@ -187,16 +187,16 @@ def test_a_server_that_fails_for_a_while_is_asked_again(training: tinker.Trainin
     assert len(attempts) == 2
 
 
-def test_an_overloaded_server_is_not_asked_for_its_forms(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Answers of gateways, and wishes to slow down, say nothing about the form."""
+def test_overload_does_not_change_the_form(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Responses of gateways, and requests to slow down, do not change the form."""
     for status in (502, 503, 504, 429, 408):
         wire.fail("forward_backward", status)
     training.forward_backward([datum()], "cross_entropy").result(10)
     assert forms_sent(wire) == [("x-protobuf", 1)] * 6
 
 
-def test_once_protobuf_was_read_it_is_never_doubted(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Later failures and refusals have other reasons."""
+def test_accepted_protobuf_is_kept(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """Once protobuf was accepted, later failures and refusals do not change the form."""
     training.forward_backward([datum()], "cross_entropy").result(10)
     wire.fail("forward_backward", 500, times=2)
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -207,8 +207,8 @@ def test_once_protobuf_was_read_it_is_never_doubted(training: tinker.TrainingCli
 
 
 @pytest.mark.parametrize("choice", ["proto", "json"])
-def test_a_chosen_form_is_never_changed(connect: Connect, wire: Any, datum: MakeDatum, choice: str) -> None:
-    """Who sets the wire gets it, also where the server fails on it."""
+def test_a_configured_form_is_never_changed(connect: Connect, wire: Any, datum: MakeDatum, choice: str) -> None:
+    """A form chosen by the user is kept, even if the server fails on it."""
     training = connect(wire=choice).create_lora_training_client("tinker/toy").result(10)
     wire.fail("forward_backward", 500, times=2)
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -225,10 +225,10 @@ def test_a_chosen_form_is_never_changed(connect: Connect, wire: Any, datum: Make
         ((500, b"Internal Server Error"), (422, NO_LOSS), 422),
     ],
 )
-def test_the_refusal_that_says_most_is_raised(
+def test_the_refusal_of_the_form_that_was_read_is_raised(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, as_proto: Any, as_json: Any, raised: int
 ) -> None:
-    """When a request is refused in both forms, the error is that of the form that was read; the other one is a note."""
+    """If a request is refused in both forms, the error is that of the form that was read; the other one is a note."""
     rounds = 3 if as_proto[0] == 500 else 1
     for _ in range(rounds):
         for form, (status, body) in (("protobuf", as_proto), ("json", as_json)):
@@ -251,8 +251,8 @@ LIMITS = (
 
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("value", [0, -1])
-def test_limits_that_let_nothing_pass(limit: str, value: int, connect: Connect, wire: Any) -> None:
-    """A server whose settings would let no request pass is told about at once, with the setting's name."""
+def test_limits_that_no_request_can_meet(limit: str, value: int, connect: Connect, wire: Any) -> None:
+    """Server settings that let no request pass are reported at once, with the name of the setting."""
     wire.fail("client/config", 200, body={limit: value}, times=3, outside="no limit is below 1")
     with pytest.raises(tinker.APIResponseValidationError, match=f"{limit} must be at least 1, got {value}"):
         connect().create_sampling_client(base_model="tinker/toy").result(10)

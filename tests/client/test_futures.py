@@ -1,4 +1,4 @@
-"""The one future type, from every side."""
+"""The future type, from all sides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PENDING = {"type": "try_again", "request_id": "x", "queue_state": "paused_capaci
 
 
 def test_awaited_from_any_loop_any_number_of_times(training: tinker.TrainingClient) -> None:
-    """One future gives its result to several loops and threads, and again when it is done."""
+    """A future can be awaited by several loops and threads, and again when it is done."""
     future = training.optim_step(ADAM)
 
     async def twice() -> bool:
@@ -40,8 +40,8 @@ def test_callback(training: tinker.TrainingClient) -> None:
     assert called.wait(10)
 
 
-def test_repr_names_the_operation_and_how_it_stands(training: tinker.TrainingClient, wire: Any) -> None:
-    """Pending, done, cancelled, or the class of the error."""
+def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient, wire: Any) -> None:
+    """The repr shows the operation and the state: pending, done, cancelled, or the class of the error."""
     wire.fail("optim_step", 422)
     failed = training.optim_step(ADAM)
     failed.exception(10)
@@ -55,8 +55,8 @@ def test_repr_names_the_operation_and_how_it_stands(training: tinker.TrainingCli
     assert repr(waiting) == "<APIFuture sample, cancelled>"
 
 
-def test_time_out_tells_that_the_server_does_not_answer(training: tinker.TrainingClient, wire: Any) -> None:
-    """Why the last attempt failed is part of the message, until the server answers again."""
+def test_timeout_reports_the_last_failed_attempt(training: tinker.TrainingClient, wire: Any) -> None:
+    """The message of a timeout has the reason of the last failed attempt, until the server responds again."""
     for operation in ("session_heartbeat", "optim_step"):
         wire.drop(operation, apply=False, times=10**9)
     future = training.optim_step(ADAM)
@@ -67,8 +67,8 @@ def test_time_out_tells_that_the_server_does_not_answer(training: tinker.Trainin
     future.result(10)
 
 
-def test_time_out_tells_what_is_waited_for(training: tinker.TrainingClient, wire: Any) -> None:
-    """A time-out names operation, request and queue state, leaves the operation running, and the result comes later."""
+def test_timeout_names_the_request(training: tinker.TrainingClient, wire: Any) -> None:
+    """A timeout names operation, request and queue state, the operation keeps running, and the result comes later."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 3)
@@ -78,8 +78,8 @@ def test_time_out_tells_what_is_waited_for(training: tinker.TrainingClient, wire
     assert future.result(10).metrics is not None
 
 
-def test_async_time_out_cancels(training: tinker.TrainingClient, wire: Any) -> None:
-    """An async wait that runs out of time cancels the operation."""
+def test_async_timeout_cancels(training: tinker.TrainingClient, wire: Any) -> None:
+    """An async wait that times out cancels the operation."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 1)
@@ -90,7 +90,7 @@ def test_async_time_out_cancels(training: tinker.TrainingClient, wire: Any) -> N
 
 
 def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire: Any) -> None:
-    """Cancelling the task that awaits stops the polling, and the training order has no hole."""
+    """Cancelling the awaiting task stops the polling, and leaves no hole in the training order."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     future = training.optim_step(ADAM)
 
@@ -109,7 +109,7 @@ def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire
 
 
 def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wire: Any) -> None:
-    """A request cancelled while it waits for its turn is never sent and uses no number."""
+    """A request cancelled before its turn is never sent and uses no number."""
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     client = service.create_lora_training_client("tinker/toy")
     first, second = client.optim_step(ADAM), client.optim_step(ADAM)
@@ -123,7 +123,7 @@ def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wi
 
 
 def test_blocking_on_the_loop_thread_raises(training: tinker.TrainingClient) -> None:
-    """A wait that would stop all I/O for ever raises at once instead."""
+    """A wait that would block all I/O forever raises at once."""
     outcome: concurrent.futures.Future[BaseException | None] = concurrent.futures.Future()
 
     def block() -> None:
@@ -137,7 +137,7 @@ def test_blocking_on_the_loop_thread_raises(training: tinker.TrainingClient) -> 
 
 
 def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -> None:
-    """A failure is raised by result, by await, and given by exception."""
+    """A failure is raised by result and await, and returned by exception."""
     wire.fail("optim_step", 404)
     future = training.optim_step(ADAM)
     with pytest.raises(tinker.NotFoundError):
@@ -150,7 +150,7 @@ def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -
 def test_the_log_has_the_frames_of_a_failure(
     training: tinker.TrainingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level debug a failure is logged with where it was found, which its traceback leaves out; a success is not logged."""
+    """At level DEBUG a failure is logged with the frames that its traceback omits; a success is not logged."""
     caplog.set_level(logging.DEBUG, "tinker")
     training.optim_step(ADAM).result(10)
     wire.fail("optim_step", 400)
@@ -162,7 +162,7 @@ def test_the_log_has_the_frames_of_a_failure(
 
 
 def test_older_paths_and_names() -> None:
-    """What older code imports by its full path is what the package has under its own name."""
+    """The full paths that older code imports are the same objects as the package's names."""
     from tinker.lib.public_interfaces import BackcompatTrainingClientFuture
     from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
     from tinker.lib.public_interfaces.rest_client import RestClient
@@ -175,7 +175,7 @@ def test_older_paths_and_names() -> None:
 
 
 def test_future_made_of_another() -> None:
-    """A future made of a concurrent one follows it: its result, its error, and its cancellation both ways."""
+    """A future made from a concurrent one follows it: its result, its error, and cancellation both ways."""
     from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
     done, failed, given_up = (concurrent.futures.Future[int]() for _ in range(3))
@@ -193,7 +193,7 @@ def test_future_made_of_another() -> None:
 
 @pytest.mark.parametrize(("operation", "named"), [("optim_step", "optim_step"), ("", "an operation")])
 def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
-    """A name that only a result can have says whose result must be waited for; a private name does not."""
+    """Accessing a name of the result raises an error that says to wait for the result; a private name does not."""
     future = tinker.APIFuture[Any](operation)
     with pytest.raises(AttributeError, match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)"):
         _ = future.metrics  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
 
 
 def test_a_future_whose_work_is_cancelled_is_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
-    """Whatever ends the work of an operation, as the end of its loop does, nobody waits for it any more."""
+    """If the work of an operation is cancelled in any way, such as the end of its loop, its future is cancelled."""
     polls = len(wire.requests("retrieve_future"))
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)

@@ -1,4 +1,4 @@
-"""What stands between client and server: proxies, and the headers, queries and project ids that gateways want."""
+"""Proxies and gateways: proxy settings, and the headers, queries and project ids that gateways require."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST = "http://server.invalid"
 
 @attrs.frozen
 class Asked:
-    """A request as the proxy got it."""
+    """A request as the proxy received it."""
 
     method: str
     target: str
@@ -39,7 +39,7 @@ class Asked:
 
 @attrs.define
 class Proxy:
-    """A proxy that knows one server under every name; it refuses tunnels."""
+    """A proxy that forwards every name to one server; it refuses tunnels."""
 
     url: str
     asked: list[Asked] = attrs.field(factory=list)
@@ -50,7 +50,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A running proxy before a running server; no variable names it yet."""
+    """A running proxy in front of a running server; no environment variable names it yet."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     settings = Settings(data_dir=tmp_path, allowed_hosts=[str(urlsplit(HOST).hostname)])
@@ -89,7 +89,7 @@ def listening(upstream: str) -> Iterator[Proxy]:
             self.send_error(502, "no tunnels")
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing on the terminal."""
+            """Print nothing on the terminal."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
@@ -105,7 +105,7 @@ def listening(upstream: str) -> Iterator[Proxy]:
 
 @pytest.mark.parametrize("variable", ["TINKER_PROXY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
 def test_everything_goes_through_it(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
-    """Requests, polls and the files of a checkpoint, all under the server's own name."""
+    """Requests, polls and checkpoint files all go through the proxy, under the server's name."""
     monkeypatch.setenv(variable, proxy.url)
     with tinker.ServiceClient(base_url=HOST, api_key="key") as service:
         training = service.create_lora_training_client("tinker/toy", rank=4).result(30)
@@ -116,8 +116,8 @@ def test_everything_goes_through_it(proxy: Proxy, monkeypatch: pytest.MonkeyPatc
     assert parts == {"api", "files"}
 
 
-def test_ours_comes_first(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TINKER_PROXY is for this client, so it beats the variables for everybody, NO_PROXY too."""
+def test_tinker_proxy_takes_precedence(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TINKER_PROXY takes precedence over the general proxy variables, including NO_PROXY."""
     monkeypatch.setenv("TINKER_PROXY", proxy.url)
     monkeypatch.setenv("HTTP_PROXY", "http://nobody.invalid:1")
     monkeypatch.setenv("NO_PROXY", "*")
@@ -126,7 +126,7 @@ def test_ours_comes_first(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_tunnels(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An https address is asked for by a tunnel; a proxy that makes none is an APIConnectionError without its password."""
+    """An https address is reached by a tunnel; a refused tunnel is an APIConnectionError without the proxy's password."""
     monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("//", "//me:hush@"))
     service = tinker.ServiceClient(base_url="https://server.invalid", api_key="key", patience_seconds=0)
     with pytest.raises(tinker.APIConnectionError) as caught:
@@ -136,7 +136,7 @@ def test_tunnels(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passwords(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name and password of the address are told to the proxy, and nobody else."""
+    """Name and password in the proxy's address are sent to the proxy only."""
     monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("//", "//me:hush@"))
     assert tinker.RestClient(base_url=HOST, api_key="key").get_server_capabilities().result(30).supported_models
     assert {one.headers["proxy-authorization"] for one in proxy.asked} == {"Basic bWU6aHVzaA=="}
@@ -144,7 +144,7 @@ def test_passwords(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headers_for_the_proxy(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They are in every request that the proxy reads, those for files too, and with its password where it has one."""
+    """They are in every request that the proxy reads, including those for files, along with its password if it has one."""
     monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("//", "//me:hush@"))
     monkeypatch.setenv("TINKER_PROXY_HEADERS", '{"X-Team": "research"}')
     with tinker.ServiceClient(base_url=HOST, api_key="key") as service:
@@ -157,7 +157,7 @@ def test_headers_for_the_proxy(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_headers_for_a_tunnel(proxy: Proxy) -> None:
-    """For an https address they go with the request for the tunnel."""
+    """For an https address they are sent with the CONNECT request."""
     config = tinker.Config.load(
         base_url="https://server.invalid", api_key="key", proxy=proxy.url, proxy_headers={"X-Team": "a"}, patience_seconds=0
     )
@@ -190,13 +190,13 @@ def test_headers_for_a_tunnel(proxy: Proxy) -> None:
     ],
 )
 def test_exceptions(url: str, no_proxy: str, through: bool) -> None:
-    """What NO_PROXY names, this machine, and schemes without a proxy are reached directly."""
+    """Names in NO_PROXY, this machine, and schemes without a proxy are reached directly."""
     found = _config.load_config(base_url=HOST, environ={"HTTP_PROXY": "http://proxy:1", "NO_PROXY": no_proxy}).proxies
     assert found.of(url) == ("http://proxy:1" if through else None)
 
 
-def test_proxies_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy of another kind is refused by the variable's name, without its password; ``local://`` needs none."""
+def test_unsupported_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy with an unsupported scheme is refused, naming the variable but not the password; ``local://`` uses no proxy."""
     environ = {"ALL_PROXY": "socks4://me:hush@proxy:1"}
     with pytest.raises(ValueError, match=r"ALL_PROXY.*'socks4'") as caught:
         _config.load_config(base_url=HOST, environ=environ)
@@ -206,7 +206,7 @@ def test_proxies_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["http", "httpx"])
 def engine(request: pytest.FixtureRequest, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Arguments of a client whose requests come by the proxy, by either engine."""
+    """Return the arguments of a client whose requests go through the proxy, with either engine."""
     if request.param == "httpx":
         return {"base_url": HOST, "transport": httpx.AsyncHTTPTransport(proxy=proxy.url)}
     monkeypatch.setenv("TINKER_PROXY", proxy.url)
@@ -214,7 +214,7 @@ def engine(request: pytest.FixtureRequest, proxy: Proxy, monkeypatch: pytest.Mon
 
 
 def test_headers_and_queries(engine: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every request has them: those of the arguments over those of the environment, over ours, in any spelling, and once."""
+    """Every request has them once, in any spelling: arguments override the environment, which overrides our own."""
     monkeypatch.setenv("TINKER_DEFAULT_HEADERS", json.dumps({"X-Team": "red", "X-Room": "1"}))
     monkeypatch.setenv("TINKER_DEFAULT_QUERY", json.dumps({"zone": "eu", "limit": "7"}))
     headers = {"X-Team": "blue", "user-agent": "mine", "Authorization": "Bearer b"}
@@ -235,7 +235,7 @@ def test_headers_and_queries(engine: dict[str, Any], proxy: Proxy, monkeypatch: 
 
 
 def test_a_key_as_a_header(engine: dict[str, Any], proxy: Proxy) -> None:
-    """Who gives the key's header by hand means that one."""
+    """A header given by the user overrides the header of the key."""
     with tinker.ServiceClient(api_key="key", default_headers_overrides={"x-api-key": "other"}, **engine) as service:
         service.get_server_capabilities()
     assert {tuple(one.headers.get_all("X-API-Key") or ()) for one in proxy.asked} == {("other",)}
@@ -245,7 +245,7 @@ def test_a_key_as_a_header(engine: dict[str, Any], proxy: Proxy) -> None:
 def test_projects(
     engine: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch, argument: str | None, variable: str, sent: str | None
 ) -> None:
-    """The session is of the project of the argument, else of TINKER_PROJECT_ID; an empty one is none."""
+    """The session's project is that of the argument, else TINKER_PROJECT_ID; an empty one counts as none."""
     monkeypatch.setenv("TINKER_PROJECT_ID", variable)
     with tinker.ServiceClient(project_id=argument, api_key="key", **engine) as service:
         service.create_lora_training_client("tinker/toy", rank=4).result(30)
@@ -254,7 +254,7 @@ def test_projects(
 
 
 @pytest.mark.parametrize("value", ["no json", "[1]", '{"a": 1}'])
-def test_defaults_that_are_none(value: str) -> None:
-    """What is no JSON object of text is refused by the variable's name."""
+def test_invalid_defaults(value: str) -> None:
+    """A value that is not a JSON object of strings is refused, naming the variable."""
     with pytest.raises(ValueError, match="TINKER_DEFAULT_HEADERS"):
         _config.load_config(base_url=HOST, environ={"TINKER_DEFAULT_HEADERS": value})

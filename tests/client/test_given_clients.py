@@ -1,4 +1,4 @@
-"""``http_client=``: a client of httpx or httpx2 sends, with what it adds; its failures mean what those of our engine mean."""
+"""``http_client=``: requests are sent by a client of httpx or httpx2, and its failures mean the same as those of our engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., tinker.ServiceClient]
 
 @pytest.fixture(params=["httpx", "httpx2"])
 def library(request: pytest.FixtureRequest) -> ModuleType:
-    """The library that the client is of."""
+    """The library of the client."""
     pytest.importorskip(request.param)
     return importlib.import_module(request.param)
 
@@ -34,14 +34,14 @@ def server(tmp_path: Path) -> Iterator[FaultyServer]:
 
 @pytest.fixture
 def url(server: FaultyServer) -> Iterator[str]:
-    """Its address."""
+    """The server's address."""
     with server.on_port() as url:
         yield url
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes services, which are closed at the end."""
+    """Create services and close them after the test."""
     made: list[tinker.ServiceClient] = []
 
     def make(client: Any, url: str, **arguments: Any) -> tinker.ServiceClient:
@@ -53,8 +53,8 @@ def make() -> Iterator[Make]:
         service.close().result(10)
 
 
-def test_what_the_client_adds_is_sent(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
-    """Its headers, cookies, query and hooks are part of each request, but ours win; it is not closed, as it is not ours."""
+def test_additions_of_the_client_are_sent(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
+    """Its headers, cookies, query and hooks are part of each request, but ours take precedence; the client is not closed."""
     seen: list[str] = []
 
     async def note(request: Any) -> None:
@@ -96,14 +96,14 @@ def test_a_whole_run(library: ModuleType, url: str, make: Make, tmp_path: Path) 
     assert any((tmp_path / "files").iterdir())
 
 
-def test_its_own_tls(library: ModuleType, server: FaultyServer, make: Make) -> None:
-    """It is the client that trusts, not our settings."""
+def test_tls_settings_of_the_client(library: ModuleType, server: FaultyServer, make: Make) -> None:
+    """The TLS settings of the given client apply, not ours."""
     with server.on_port(ssl_context=server_context("http/1.1")) as url:
         assert make(library.AsyncClient(verify=client_context()), url).get_server_capabilities().supported_models
 
 
 def test_a_hook_that_reads_the_response(library: ModuleType, url: str, make: Make) -> None:
-    """A body that the client has read and decoded already is taken as it is."""
+    """A body that the client has already read and decoded is used as it is."""
 
     async def read(response: Any) -> None:
         await response.aread()
@@ -112,8 +112,8 @@ def test_a_hook_that_reads_the_response(library: ModuleType, url: str, make: Mak
     assert service.get_server_capabilities().supported_models
 
 
-def test_redirects_stay_ours(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
-    """Though the client would follow, no credential goes to another origin."""
+def test_the_client_follows_no_redirects(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
+    """Even if the client would follow redirects, no credential is sent to another origin."""
     other = url.replace("127.0.0.1", "localhost")
     server.fail_next("get_server_capabilities", 307, headers={"location": f"{other}/api/v1/get_server_capabilities"})
     service = make(library.AsyncClient(follow_redirects=True), url)
@@ -122,8 +122,8 @@ def test_redirects_stay_ours(library: ModuleType, server: FaultyServer, url: str
     assert ("x-api-key" in first.headers, "x-api-key" in second.headers) == (True, False)
 
 
-def test_nobody_listens(library: ModuleType, make: Make) -> None:
-    """A connection that could not be made: the request never ran."""
+def test_connection_refused(library: ModuleType, make: Make) -> None:
+    """A connection that could not be established means that the request never ran."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -134,8 +134,8 @@ def test_nobody_listens(library: ModuleType, make: Make) -> None:
 
 
 @pytest.mark.parametrize("fault", ["hang", "drop"])
-def test_a_response_that_does_not_come(library: ModuleType, server: FaultyServer, url: str, make: Make, fault: str) -> None:
-    """Silence is a timeout by our limit, whatever the client's is; a broken connection is none, and the request may have run."""
+def test_a_missing_response(library: ModuleType, server: FaultyServer, url: str, make: Make, fault: str) -> None:
+    """No response is a timeout by our limit, not the client's; a broken connection is not one, and the request may have run."""
     service = make(library.AsyncClient(timeout=None), url, patience_seconds=0, timeout=0.5)
     service.check_health()
     getattr(server, f"{fault}_next")("get_server_capabilities")
@@ -146,7 +146,7 @@ def test_a_response_that_does_not_come(library: ModuleType, server: FaultyServer
 
 
 def test_a_body_that_breaks_off(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
-    """The failure while the response is read is one of the connection, too."""
+    """A failure while the response is read is a connection error, too."""
     service = make(library.AsyncClient(), url, patience_seconds=0)
     service.check_health()
     server.truncate_next("get_server_capabilities")

@@ -1,4 +1,4 @@
-"""What the settings say of heartbeats: how often, when to warn, when the session counts as lost, and who hears of it."""
+"""Heartbeat settings: the interval, the warning, when a session counts as lost, and which observers are notified."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def connect(server: FaultyServer, told: Callable[[Event], object], **settings: A
     return server.service(config=config, observers=[told])
 
 
-def test_how_often(server: FaultyServer, clock: SteppedClock) -> None:
-    """Heartbeats come as often as the settings say."""
+def test_heartbeat_interval(server: FaultyServer, clock: SteppedClock) -> None:
+    """Heartbeats are sent at the interval of the settings."""
     service = connect(server, Told(), heartbeat_seconds=60)
     service.create_lora_training_client("tinker/toy", rank=2).result(10)
     clock.advance(600)
@@ -66,7 +66,7 @@ def test_how_often(server: FaultyServer, clock: SteppedClock) -> None:
 
 
 def test_a_silent_session_counts_as_lost(server: FaultyServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture) -> None:
-    """After the time of the settings observers are told once, requests fail typed, and go on when a heartbeat is accepted."""
+    """After the configured time observers are notified once, and requests fail with a typed error until a heartbeat works."""
     told = Told()
     service = connect(server, told, heartbeat_warning_seconds=30, heartbeat_lost_seconds=100)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
@@ -90,7 +90,7 @@ def test_a_silent_session_counts_as_lost(server: FaultyServer, clock: SteppedClo
 
 
 def test_by_default_nothing_counts_as_lost(server: FaultyServer, clock: SteppedClock) -> None:
-    """Without the setting a client goes on when heartbeats fail."""
+    """Without the setting a client continues when heartbeats fail."""
     told = Told()
     training = connect(server, told).create_lora_training_client("tinker/toy", rank=2).result(10)
     server.fail_next("session_heartbeat", 503, times=60)
@@ -103,7 +103,7 @@ def test_by_default_nothing_counts_as_lost(server: FaultyServer, clock: SteppedC
 def test_a_client_that_is_collected_without_room_on_the_stack_is_shut_down(
     server: FaultyServer, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dropped client whose finalizer fails, at the end of the stack, sends no more heartbeats and closes its connections."""
+    """A dropped client whose finalizer overflows the stack sends no more heartbeats and closes its connections."""
     service = tinker.ServiceClient(base_url="http://server", api_key="tml-a", transport=server.transport, clock=clock.clock())
     service.create_sampling_client(base_model="tinker/toy").result(10)
     transport = service._runtime().transport  # pyright: ignore[reportPrivateUsage]
@@ -123,7 +123,7 @@ def test_a_client_that_is_collected_without_room_on_the_stack_is_shut_down(
     collect_deep()
     assert failures
     clock.advance(60)
-    for _ in range(3):  # the I/O thread is told, begins the shutdown, and has done it
+    for _ in range(3):  # the I/O thread is notified, begins the shutdown, and has finished it
         passed = threading.Event()
         loop_thread().call(passed.set)
         assert passed.wait(10)

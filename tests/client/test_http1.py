@@ -1,4 +1,4 @@
-"""The engine on HTTP/1.1: what a server may do to a connection, and what becomes of the exchange on it."""
+"""The HTTP/1.1 engine: what a server may do to a connection, and the outcome of the exchange on it."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Peer:
         await self.writer.drain()
 
     async def answer_all(self) -> None:
-        """Answer every request until the client goes."""
+        """Answer every request until the client disconnects."""
         while True:
             await self.request()
             await self.send(OK)
 
     async def lost(self) -> None:
-        """Read on until the client goes."""
+        """Read until the client disconnects."""
         while await self.reader.read(1 << 16):
             pass
 
@@ -73,7 +73,7 @@ Script = Callable[[Peer], Awaitable[Any]]
 
 
 class Line(EngineCalls):
-    """An engine, and the connections that its server has had."""
+    """An engine and its server, which keeps every connection it has had."""
 
     def __init__(self, engine: HttpEngine, url: str, peers: list[Peer]) -> None:
         super().__init__(engine, url)
@@ -81,7 +81,7 @@ class Line(EngineCalls):
 
 
 def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None) -> T:
-    """What ``use`` returns, given an engine and a server with this script. Nothing may be left of the engine."""
+    """Return what ``use`` returns, given an engine and a server with this script. The engine must leave nothing behind."""
     peers: list[Peer] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +110,7 @@ def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[s
 
 
 def first_then_ok(first: Script) -> Script:
-    """A script that does this to the first connection, and answers on the others."""
+    """Return a script that does this to the first connection, and answers on the others."""
 
     async def script(peer: Peer) -> None:
         await (first(peer) if peer.number == 0 else peer.answer_all())
@@ -119,7 +119,7 @@ def first_then_ok(first: Script) -> Script:
 
 
 def after_request(answer: bytes) -> Script:
-    """A script that reads a request and sends these bytes."""
+    """Return a script that reads a request and sends these bytes."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -129,7 +129,7 @@ def after_request(answer: bytes) -> Script:
 
 
 def test_connections_are_used_again() -> None:
-    """Exchanges one after another share a connection; at the same time each has its own."""
+    """Sequential exchanges share a connection; concurrent ones have one each."""
 
     async def use(line: Line) -> None:
         assert [(await line.send()).status for _ in range(5)] == [200] * 5
@@ -141,8 +141,8 @@ def test_connections_are_used_again() -> None:
 
 
 @pytest.mark.parametrize("end", [Peer.break_off, lambda peer: peer.writer.close()])
-def test_connections_that_die(end: Callable[[Peer], None]) -> None:
-    """Of a hundred requests whose connections end before a response it is unknown whether they ran."""
+def test_connections_that_break(end: Callable[[Peer], None]) -> None:
+    """If a hundred connections end before a response, it is unknown for each request whether it ran."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -160,11 +160,11 @@ def test_connections_that_die(end: Callable[[Peer], None]) -> None:
     run(script, use)
 
 
-def test_a_server_that_is_not_there() -> None:
-    """Without a connection nothing ran, and each exchange says so at once."""
+def test_an_unreachable_server() -> None:
+    """Without a connection no request ran, and each exchange fails with that error at once."""
 
     async def use(line: Line) -> None:
-        line.url = "http://127.0.0.1:9"  # where nothing listens
+        line.url = "http://127.0.0.1:9"  # a port without a listener
         errors = await line.send_all(100)
         assert {(failure(error).never_ran, failure(error).wrong_address) for error in errors} == {(True, True)}
 
@@ -172,7 +172,7 @@ def test_a_server_that_is_not_there() -> None:
 
 
 def test_a_connection_that_the_server_closes_between_exchanges() -> None:
-    """A connection that ended while nobody used it is not used again."""
+    """A connection that was closed while idle is not used again."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -188,7 +188,7 @@ def test_a_connection_that_the_server_closes_between_exchanges() -> None:
 
 
 def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that nobody uses is closed before long."""
+    """An idle connection is closed after a short time."""
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
 
     async def use(line: Line) -> None:
@@ -200,8 +200,8 @@ def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names of the options are Linux's")
-def test_the_system_watches_connections() -> None:
-    """A connection whose other side is gone is ended by the system: probes while it is silent, a limit for what is not acknowledged."""
+def test_connections_use_keepalive() -> None:
+    """The system closes a connection whose peer has vanished: keepalive probes while idle, a limit for unacknowledged data."""
 
     async def use(line: Line) -> list[int]:
         await line.send()
@@ -238,8 +238,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
-def test_responses_that_cannot_be_read(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a response is a typed failure of unknown effect at once, and the next exchange works."""
+def test_unreadable_responses(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreadable response is a typed failure with unknown effect, at once, and the next exchange works."""
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def use(line: Line) -> None:
@@ -262,7 +262,7 @@ GOOD = {
 
 @pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
 def test_responses_in_other_forms(answer: bytes) -> None:
-    """The body is read as it is sent, and nothing of one response gets into the next."""
+    """The body is read in every transfer form, and nothing of one response leaks into the next."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -278,7 +278,7 @@ def test_responses_in_other_forms(answer: bytes) -> None:
 
 
 def test_no_redirects_and_no_cookies() -> None:
-    """A redirect is a response like others, and nothing of a response is sent back."""
+    """A redirect is returned like any other response, and no cookie is sent back."""
     redirect = b"HTTP/1.1 302 Found\r\nlocation: /other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
 
     async def script(peer: Peer) -> None:
@@ -297,7 +297,7 @@ def test_no_redirects_and_no_cookies() -> None:
 
 
 def test_a_response_before_the_body_was_sent() -> None:
-    """A response that comes early ends the upload and is delivered, and the connection ends."""
+    """An early response ends the upload and is delivered, and the connection is closed."""
 
     async def script(peer: Peer) -> None:
         await peer.head()
@@ -313,8 +313,8 @@ def test_a_response_before_the_body_was_sent() -> None:
     run(first_then_ok(script), use)
 
 
-def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
-    """What reading a body raises in the middle of sending it is raised to its sender, and the connection ends."""
+def test_an_unreadable_body(tmp_path: Path) -> None:
+    """An exception from reading a body in the middle of sending it is raised to the caller, and the connection is closed."""
     path = tmp_path / "file"
     path.write_bytes(bytes(64 << 20))
     pieces = FormPieces([Stored(path, 0, 64 << 20)])
@@ -329,7 +329,7 @@ def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops has little of the body in memory, and afterwards everything arrives."""
+    """A receiver that stops reading buffers little of the body, and afterwards everything arrives."""
     nbytes = 64 << 20
     sent: list[int] = []
 
@@ -353,7 +353,7 @@ def test_a_slow_reader_holds_the_server_back() -> None:
 
 
 def test_closing_under_way() -> None:
-    """Closing fails exchanges that wait for a slot, a response or the rest of one, and ends the connections."""
+    """Closing fails exchanges that wait for a slot, a response or the rest of one, and closes the connections."""
     received: list[bytes] = []
 
     async def script(peer: Peer) -> None:
@@ -380,7 +380,7 @@ def test_closing_under_way() -> None:
 
 
 def test_cancelling() -> None:
-    """Whoever gives up an exchange ends its connection; its slot is free again."""
+    """Cancelling an exchange closes its connection and frees its slot."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -412,7 +412,7 @@ def test_cancelling() -> None:
 
 
 def test_cancelling_while_connecting() -> None:
-    """An exchange that is given up while its connection is opened takes no slot with it, and no connection."""
+    """An exchange cancelled while connecting keeps neither a slot nor a connection."""
 
     async def use(line: Line) -> None:
         for turns in range(10):
@@ -428,8 +428,8 @@ def test_cancelling_while_connecting() -> None:
     run(Peer.answer_all, use, slots={"session": 5})
 
 
-def test_nothing_keeps_what_is_over() -> None:
-    """A connection that has ended is in memory no longer."""
+def test_closed_connections_are_freed() -> None:
+    """A closed connection is not kept in memory."""
 
     async def use(line: Line) -> weakref.ref[Any]:
         await line.send()
@@ -441,9 +441,9 @@ def test_nothing_keeps_what_is_over() -> None:
     assert kept() is None
 
 
-def test_a_receiver_that_is_behind_at_the_end() -> None:
-    """A response that ends while its connection has stopped reading does not keep the next one from being read."""
-    nbytes = READ_AHEAD_NBYTES + 1  # so that the last byte is the one that is too many
+def test_a_receiver_that_is_slow_at_the_end() -> None:
+    """A response that ends while its connection has paused reading does not prevent the next one from being read."""
+    nbytes = READ_AHEAD_NBYTES + 1  # so the last byte is the one over the limit
 
     async def script(peer: Peer) -> None:
         await peer.request()

@@ -1,4 +1,4 @@
-"""The engine on HTTP/2: what a server may do to streams and connections, and what becomes of the exchanges on them."""
+"""The HTTP/2 engine: what a server may do to streams and connections, and the outcome of the exchanges on them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ GUARD_SECONDS = 60
 
 @pytest.fixture(autouse=True)
 def trusted(ca_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trust the authority of the servers here."""
+    """Trust the certificate authority of the test servers."""
     monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
 
 
 class Line(EngineCalls):
-    """An engine, and the server that it talks to."""
+    """An engine and the server that it is connected to."""
 
     def __init__(self, engine: HttpEngine, server: Http2Server) -> None:
         super().__init__(engine, server.url)
@@ -57,7 +57,7 @@ class Line(EngineCalls):
 
 
 def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None, **settings: Any) -> T:
-    """What ``use`` returns, given an engine and a server with this script. Nothing may be left of the engine."""
+    """Return what ``use`` returns, given an engine and a server with this script. The engine must leave nothing behind."""
 
     async def scenario(server: Http2Server) -> T:
         engine = HttpEngine(connections=slots or {"session": 10_000})
@@ -74,8 +74,8 @@ def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[s
         return asyncio.run(scenario(server))
 
 
-def test_training_data_for_a_server_without_http_1() -> None:
-    """It goes over HTTP/1.1 where the server speaks that, and over HTTP/2 where the server says that it does not."""
+def test_training_data_on_a_server_without_http_1() -> None:
+    """It is sent over HTTP/1.1 if the server supports that, and over HTTP/2 if the server reports that it does not."""
 
     async def use(line: Line) -> RawResponse:
         port = int(line.server.url.rpartition(":")[2])
@@ -125,7 +125,7 @@ def test_training_data_for_a_server_without_http_1() -> None:
     ],
 )
 def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
-    """A refused stream never ran; of one that was reset otherwise it is unknown. The connection goes on."""
+    """A refused stream never ran; for a stream reset otherwise this is unknown. The connection stays in use."""
 
     async def script(connection: Connection) -> None:
         connection.reset(await connection.request(), code)
@@ -141,7 +141,7 @@ def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
 
 
 def test_going_away() -> None:
-    """Streams up to the last one of GOAWAY are answered, those above never ran, and what follows has another connection."""
+    """Streams up to the last one of GOAWAY are answered, those above never ran, and later requests use another connection."""
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -165,7 +165,7 @@ def test_going_away() -> None:
 
 
 def test_a_graceful_end() -> None:
-    """A GOAWAY with the highest number, which warns, and then one with the last stream, lets everything finish."""
+    """A GOAWAY with the highest number as a warning, followed by one with the last stream, lets everything finish."""
 
     async def script(connection: Connection) -> None:
         held = [await connection.request() for _ in range(2)]
@@ -182,8 +182,8 @@ def test_a_graceful_end() -> None:
 
 
 @pytest.mark.parametrize("end", [Connection.break_off, lambda connection: connection.transport.close()])
-def test_a_connection_that_dies(end: Callable[[Connection], None]) -> None:
-    """Of a hundred streams on a connection that ends it is unknown whether they ran; all of them share one new connection."""
+def test_a_connection_that_breaks(end: Callable[[Connection], None]) -> None:
+    """If a connection with a hundred streams ends, it is unknown whether they ran; all of them share one new connection."""
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -201,11 +201,11 @@ def test_a_connection_that_dies(end: Callable[[Connection], None]) -> None:
     run(script, use)
 
 
-def test_a_server_that_is_not_there() -> None:
-    """Without a connection nothing ran, and each exchange says so at once."""
+def test_an_unreachable_server() -> None:
+    """Without a connection no request ran, and each exchange fails with that error at once."""
 
     async def use(line: Line) -> None:
-        line.url = "https://localhost:9"  # where nothing listens
+        line.url = "https://localhost:9"  # a port without a listener
         errors = await line.send_all(1_000)
         assert {(failure(error).never_ran, failure(error).never_connected) for error in errors} == {(True, True)}
 
@@ -238,7 +238,7 @@ def test_a_limit_of_streams(limit: int) -> None:
 
 
 def test_a_limit_that_changes() -> None:
-    """New settings count at once: no more streams than they allow are opened, those that are open go on, and what they add is used."""
+    """New settings apply at once: no more streams than allowed are opened, open ones continue, and new capacity is used."""
 
     async def script(connection: Connection) -> None:
         first_connection = connection.server.connections[0]
@@ -273,7 +273,7 @@ def test_a_limit_that_changes() -> None:
 
 
 def test_a_limit_of_no_streams() -> None:
-    """A server that allows no stream is waited for, and gets what has waited when it allows some."""
+    """If a server allows no streams, requests wait, and are sent when it allows some."""
 
     async def script(connection: Connection) -> None:
         connection.send(connection.codec.serialize_settings(max_concurrent_streams=20))
@@ -287,7 +287,7 @@ def test_a_limit_of_no_streams() -> None:
 
 
 def test_never_a_stream() -> None:
-    """For a server that allows no stream for good nothing ran, and no connection after the other is opened."""
+    """If a server never allows a stream, no request ran, and connections are not opened one after the other."""
 
     async def script(connection: Connection) -> None:
         while True:  # those that were sent before the settings arrived
@@ -302,7 +302,7 @@ def test_never_a_stream() -> None:
 
 
 def test_ten_thousand_at_once() -> None:
-    """Ten thousand exchanges that wait at the same time share a hundred connections, and each is answered."""
+    """Ten thousand concurrent exchanges share a hundred connections, and each is answered."""
     count = 10_000
 
     async def script(connection: Connection) -> None:
@@ -310,7 +310,7 @@ def test_ten_thousand_at_once() -> None:
         await connection.answer_all()
 
     async def use(line: Line) -> None:
-        assert statuses(await line.send_all(count, purpose=Purpose.POLL)) == [200] * count
+        assert statuses(await line.send_all(count, purpose=Purpose.POLL, silence_seconds=600)) == [200] * count
         assert len(line.server.connections) == 100
 
     run(script, use, slots={"poll": count}, max_concurrent_streams=100)
@@ -320,8 +320,8 @@ def test_ten_thousand_at_once() -> None:
 
 
 @pytest.mark.parametrize("doing", ["waiting for a response", "sending a body", "reading a stream"])
-def test_a_server_that_is_gone(doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection on which nothing arrives, no answer to a ping either, is given up long before the limit of silence."""
+def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection on which nothing arrives, not even a response to a ping, is closed long before the read timeout."""
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.1)
 
     async def script(connection: Connection) -> None:
@@ -350,8 +350,8 @@ def test_a_server_that_is_gone(doing: str, monkeypatch: pytest.MonkeyPatch) -> N
     run(script, use)
 
 
-def test_a_server_that_is_there_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that only answers pings is waited for as long as it may be silent, and the connection is used further on."""
+def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a server responds only to pings, the request waits for the whole read timeout, and the connection stays in use."""
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.05)
 
     async def script(connection: Connection) -> None:
@@ -371,8 +371,8 @@ def test_a_server_that_is_there_and_says_nothing(monkeypatch: pytest.MonkeyPatch
     run(script, use)
 
 
-def test_nobody_asks_an_idle_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an exchange there are no pings, and an idle connection is closed before long."""
+def test_idle_connections_send_no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an exchange there are no pings, and an idle connection is closed after a short time."""
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.02)
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.3)
 
@@ -389,7 +389,7 @@ def test_nobody_asks_an_idle_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops has at most its window in memory, other streams go on, and afterwards everything arrives."""
+    """A receiver that stops reading buffers at most its window, other streams continue, and afterwards everything arrives."""
     nbytes = 12_000_000
 
     async def script(connection: Connection) -> None:
@@ -414,8 +414,8 @@ def test_a_slow_reader_holds_the_server_back() -> None:
     run(script, use)
 
 
-def test_streams_that_are_left_do_not_use_up_the_window() -> None:
-    """What has arrived of streams that nobody reads any more is given back to the connection's window."""
+def test_abandoned_streams_do_not_use_up_the_window() -> None:
+    """Data of abandoned streams is credited back to the connection's window."""
 
     async def script(connection: Connection) -> None:
         for _ in range(20):
@@ -437,7 +437,7 @@ def test_streams_that_are_left_do_not_use_up_the_window() -> None:
 
 
 def test_small_windows_for_bodies() -> None:
-    """Bodies go out as far as the windows of streams and connection allow, beside each other, and arrive whole and in order."""
+    """Bodies are sent concurrently within the windows of streams and connection, and arrive complete and in order."""
     body = bytes(range(256)) * 800
 
     async def script(connection: Connection) -> None:
@@ -462,7 +462,7 @@ def test_small_windows_for_bodies() -> None:
 
 
 def test_a_response_before_the_body_was_sent() -> None:
-    """A response that comes early ends the upload and is delivered; the stream is given up, and others go on."""
+    """An early response ends the upload and is delivered; the stream is closed, and other streams continue."""
 
     async def script(connection: Connection) -> None:
         connection.opens_windows = False
@@ -484,15 +484,15 @@ def test_a_response_before_the_body_was_sent() -> None:
 
 
 def cut_file(path: Path) -> FormPieces:
-    """The pieces of a file that became shorter after they were counted."""
+    """Yield the pieces of a file that became shorter after they were counted."""
     path.write_bytes(bytes(3 << 20))
     pieces = FormPieces([Stored(path, 0, 3 << 20)])
     path.write_bytes(bytes(1 << 20))
     return pieces
 
 
-def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
-    """What reading a body raises is raised to its sender, the server is told, and the connection goes on."""
+def test_an_unreadable_body(tmp_path: Path) -> None:
+    """An exception from reading a body is raised to the caller, the stream is reset, and the connection stays in use."""
 
     async def script(connection: Connection) -> None:
         request = await connection.head()
@@ -507,7 +507,7 @@ def test_a_body_that_cannot_be_read(tmp_path: Path) -> None:
     run(script, use)
 
 
-# -------------------------------------------------------------------------------------------------------------------- evil ones
+# ------------------------------------------------------------------------------------------------------------ malicious servers
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
@@ -518,7 +518,7 @@ DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3
 OK = b"\x88"  # :status 200
 
 ENDING_THE_CONNECTION: dict[str, Callable[[int], bytes]] = {
-    "bytes that are no frame": lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n" * 1000,
+    "bytes that are not a frame": lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n" * 1000,
     "data on no stream": lambda _: frame(DATA, 0, 0, b"x"),
     "a response that nobody asked for": lambda _: frame(HEADERS, 5, 99, OK),
     "a stream of the server": lambda _: frame(HEADERS, 5, 2, OK),
@@ -551,7 +551,7 @@ ENDING_ONE_STREAM: dict[str, Callable[[int], bytes]] = {
 
 
 def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
-    """What becomes of the request that is attacked, of another one and of a later one; and how many connections there were."""
+    """Return the outcomes of the attacked request, of another one and of a later one, and the number of connections."""
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -570,7 +570,7 @@ def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
 
 @pytest.mark.parametrize("evil", ENDING_THE_CONNECTION.values(), ids=list(ENDING_THE_CONNECTION))
 def test_a_connection_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> None:
-    """What leaves no valid connection fails every exchange on it, typed and at once, and the next one has another connection."""
+    """A violation that invalidates the connection fails every exchange on it, typed and at once; the next one reconnects."""
     (first, second, third), connections = attack(evil)
     for error in (first, second):
         assert not failure(error).timed_out
@@ -580,14 +580,14 @@ def test_a_connection_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> 
 
 @pytest.mark.parametrize("evil", ENDING_ONE_STREAM.values(), ids=list(ENDING_ONE_STREAM))
 def test_a_stream_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> None:
-    """What is wrong with one response fails its exchange alone."""
+    """An error in one response fails only its exchange."""
     (first, second, third), connections = attack(evil)
     assert not failure(first).never_ran
     assert (second, third, connections) == (200, 200, 1)
 
 
-def test_what_is_odd_but_allowed() -> None:
-    """Trailers, padding, pings, unknown frames and priorities are read and change nothing."""
+def test_unusual_but_valid_frames() -> None:
+    """Trailers, padding, pings, unknown frames and priorities are read without effect."""
 
     async def script(connection: Connection) -> None:
         number = (await connection.request()).stream_id
@@ -610,7 +610,7 @@ def test_what_is_odd_but_allowed() -> None:
     "late", [frame(DATA, 1, 1, b"x"), frame(HEADERS, 5, 1, OK), frame(RST, 0, 1, bytes(4)), frame(WINDOW, 0, 1, b"\0\0\0\1")]
 )
 def test_frames_after_the_end(late: bytes) -> None:
-    """Frames of a stream that is over change nothing of its response, and nothing hangs."""
+    """Frames for a finished stream do not change its response, and nothing hangs."""
 
     async def script(connection: Connection) -> None:
         if not connection.number:
@@ -628,7 +628,7 @@ def test_frames_after_the_end(late: bytes) -> None:
 
 @pytest.mark.parametrize("what", ["body", "endless headers", "early responses", "empty pieces"])
 def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is larger than one may be, or never ends, fails typed, and the connection or the next one goes on."""
+    """A response that is too large, or never ends, fails typed, and the connection or the next one stays usable."""
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def script(connection: Connection) -> None:
@@ -663,7 +663,7 @@ def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_head_that_is_too_large() -> None:
-    """No more of a head than the limit is kept."""
+    """Header blocks are buffered only up to the limit."""
 
     async def script(connection: Connection) -> None:
         await connection.respond(await connection.request(), headers=[(f"x-{number}", "a" * 1000) for number in range(1000)])
@@ -683,7 +683,7 @@ def test_a_head_that_is_too_large() -> None:
 
 
 def test_closing_under_way() -> None:
-    """Closing fails exchanges that wait for a slot, a connection, a response or a rest of it, and ends the connections."""
+    """Closing fails exchanges that wait for a slot, a connection, a response or the rest of one, and closes the connections."""
     received: list[bytes] = []
 
     async def script(connection: Connection) -> None:
@@ -708,7 +708,7 @@ def test_closing_under_way() -> None:
 
 
 def test_cancelling() -> None:
-    """Whoever gives up an exchange resets its stream; its slot and its place on the connection are free again."""
+    """Cancelling an exchange resets its stream, and frees its slot and its place on the connection."""
 
     async def script(connection: Connection) -> None:
         waiting, streaming = await connection.request(), await connection.request()
@@ -737,7 +737,7 @@ def test_cancelling() -> None:
 
 
 def test_cancelling_while_connecting() -> None:
-    """An exchange that is given up while its connection is opened leaves the connection to the others."""
+    """An exchange cancelled while connecting leaves the connection to the others."""
 
     async def use(line: Line) -> None:
         for _ in range(10):
@@ -754,8 +754,8 @@ def test_cancelling_while_connecting() -> None:
     run(Connection.answer_all, use, max_concurrent_streams=10)
 
 
-def test_nothing_keeps_what_is_over() -> None:
-    """A connection that has ended, and what was sent and received on it, is in memory no longer."""
+def test_closed_connections_are_freed() -> None:
+    """A closed connection, and what was sent and received on it, is not kept in memory."""
 
     async def use(line: Line) -> weakref.ref[Any]:
         await line.send_all(10)
@@ -767,8 +767,8 @@ def test_nothing_keeps_what_is_over() -> None:
     assert kept() is None
 
 
-def test_a_header_that_cannot_be_sent() -> None:
-    """A request that no server could read fails before anything is sent, and takes no place on the connection."""
+def test_an_invalid_request_header() -> None:
+    """An invalid request header fails before anything is sent, and uses no stream of the connection."""
 
     async def use(line: Line) -> None:
         for url, headers in (("/a b", {}), ("/", {"x": "a\nb"}), ("/", {"a b": "c"})):
@@ -785,7 +785,7 @@ def test_a_header_that_cannot_be_sent() -> None:
 
 @attrs.define
 class Counted:
-    """The toy server behind HTTP/2, with what was carried out, and what arrived."""
+    """The toy server behind HTTP/2, with counts of what arrived and what ran."""
 
     app: Any
     steps: list[int]
@@ -794,7 +794,7 @@ class Counted:
 
 @pytest.fixture
 def counted(tmp_path: Path) -> Iterator[Counted]:
-    """Counts what the engine of the server carries out."""
+    """Count what the server's engine runs."""
     steps: list[int] = []
 
     class Counting(ToyEngine):
@@ -830,7 +830,7 @@ def go_away(connection: Connection, request: Request) -> None:
 def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_run: bool, counted: Counted) -> None:
     """A request whose stream or connection ends is sent again with the same number, whether it ran or not, and runs once."""
     if has_run and end in (refuse, go_away):
-        has_run = False  # the server would not tell the truth
+        has_run = False  # in this case the server would report a wrong outcome
 
     async def respond(connection: Connection, request: Request) -> None:
         await connection.wait_until(lambda: request.is_complete)
@@ -859,8 +859,8 @@ def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_ru
     assert (len(counted.bodies), len(set(counted.bodies)), len(counted.steps)) == (5, 3, 3)
 
 
-def test_a_connection_with_many_samples_dies(counted: Counted) -> None:
-    """All samples on a connection that dies are asked for again, once, with the same numbers, and they share a new connection."""
+def test_a_connection_with_many_samples_breaks(counted: Counted) -> None:
+    """All samples on a broken connection are sent again, once, with the same numbers, over one new connection."""
     count = 80
     lost, seen = list[bytes](), list[bytes]()
 
@@ -893,7 +893,7 @@ def test_a_connection_with_many_samples_dies(counted: Counted) -> None:
 
 
 def test_closing_a_client_under_way(tmp_path: Path) -> None:
-    """Closing a client fails each of its futures typed, and leaves no task and no connection."""
+    """Closing a client fails each of its futures with a typed error, and leaves no task and no connection."""
 
     def tasks() -> set[Any]:
         loop = loop_thread()._loop
@@ -909,7 +909,7 @@ def test_closing_a_client_under_way(tmp_path: Path) -> None:
                     answers.create_task(connection.answer(request))
 
     with http2_server(script, app=create_app(state), ssl_context=server_context("h2")) as server:
-        tinker.ServiceClient(base_url=server.url, api_key="tml-key").close().result(30)  # which starts the loop
+        tinker.ServiceClient(base_url=server.url, api_key="tml-key").close().result(30)  # starts the loop
         had = tasks()
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
         sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
@@ -933,7 +933,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:
-    """A program that ends, or a child that it forks or spawns, is not held up by exchanges, and a child has its own connections."""
+    """Exchanges under way do not delay the end of a program or of a forked or spawned child; a child has new connections."""
     program = """
 import multiprocessing, os, sys
 import tinker
@@ -974,7 +974,7 @@ if __name__ == "__main__":
 
 
 def test_threads_and_loops(tmp_path: Path) -> None:
-    """Samples that threads wait for, and event loops one after the other, come over the same connection."""
+    """Samples requested by several threads and by consecutive event loops use the same connection."""
 
     async def ask(sampler: tinker.SamplingClient) -> Any:
         return await sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
@@ -1015,7 +1015,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is Linux's")
 def test_a_large_body() -> None:
-    """A large body in pieces is sent without a copy of it in memory."""
+    """A large body in pieces is sent without being copied in memory."""
 
     class Discarded(bytearray):
         nbytes = 0

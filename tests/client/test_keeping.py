@@ -1,4 +1,4 @@
-"""What a user keeps on our own server, seen through the REST and admin clients: runs, checkpoints, sessions, bills."""
+"""Stored objects, seen through the REST and admin clients of our own server: runs, checkpoints, sessions, billing."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ADAM = tinker.AdamParams(learning_rate=0.05)
 
 @pytest.fixture
 def service(connect: Connect) -> tinker.ServiceClient:
-    """A service client that says what it is about."""
+    """A service client with a project, metadata and a display name."""
     return connect(user_metadata={"team": "red"}, display_name="nightly", project_id="proj-1")
 
 
 @pytest.fixture
 def rest(service: tinker.ServiceClient) -> tinker.RestClient:
-    """Its REST client."""
+    """The REST client of the service."""
     return service.create_rest_client()
 
 
 def test_life_of_a_checkpoint(rest: tinker.RestClient, training: tinker.TrainingClient) -> None:
-    """A checkpoint is listed, told about, published, made to expire, and deleted; doing a thing twice is a conflict."""
+    """A checkpoint can be listed, described, published, given an expiry and deleted; repeating an action is a conflict."""
     path = training.save_state("one", user_metadata={"step": "1"}).result(10).path
     parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     (listed,) = rest.list_checkpoints(training.model_id).result(10).checkpoints
@@ -65,7 +65,7 @@ def test_life_of_a_checkpoint(rest: tinker.RestClient, training: tinker.Training
 
 
 def test_runs_and_pages(rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """Runs are listed by the page, found by id and by path, and know their last checkpoints."""
+    """Runs are listed in pages, found by id and by path, and report their last checkpoints."""
     other = service.create_lora_training_client("tinker/toy", rank=2).result(10)
     path = training.save_state("one").result(10).path
     first = rest.list_training_runs(limit=1).result(10)
@@ -84,7 +84,7 @@ def test_runs_and_pages(rest: tinker.RestClient, service: tinker.ServiceClient, 
 
 
 def test_copies(rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A copy is a checkpoint of its own, in the project of the client or in the one that is named."""
+    """A copy is a separate checkpoint, in the client's project or in the given one."""
     path = training.save_weights_for_sampler("one").result(10).path
     own = service.copy_weights(path, ttl_seconds=3600).result(10)
     named = rest.copy_weights(path, "proj-2").result(10)
@@ -100,7 +100,7 @@ def test_copies(rest: tinker.RestClient, service: tinker.ServiceClient, training
 
 
 def test_files_to_download(rest: tinker.RestClient, training: tinker.TrainingClient) -> None:
-    """An external save has signed URLs of its files, and weights to sample from are one archive."""
+    """An external save has signed URLs of its files, and sampler weights are one archive."""
     path = training.save_weights_external("out", 3600).result(10).path
     found = rest.get_external_weights_urls(path).result(10)
     assert all(url.startswith("http") for url in found.urls.values())
@@ -114,7 +114,7 @@ def test_files_to_download(rest: tinker.RestClient, training: tinker.TrainingCli
 
 @pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
 def test_sessions(rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A session is listed, told about, found by what was said about it, moved, and has a trace."""
+    """A session can be listed, described, found by its tags and metadata, moved, and has a trace."""
     session_id = service.get_console_url().rpartition("/")[2]
     assert session_id in rest.list_sessions().result(10).sessions
     session = rest.get_session(session_id).result(10)
@@ -136,7 +136,7 @@ def test_sessions(rest: tinker.RestClient, service: tinker.ServiceClient, traini
 
 
 def test_search_of_checkpoints(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """Checkpoints are found by their metadata and base model, page by page, with a warning on the caller's line."""
+    """Checkpoints are found by metadata and base model, page by page, with a warning on the caller's line."""
     rest = service.create_rest_client()
     paths = [training.save_state(name, user_metadata={"team": "red"}).result(10).path for name in ("one", "two")]
     training.save_state("three").result(10)
@@ -150,8 +150,8 @@ def test_search_of_checkpoints(service: tinker.ServiceClient, training: tinker.T
     assert (first.checkpoints[0].base_model, rest_of_it.next_cursor) == ("tinker/toy", None)
 
 
-def test_books(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """What was done is in the audit log, and what was used is on the bill, by the hour."""
+def test_audit_log_and_billing(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Actions are in the audit log, and usage is on the bill, per hour."""
     admin = tinker.AdminClient(service._runtime())
     path = training.save_state("one").result(10).path
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -165,12 +165,12 @@ def test_books(service: tinker.ServiceClient, training: tinker.TrainingClient, d
     assert {event.session_id for event in trained} == set(bill.sessions)
 
 
-# --------------------------------------------------------------------------------- a server that wants tokens, and the losses
+# ---------------------------------------------------------------------------- a server that requires tokens and uploaded losses
 
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Iterator[State]:
-    """The state of a server that wants keys exchanged and losses uploaded."""
+    """The state of a server that requires exchanged keys and uploaded losses."""
     config = models.ClientConfigResponse(pjwt_auth_enabled=True, custom_loss_server_side=True)
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, client_config=config))
     yield state
@@ -178,21 +178,21 @@ def asking(tmp_path: Path) -> Iterator[State]:
 
 
 class TestServerThatAsks:
-    """The same client on a server that pushes other settings."""
+    """The same client on a server with other settings."""
 
     @pytest.fixture
     def state(self, asking: State) -> State:
-        """The server behind the wire."""
+        """The state of the server behind the transport."""
         return asking
 
     def test_whoami(self, rest: tinker.RestClient) -> None:
-        """The server's token says whose the key is."""
+        """The server's token identifies the owner of the key."""
         who = rest.whoami().result(10)
         assert who.org_urn.startswith("tml:organization:")
         assert who.user_urn
 
     def test_server_computes_the_loss(self, service: tinker.ServiceClient, datum: MakeDatum, wire: Any) -> None:
-        """An uploaded loss that is cross entropy moves the weights as cross entropy does, with its metrics."""
+        """An uploaded cross-entropy loss changes the weights as the built-in one does, and returns its metrics."""
         pytest.importorskip("torch")
 
         def weighted(logprobs: Any, weights: Any) -> Any:

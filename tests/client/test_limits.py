@@ -1,4 +1,4 @@
-"""How much a session submits at once, and what it does while the server says that it is too much."""
+"""Submission limits: how much a session submits at once, and how it reacts to rate limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DISPATCH_SLOTS = tinker.Config().sample_submissions
 
 @asynccontextmanager
 async def admitted(limits: Any, nbytes: int) -> AsyncGenerator[None]:
-    """Hold what an attempt to submit a sample needs."""
+    """Hold the budget that an attempt to submit a sample needs."""
     admission = SampleAdmission(limits, nbytes)
     if not admission.try_enter():
         await admission.enter()
@@ -39,7 +39,7 @@ async def admitted(limits: Any, nbytes: int) -> AsyncGenerator[None]:
 
 @pytest.fixture
 def make_limits(connect: Connect, wire: Any) -> MakeLimits:
-    """Makes the limits of a session with a budget for the bytes of prompts."""
+    """Create the limits of a session with a byte budget for prompts."""
 
     def make(nbytes: int = 10**9, **options: Any) -> Any:
         wire.fail("client/config", 200, body={"sample_dispatch_bytes_semaphore_size": nbytes})
@@ -56,7 +56,7 @@ def too_much() -> tinker.RateLimitError:
 
 
 def dispatched(limits: Any, nbytes: int, count: int) -> int:
-    """How many of so many samples of that size are being submitted at once."""
+    """Return how many of this many samples of that size are being submitted at once."""
 
     async def run() -> int:
         inside = 0
@@ -68,7 +68,7 @@ def dispatched(limits: Any, nbytes: int, count: int) -> int:
                 await asyncio.Event().wait()
 
         tasks = [asyncio.create_task(submit()) for _ in range(count)]
-        for _ in range(100):  # more turns than the clock waits before it jumps
+        for _ in range(100):  # more loop turns than the clock waits before it jumps
             await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
@@ -79,15 +79,15 @@ def dispatched(limits: Any, nbytes: int, count: int) -> int:
 
 
 def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) -> None:
-    """400 submissions at once where prompts are small, and fewer where their bytes fill the budget first."""
+    """400 submissions run at once if prompts are small, and fewer if their bytes fill the budget first."""
     assert dispatched(make_limits(), 1, 1000) == DISPATCH_SLOTS
     assert dispatched(make_limits(1000), 100, 50) == 10
     assert dispatched(make_limits(999), 100, 50) == 10
     assert dispatched(make_limits(1001), 100, 50) == 11
 
 
-def test_a_gate_stays_closed_for_the_longest_time_that_was_asked(make_limits: MakeLimits, clock: Any) -> None:
-    """A shorter cool-down does not open a gate that a longer one has closed; a longer one prolongs it."""
+def test_a_gate_stays_closed_for_the_longest_cool_down(make_limits: MakeLimits, clock: Any) -> None:
+    """A shorter cool-down does not shorten a longer one; a longer one extends it."""
     limits = make_limits()
     del clock.slept[:]
     limits.cool_down.close_for(too_much(), 9.0)
@@ -103,8 +103,8 @@ def test_a_gate_stays_closed_for_the_longest_time_that_was_asked(make_limits: Ma
     assert clock.slept == [9.0, 5.0]
 
 
-def test_a_throttling_server_is_sent_less(make_limits: MakeLimits, clock: Any) -> None:
-    """After a cool-down there are ten slots, and each prompt counts twenty times; a while later all is as before."""
+def test_a_throttling_server_receives_less(make_limits: MakeLimits, clock: Any) -> None:
+    """After a cool-down there are ten slots, and each prompt counts twenty times; later the limits are back to normal."""
     limits = make_limits()
     limits.cool_down.close_for(too_much(), 1.0)
     clock.now += 1.0
@@ -118,7 +118,7 @@ def test_a_throttling_server_is_sent_less(make_limits: MakeLimits, clock: Any) -
 
 
 def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock: Any) -> None:
-    """A client that fails fast raises while the gate is closed instead of waiting for it, and holds nothing then."""
+    """A client that fails fast raises while the gate is closed instead of waiting, and holds no budget then."""
     limits = make_limits(1000, fail_fast=True)
     limits.cool_down.close_for(too_much(), 5.0)
     del clock.slept[:]
@@ -136,7 +136,7 @@ def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock:
 
 
 def test_accounts_of_different_commands_do_not_slow_each_other(make_limits: MakeLimits, clock: SteppedClock) -> None:
-    """A 429 for the credential of one command does not pause clients whose credential another command prints."""
+    """A 429 for the credential of one command does not pause clients that use another command."""
     shared = clock.clock()
 
     def limits_of(account: str) -> Any:
@@ -149,8 +149,8 @@ def test_accounts_of_different_commands_do_not_slow_each_other(make_limits: Make
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(3, SMALL_COOL_DOWN_SECONDS), (20_000, LARGE_COOL_DOWN_SECONDS)])
-def test_a_cool_down_without_a_time(connect: Connect, wire: Any, clock: Any, tokens: int, seconds: float) -> None:
-    """A server that does not say how long to wait gets a pause by the size of what it refused, longer than a second's jitter."""
+def test_a_cool_down_without_retry_after(connect: Connect, wire: Any, clock: Any, tokens: int, seconds: float) -> None:
+    """Without a Retry-After, the pause depends on the size of the refused request and is longer than a second's jitter."""
     sampler = connect(api_key=f"tml-{tokens}").create_sampling_client(base_model="tinker/toy")
     sampler.result(10)
     wire.fail("asample", 429)

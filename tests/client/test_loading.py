@@ -1,4 +1,4 @@
-"""A server of this process that has to load torch and its model before it can answer."""
+"""An in-process server that must load torch and its model before it can respond."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHAT = "torch and org/name"
 
 
 class CountedLoading(Loading):
-    """Counts the requests that it has told of a model that loads."""
+    """A counter of the requests that it has informed about loading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class CountedLoading(Loading):
         super().unwatch(self._counted.pop(listener))
 
     def wait_for(self, requests: int) -> None:
-        """Wait until so many requests have been told, and the client's thread has noted it."""
+        """Wait until this many requests have been informed, and the client's thread has noted it."""
         assert all(self._told.acquire(timeout=10) for _ in range(requests))
-        for _ in range(2):  # the first may be carried out with what was handed over before
+        for _ in range(2):  # the first may run with what was handed over before
             noted = threading.Event()
             loop_thread().call(noted.set)
             assert noted.wait(10)
@@ -56,7 +56,7 @@ class CountedLoading(Loading):
 
 @attrs.define
 class SlowServer:
-    """A server of this process whose engine opens when the test lets it, and what a client's observer hears of that."""
+    """An in-process server whose engine opens when the test allows it, and the events of a client's observer."""
 
     state: State
     transport: InProcessTransport
@@ -102,12 +102,12 @@ def client(slow: SlowServer, clock: SteppedClock) -> Iterator[tinker.ServiceClie
 
 
 def ask(client: tinker.ServiceClient) -> tinker.APIFuture[GetServerCapabilitiesResponse]:
-    """Ask which models there are, which the server can say once its engine is open."""
+    """Request the list of models, which the server has once its engine is open."""
     return client.create_rest_client().get_server_capabilities()
 
 
-def test_loading_takes_no_time_of_a_request(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
-    """A request that waits for torch outlives its own limits, and observers hear once of the begin and of the end."""
+def test_loading_does_not_count_against_timeouts(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
+    """A request that waits for torch outlives its timeouts, and observers are notified once of the start and of the end."""
     asked = [ask(client), ask(client)]
     slow.loading.wait_for(2)
     clock.advance(1000, idle=True)
@@ -117,8 +117,8 @@ def test_loading_takes_no_time_of_a_request(client: tinker.ServiceClient, slow: 
     assert [event.seconds for event in slow.heard] == [None, 1000.0]
 
 
-def test_loading_has_a_deadline_of_its_own(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
-    """After half an hour the request fails and says what did not load; a later one finds the model that has loaded since."""
+def test_loading_has_a_separate_deadline(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
+    """After half an hour the request fails and names what did not load; a later one finds the model that has loaded since."""
     asked = ask(client)
     slow.loading.wait_for(1)
     clock.advance(1801, idle=True)
@@ -128,10 +128,10 @@ def test_loading_has_a_deadline_of_its_own(client: tinker.ServiceClient, slow: S
     assert ask(client).result(10).supported_models[0].model_name == "tinker/toy"
 
 
-def test_the_log_says_that_it_still_loads(
+def test_loading_is_logged_periodically(
     client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever configures nothing reads a line every fifteen seconds, and none once the model is there."""
+    """By default a line is logged every fifteen seconds, and none once the model is loaded."""
     with caplog.at_level(logging.WARNING, "tinker"):
         asked = ask(client)
         slow.loading.wait_for(1)
@@ -144,10 +144,10 @@ def test_the_log_says_that_it_still_loads(
     assert said == [f"still loading {WHAT}, 15 s so far", f"still loading {WHAT}, 30 s so far"]
 
 
-def test_a_server_that_ends_while_it_loads_says_nothing_of_it(
+def test_exit_while_loading_is_not_logged(
     slow: SlowServer, client: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An import that the end of the process breaks off fails for reasons that nobody can use, and they are not logged."""
+    """Import errors caused by the process exiting during loading are not logged."""
     slow.error = AttributeError("'_OpNamespace' 'prims' object has no attribute 'sum'")
     asked = ask(client)
     slow.loading.wait_for(1)

@@ -1,4 +1,4 @@
-"""Checkpoint names of any text: what is saved under a name is listed, loaded, changed and deleted under exactly that name."""
+"""Checkpoint names of any text: a checkpoint is listed, loaded, changed and deleted under exactly its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinker.local import State, create_app, serve_in_thread
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.settings import Settings
 
-# Whole names, and pieces of them, that paths could take for something else.
+# Whole names, and fragments, that paths could misinterpret.
 ODD = [
     "a%61",
     "aa",
@@ -47,7 +47,7 @@ NAMES = st.one_of(
 
 
 def nameable(name: str) -> bool:
-    """Whether a checkpoint can have this name."""
+    """Return whether a checkpoint can have this name."""
     return bool(name.strip()) and name not in (".", "..") and "/" not in name and len(name) <= 255 and not CONTROL.search(name)
 
 
@@ -67,19 +67,19 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def rest(training: tinker.TrainingClient) -> tinker.RestClient:
-    """What the server of the run keeps."""
+    """The REST client of the run's server."""
     return tinker.RestClient(training._run.runtime)
 
 
 def listed(rest: tinker.RestClient, training: tinker.TrainingClient) -> set[str]:
-    """The paths of the run's checkpoints."""
+    """Return the paths of the run's checkpoints."""
     return {one.tinker_path for one in rest.list_checkpoints(training.model_id).result(30).checkpoints}
 
 
 @settings(max_examples=60, deadline=None)
 @given(name=NAMES.filter(nameable))
-def test_a_checkpoint_lives_under_its_name(training: tinker.TrainingClient, rest: tinker.RestClient, name: str) -> None:
-    """Whatever name a save accepts, every operation on the checkpoint finds it, and its removal leaves its neighbours alone."""
+def test_a_checkpoint_is_found_under_its_name(training: tinker.TrainingClient, rest: tinker.RestClient, name: str) -> None:
+    """Whatever name a save accepts, every operation finds the checkpoint by it, and deleting it leaves other checkpoints."""
     neighbours = {one for one in (unquote(name), quote(name), f"{name}%") if one != name and nameable(one)}
     kept = {training.save_state(one, overwrite=True).result(30).path for one in neighbours}
     path = training.save_state(name, overwrite=True).result(30).path
@@ -101,7 +101,7 @@ def test_a_checkpoint_lives_under_its_name(training: tinker.TrainingClient, rest
 def test_a_checkpoint_is_downloaded_and_sampled_under_its_name(
     training: tinker.TrainingClient, rest: tinker.RestClient, name: str
 ) -> None:
-    """The archive of weights of any name can be asked for, and so can a sampler on them."""
+    """The weights archive of any name can be downloaded, and a sampler can use them."""
     path = training.save_weights_for_sampler(name).result(30).path
     link = rest.get_checkpoint_archive_url_from_tinker_path(path).result(30)
     assert httpx.URL(link.url).path.endswith(f"/{name}.tar.gz")
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_downloaded_and_sampled_under_its_name(
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "", "a\ud800"])
 def test_a_name_that_no_path_can_hold_is_refused_at_once(training: tinker.TrainingClient, name: str) -> None:
-    """Such a name raises on the caller's line, for every kind of save, before anything is sent."""
+    """A name that no path can hold raises on the caller's line, for every kind of save, before anything is sent."""
     for save in (training.save_state, training.save_weights_for_sampler, training.save_weights_external):
         with pytest.raises(ValueError, match="a checkpoint"):
             save(name)
@@ -121,13 +121,13 @@ def test_a_name_that_no_path_can_hold_is_refused_at_once(training: tinker.Traini
 
 @pytest.mark.parametrize("path", ["weights/..", "weights/", "weights/a/", "..", "weights//a"])
 def test_an_id_that_would_ask_for_another_path_is_refused_at_once(rest: tinker.RestClient, path: str) -> None:
-    """An id with a segment that is lost on the way raises on the caller's line."""
+    """An id with a segment that would be lost in the URL raises on the caller's line."""
     with pytest.raises(ValueError, match="checkpoint_id cannot be part of a path"):
         rest.delete_checkpoint("run", path)
 
 
 def test_a_redirect_keeps_the_name(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
-    """A gateway that moves a request elsewhere moves it with its name as it was encoded."""
+    """A gateway's redirect keeps the encoded name of a request."""
     rest = connect().create_rest_client()
     target = "http://server/api/v1/training_runs/run/checkpoints/weights/a%2561"
     wire.fail("training_runs/run/checkpoints/weights/a%61", 307, headers={"location": target}, outside="a gateway's")
@@ -139,7 +139,7 @@ def test_a_redirect_keeps_the_name(connect: Callable[..., tinker.ServiceClient],
 
 
 def test_a_path_with_a_slash_too_many_is_not_decoded_twice(state: State) -> None:
-    """The server redirects to no path that it has decoded."""
+    """The server does not redirect to a path that it has decoded."""
 
     async def asked() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://server") as client:

@@ -1,4 +1,4 @@
-"""What clients let others see: timings, queue states, events, counts."""
+"""Observing: timings, queue states, events and counts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def waiting(state: str, reason: str | None = None) -> dict[str, object]:
 
 
 def all_told() -> None:
-    """Let the I/O thread tell observers what has happened."""
+    """Let the I/O thread deliver pending events to the observers."""
     told = threading.Event()
     loop_thread().call(told.set)
     assert told.wait(10)
 
 
 def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A future says when it was called, accepted, at work and here, by the client's clock, and what did not happen."""
+    """A future has the times of call, acceptance, start and result by the client's clock, and None for missing ones."""
     assert training.timings.queued == 1000.0
     wire.fail("optim_step", 503)
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
@@ -60,8 +60,8 @@ def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None
     assert tinker.APIFuture[None]().timings == Timings()
 
 
-def test_samples_and_scores_have_them_too(service: tinker.ServiceClient, wire: Any) -> None:
-    """What is computed of a sample shows the sample's request, times and queue."""
+def test_timings_of_samples_and_scores(service: tinker.ServiceClient, wire: Any) -> None:
+    """A result computed from a sample has the sample's request, times and queue state."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("retrieve_future", 200, body=waiting("paused_rate_limit", "many"))
     future = sampler.compute_logprobs(PROMPT)
@@ -84,7 +84,7 @@ class Watcher:
 
 @pytest.mark.parametrize("kind", ["training", "sampling", "future"])
 def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: str) -> None:
-    """Functions and objects that observe a client, or a future, are told each change once, whatever another one raises."""
+    """Functions and objects that observe a client or a future are notified once per change, even if another observer raises."""
 
     def broken(state: str, reason: str | None) -> None:
         raise ZeroDivisionError
@@ -118,8 +118,8 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
     assert seen == watcher.seen == [("paused_capacity", None), ("paused_capacity", "full"), ("active", None)]
 
 
-def test_creation_queues_too(service: tinker.ServiceClient, wire: Any) -> None:
-    """Who observes a client that is being created hears of that."""
+def test_queue_states_of_a_creation(service: tinker.ServiceClient, wire: Any) -> None:
+    """An observer of a client that is being created is notified of queue states."""
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity"), times=3)
     watcher = Watcher()
     training = service.create_lora_training_client("tinker/toy")
@@ -130,7 +130,7 @@ def test_creation_queues_too(service: tinker.ServiceClient, wire: Any) -> None:
 
 
 def test_events(connect: Connect, wire: Any, clock: Any) -> None:
-    """Observers get one value for each attempt, retry, change of the queue and settled future, in order."""
+    """Observers get one event for each attempt, retry, change of the queue and settled future, in order."""
     events: list[Event] = []
     training = connect(observers=[events.append]).create_lora_training_client("tinker/toy").result(10)
     all_told()
@@ -170,8 +170,8 @@ def test_events(connect: Connect, wire: Any, clock: Any) -> None:
     assert settled.seconds == clock.now - future.timings.queued  # type: ignore[operator]
 
 
-def test_failures_and_cancellations_are_told(connect: Connect, wire: Any) -> None:
-    """A future that fails or is cancelled is settled as well."""
+def test_failures_and_cancellations_are_events(connect: Connect, wire: Any) -> None:
+    """A future that fails or is cancelled is reported as settled."""
     events: list[Any] = []
     service = connect(observers=[events.append])
     wire.fail("optim_step", 403)
@@ -188,8 +188,8 @@ def test_failures_and_cancellations_are_told(connect: Connect, wire: Any) -> Non
     assert settled["list_sessions"].error is None
 
 
-def test_an_observer_that_fails(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    """What an observer raises is logged once, and changes nothing for others or for the client."""
+def test_an_observer_that_raises(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of an observer is logged once, and does not affect other observers or the client."""
 
     def broken(_: Event) -> None:
         raise ZeroDivisionError("mine")
@@ -202,7 +202,7 @@ def test_an_observer_that_fails(connect: Connect, caplog: pytest.LogCaptureFixtu
 
 
 def test_metrics(connect: Connect, wire: Any) -> None:
-    """Counts, bytes and percentiles by operation; a reset begins anew."""
+    """Counts, bytes and percentiles are per operation; a reset starts from zero."""
     metrics = Metrics()
     training = connect(observers=[metrics]).create_lora_training_client("tinker/toy").result(10)
     all_told()
@@ -226,7 +226,7 @@ def test_metrics(connect: Connect, wire: Any) -> None:
 
 
 def test_percentiles_are_of_the_last_thousand() -> None:
-    """Percentiles are those of the nearest rank, and forget what is long ago."""
+    """Percentiles use the nearest rank of the last thousand values."""
     metrics = Metrics()
     for seconds in [*range(5000, 5500), *range(1, 1001)]:
         metrics(FutureSettled(operation="x", request_id=None, seconds=seconds, timings=Timings(), error=None, cancelled=False))
@@ -236,7 +236,7 @@ def test_percentiles_are_of_the_last_thousand() -> None:
 
 
 def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """A hundred samples that fail at once make one line at WARNING; the rest is there at DEBUG."""
+    """If a hundred samples fail at once, one line is logged at WARNING and the rest at DEBUG."""
     clock = SteppedClock()
     with toy_server(clock=clock) as server, caplog.at_level(logging.DEBUG, "tinker"):
         sampler = server.service().create_sampling_client(base_model="tinker/toy").result(10)

@@ -1,4 +1,4 @@
-"""Scripts for other versions: the holder behind a client, older arguments and calling forms."""
+"""Scripts for other versions: the session holder of a client, older arguments and calling forms."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tinker import types
 Connect = Callable[..., tinker.ServiceClient]
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 
-# ----------------------------------------------------------------------------------------------------------------- the holder
+# ------------------------------------------------------------------------------------------------------------------- the holder
 
 
-def test_the_session_has_an_id_that_everybody_may_know(wire: Any, service: tinker.ServiceClient) -> None:
-    """The public property says nothing before the session exists; who asks the holder for the id starts the session."""
+def test_the_session_id_is_public(wire: Any, service: tinker.ServiceClient) -> None:
+    """The public property is None before the session exists; requesting the id from the holder starts the session."""
     assert service.session_id is None
     session_id = service.holder.get_session_id()
     assert [session_id] == [answer["session_id"] for answer in wire.answers("create_session")]
@@ -29,7 +29,7 @@ def test_the_session_has_an_id_that_everybody_may_know(wire: Any, service: tinke
 
 
 def test_every_client_has_the_holder_of_its_session(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
-    """Scripts ask whichever client they have at hand."""
+    """Every client of a session has the same holder, so scripts can use any of them."""
     sampling = service.create_sampling_client(base_model="tinker/toy").result(10)
     clients: list[Any] = [service, training, sampling, service.create_rest_client()]
     assert {client.holder.get_session_id() for client in clients} == {service.session_id}
@@ -37,8 +37,8 @@ def test_every_client_has_the_holder_of_its_session(training: tinker.TrainingCli
     assert training._guaranteed_model_id() == training.model_id
 
 
-def test_no_sampling_session_has_no_id(wire: Any, service: tinker.ServiceClient) -> None:
-    """Before the server has created it, there is nothing to say."""
+def test_the_id_of_a_sampling_session(wire: Any, service: tinker.ServiceClient) -> None:
+    """A sampling client has no session id before the server has created its session."""
     release = wire.hold("create_sampling_session")
     sampling = service.create_sampling_client(base_model="tinker/toy")
     assert sampling.sampling_session_id is None
@@ -47,7 +47,7 @@ def test_no_sampling_session_has_no_id(wire: Any, service: tinker.ServiceClient)
 
 
 def test_the_loop_of_the_holder_runs_coroutines(service: tinker.ServiceClient) -> None:
-    """They run on the thread of all I/O, on the loop that ``get_loop`` returns, and their result or error comes back."""
+    """They run on the I/O thread, on the loop that ``get_loop`` returns, and their result or error is returned."""
     holder = service.holder
 
     async def look() -> tuple[asyncio.AbstractEventLoop, str, asyncio.AbstractEventLoop]:
@@ -67,7 +67,7 @@ def test_the_loop_of_the_holder_runs_coroutines(service: tinker.ServiceClient) -
 
 
 def test_closing_the_holder_ends_the_session(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """The server hears of the end, which frees a place, and the clients of the session are closed."""
+    """The server receives the end of the session, which frees a slot, and the clients of the session are closed."""
     training.holder.close()
     wire.wait_for(f"sessions/{service.session_id}/finish")
     with pytest.raises(tinker.ClientClosedError):
@@ -78,15 +78,15 @@ def test_closing_the_holder_ends_the_session(wire: Any, service: tinker.ServiceC
     ("name", "advice"),
     [("aclient", "use the client method"), ("execute_with_retries", "patience_seconds"), ("_client_config", "internal")],
 )
-def test_the_rest_of_the_holder_says_what_to_use(service: tinker.ServiceClient, name: str, advice: str) -> None:
-    """Nothing of the official client's inside is there; asking for it says what is."""
+def test_other_internals_name_their_replacement(service: tinker.ServiceClient, name: str, advice: str) -> None:
+    """Other internals of the official client do not exist; accessing them raises an error that names the replacement."""
     with pytest.raises(AttributeError, match=f"holder has no attribute '{name}': .*{advice}"):
         getattr(service.holder, name)
     assert not hasattr(service.holder, name)
 
 
-def test_doubles_that_never_called_a_constructor_can_be_shown() -> None:
-    """A failing test prints its objects; a subclass without ``super().__init__()`` must not fail that."""
+def test_subclasses_without_a_constructor_have_a_repr() -> None:
+    """A subclass that does not call ``super().__init__()`` has a repr, as failing tests print their objects."""
 
     class Sampler(tinker.SamplingClient):
         def __init__(self) -> None: ...
@@ -101,8 +101,8 @@ def test_doubles_that_never_called_a_constructor_can_be_shown() -> None:
 # ------------------------------------------------------------------------------------------------------------- the constructor
 
 
-def test_no_retries_fail_fast(wire: Any, connect: Connect, clock: Any) -> None:
-    """``max_retries=0`` raises the first failure, whatever kind it is."""
+def test_zero_retries_fail_fast(wire: Any, connect: Connect, clock: Any) -> None:
+    """``max_retries=0`` raises the first failure of any kind."""
     service = connect(max_retries=0)
     for status in (503, 429):
         wire.fail("get_server_capabilities", status)
@@ -113,7 +113,7 @@ def test_no_retries_fail_fast(wire: Any, connect: Connect, clock: Any) -> None:
 
 
 def test_retries_are_counted(wire: Any, connect: Connect) -> None:
-    """``max_retries=2`` makes three tries, and a success within them is a success."""
+    """``max_retries=2`` makes up to three attempts, and a success within them is a success."""
     service = connect(max_retries=2)
     wire.fail("get_server_capabilities", times=2)
     assert service.get_server_capabilities().supported_models
@@ -125,8 +125,8 @@ def test_retries_are_counted(wire: Any, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("timeout", [7.5, httpx.Timeout(7.5), httpx.Timeout(1.0, read=7.5)])
-def test_the_timeout_is_how_long_a_server_may_be_silent(wire: Any, connect: Connect, timeout: Any) -> None:
-    """It goes to every request but a poll, which the server holds by design and which is not shortened."""
+def test_the_timeout_applies_to_all_requests_but_polls(wire: Any, connect: Connect, timeout: Any) -> None:
+    """It applies to every request except polls, which the server holds by design."""
     training = connect(timeout=timeout).create_lora_training_client("tinker/toy", rank=1).result(10)
     training.save_state("s").result(10)
     limits = {exchange.operation: exchange.request.extensions["timeout"]["read"] for exchange in wire.exchanges}
@@ -135,7 +135,7 @@ def test_the_timeout_is_how_long_a_server_may_be_silent(wire: Any, connect: Conn
 
 
 def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
-    """With every request; those of the newer argument win."""
+    """They are sent with every request; those of the newer argument take precedence."""
     service = connect(default_headers={"X-One": "1", "X-Two": "1"}, default_headers_overrides={"x-two": "2"})
     service.get_server_capabilities()
     headers = wire.requests("get_server_capabilities")[0].request.headers
@@ -158,14 +158,14 @@ def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
         ),
     ],
 )
-def test_older_arguments_that_cannot_be_right(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
-    """They are refused by the constructor, by name."""
+def test_invalid_older_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    """Invalid values of older arguments are refused by the constructor, by name."""
     with pytest.raises(error, match=words):
         tinker.ServiceClient(base_url="http://server", **arguments)
 
 
-def test_arguments_that_nobody_knows_are_named_in_a_warning() -> None:
-    """As they have no effect; those that are honored are not among them."""
+def test_unknown_arguments_are_named_in_a_warning() -> None:
+    """Unknown arguments are named in a warning as they have no effect; older arguments with an effect are not."""
     with pytest.warns(FutureWarning, match="^ServiceClient ignores unknown arguments: colour$") as caught:
         tinker.ServiceClient(base_url="http://server", timeout=3, max_retries=None, colour="red")
     assert caught[0].filename == __file__
@@ -174,8 +174,8 @@ def test_arguments_that_nobody_knows_are_named_in_a_warning() -> None:
 # ------------------------------------------------------------------------------------------------------------ extra parameters
 
 
-def test_extra_parameters_travel_beside_the_others(wire: Any, service: tinker.ServiceClient) -> None:
-    """On the wire they are members of the sampling parameters like any other, and our server ignores them."""
+def test_extra_parameters_are_sent_with_the_others(wire: Any, service: tinker.ServiceClient) -> None:
+    """They are sent as members of the sampling parameters, and our server ignores them."""
     sampling = service.create_sampling_client(base_model="tinker/toy")
     params = types.SamplingParams(max_tokens=2, stop="x", extra={"min_p": 0.05, "bad-words": ["a"]})
     assert len(sampling.sample(PROMPT, 1, params).result(10).sequences) == 1
@@ -189,15 +189,15 @@ def test_extra_parameters_travel_beside_the_others(wire: Any, service: tinker.Se
         "min_p": 0.05,
         "bad-words": ["a"],
     }
-    assert len(wire.judge.bad_requests) == 1  # of parameters that only some servers know the contract knows nothing
+    assert len(wire.judge.bad_requests) == 1  # the contract does not contain parameters of single servers
     wire.judge.bad_requests.clear()
 
 
 # ------------------------------------------------------------------------------------------------------------- context lengths
 
 
-def test_what_is_too_long_is_refused_once_the_server_has_told(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
-    """The error names the place and both lengths, on the caller's line; nothing is sent."""
+def test_inputs_above_a_known_context_length_are_refused(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
+    """The error names the index and both lengths, on the caller's line; nothing is sent."""
     training = service.create_lora_training_client("tinker/toy", rank=1).result(10)
     sampling = service.create_sampling_client(base_model="tinker/toy").result(10)
     longest = service.get_server_capabilities().supported_models[0].max_context_length
@@ -219,11 +219,11 @@ def test_what_is_too_long_is_refused_once_the_server_has_told(wire: Any, service
     assert len(sampling.compute_logprobs(fits).result(30)) == longest - 1
 
 
-def test_nothing_is_refused_where_the_server_did_not_tell(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
-    """A client that never asked, or was told no length, sends what it is given."""
+def test_nothing_is_refused_without_a_known_context_length(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
+    """A client that never requested the length, or received none, sends any input."""
     training = service.create_lora_training_client("tinker/toy", rank=1).result(10)
     long = [1] * 40_000
-    with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):  # the server's own words
+    with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):  # the server's message
         training.forward([datum(long)], "cross_entropy").result(10)
     wire.answer(
         "get_server_capabilities",
@@ -234,10 +234,8 @@ def test_nothing_is_refused_where_the_server_did_not_tell(wire: Any, service: ti
         training.forward([datum(long)], "cross_entropy").result(10)
 
 
-def test_saved_weights_are_checked_by_the_model_they_are_of(
-    service: tinker.ServiceClient, training: tinker.TrainingClient
-) -> None:
-    """A sampler of a run has the run's base model; one of a path alone is not checked, as nobody has said what it is."""
+def test_context_length_of_saved_weights(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """A sampler of a run has the run's base model; one with only a path is not checked, as its base model is unknown."""
     longest = service.get_server_capabilities().supported_models[0].max_context_length or 0
     long = types.ModelInput.from_ints([1] * (longest + 1))
     with pytest.raises(ValueError, match="according to the server's capabilities"):
@@ -246,7 +244,7 @@ def test_saved_weights_are_checked_by_the_model_they_are_of(
 
 @pytest.mark.parametrize("create", ["create_training_client_from_state", "create_training_client_from_state_with_optimizer"])
 def test_metadata_by_position(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient, create: str) -> None:
-    """What stands second after a state's path is the base model's name, or metadata as in 0.4 to 0.7."""
+    """The second positional argument after a state's path is the base model's name, or metadata as in 0.4 to 0.7."""
     path = training.save_state("0001").result(10).path
     getattr(service, create)(path, {"a": "b"}).result(10)
     getattr(service, create)(path, "tinker/toy", {"c": "d"}).result(10)

@@ -1,4 +1,4 @@
-"""Clients that were told how long to try."""
+"""Patience: clients with a limit on how long they retry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Connect = Callable[..., tinker.ServiceClient]
 
 @pytest.mark.parametrize(("patience", "tries"), [(0, 1), (2, 3)])
 def test_patience(patience: float, tries: int, connect: Connect, wire: Any) -> None:
-    """A request is tried again no longer than its client was told to, whatever its policy says."""
+    """A request is not retried longer than the client's patience, whatever its policy allows."""
     wire.fail("client/config", 503, times=tries)
     rest = connect(patience_seconds=patience).create_rest_client()
     with pytest.raises(tinker.InternalServerError):
@@ -29,7 +29,7 @@ def test_patience(patience: float, tries: int, connect: Connect, wire: Any) -> N
 
 
 class Silent(httpx.AsyncBaseTransport):
-    """A transport that knows no timeouts, over which nothing comes."""
+    """A transport without timeouts, over which nothing arrives."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -42,7 +42,7 @@ class Silent(httpx.AsyncBaseTransport):
 
 @pytest.mark.parametrize("patience", [0, 12])
 def test_a_silent_transport(connect: Connect, clock: Any, patience: float) -> None:
-    """Who is impatient does not wait out a transport that knows no timeouts; the time is that of the client's clock."""
+    """The client's patience also ends a request on a transport without timeouts; the time is that of the client's clock."""
     silent, began = Silent(), clock.now
     future = connect(patience_seconds=patience, transport=silent).create_rest_client().list_sessions()
     assert silent.asked.wait(10)
@@ -56,15 +56,15 @@ def test_a_silent_transport(connect: Connect, clock: Any, patience: float) -> No
     ("config", "tries"), [(RetryConfig(enable_retry_logic=False), 1), (RetryConfig(progress_timeout=5.0), 3)]
 )
 def test_retry_configs_of_older_code(config: RetryConfig, tries: int, service: tinker.ServiceClient, wire: Any) -> None:
-    """A retry configuration can forbid repetitions of samples, or end them earlier than the client would."""
+    """A retry configuration can disable retries of samples, or end them earlier than the client would."""
     sampler = service.create_sampling_client(base_model="tinker/toy", retry_config=config).result(10)
     wire.fail("asample", 503, times=tries)
     with pytest.raises(tinker.InternalServerError):
         sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
 
 
-def test_retry_configs_that_ask_for_nothing() -> None:
-    """Without a configuration, or with one that switches nothing, samples are tried as the table says."""
+def test_retry_configs_without_effect() -> None:
+    """Without a configuration, or with one that changes nothing, samples are retried by the retry table."""
     assert sampling_policy(None) is SAMPLE
     assert sampling_policy(RetryConfig(progress_timeout=5.0, enable_stuck_detection=False)) == SAMPLE
     assert sampling_policy(RetryConfig()) == SAMPLE

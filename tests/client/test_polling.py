@@ -1,4 +1,4 @@
-"""What the answers of a poll mean, whichever server gives them."""
+"""Polling: the meaning of each response, from every kind of server."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ ADAM = tinker.AdamParams()
         (400, b""),
     ],
 )
-def test_pending_and_passing_failures_are_polled_again(
+def test_pending_and_transient_failures_are_polled_again(
     training: tinker.TrainingClient, wire: Any, status: int, body: object
 ) -> None:
-    """An answer that says 'later', or a failure that may pass, is followed by another poll, and the result arrives."""
+    """A response that means 'later', or a transient failure, is followed by another poll, and the result arrives."""
     wire.fail("retrieve_future", status, body=body, times=2, outside="servers and proxies say it in ways of their own")
     assert training.optim_step(ADAM).result(10).metrics is not None
 
 
-def test_quick_answers_are_paced(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A server that does not hold polls is asked at growing intervals, never in a tight loop."""
+def test_quick_responses_are_paced(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """A server that does not hold polls is polled at growing intervals, never in a tight loop."""
     wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "active"}, times=8)
     del clock.slept[:]
     training.optim_step(ADAM).result(10)
@@ -64,7 +64,7 @@ def test_quick_answers_are_paced(training: tinker.TrainingClient, wire: Any, clo
 def test_failures_end_the_wait_at_once(
     training: tinker.TrainingClient, wire: Any, status: int, body: object, category: str, text: str
 ) -> None:
-    """However a server says that a request failed, the future fails with its words, after that one poll."""
+    """However a server reports that a request failed, the future fails with the server's text after that one poll."""
     before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", status, body=body, outside="servers and proxies say it in ways of their own")
     future = training.optim_step(ADAM)
@@ -73,7 +73,7 @@ def test_failures_end_the_wait_at_once(
     assert caught.value.reason == text
     assert text in str(caught.value)
     assert (caught.value.category, caught.value.request_id) == (category, future.request_id)
-    assert isinstance(caught.value, ValueError) == (status >= 400)  # as scripts for the official client catch it
+    assert isinstance(caught.value, ValueError) == (status >= 400)  # the exception that scripts for the official client catch
     assert len(wire.requests("retrieve_future")) == before + 1
 
 
@@ -86,17 +86,17 @@ def test_failures_end_the_wait_at_once(
         (410, tinker.errors.APIStatusError),
     ],
 )
-def test_hopeless_statuses_keep_their_type(
+def test_permanent_statuses_keep_their_type(
     training: tinker.TrainingClient, wire: Any, status: int, kind: type[Exception]
 ) -> None:
-    """A status that no repeat can help is raised as its own error type."""
+    """A status that no retry can help is raised as the matching error type."""
     wire.fail("retrieve_future", status)
     with pytest.raises(kind):
         training.optim_step(ADAM).result(10)
 
 
-def test_what_is_known_of_a_lost_result(training: tinker.TrainingClient, wire: Any) -> None:
-    """The error of a result that cannot be had names the call and the request, how long ago it was accepted and its state."""
+def test_errors_of_lost_results(training: tinker.TrainingClient, wire: Any) -> None:
+    """The error of a lost result names the call and the request, the time since it was accepted, and its state."""
     wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}, times=3)
     wire.fail("retrieve_future", 410, body={"detail": "expired"})
     future = training.optim_step(ADAM)
@@ -108,7 +108,7 @@ def test_what_is_known_of_a_lost_result(training: tinker.TrainingClient, wire: A
 
 
 def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:
-    """After an announcement of the size the result itself is asked for."""
+    """After a response with the size, the result itself is requested."""
     wire.fail("retrieve_future", 200, body={"status": "complete_metadata", "request_id": "x", "response_payload_size": 10**9})
     before = len(wire.requests("retrieve_future"))
     training.optim_step(ADAM).result(10)
@@ -116,7 +116,7 @@ def test_large_results_are_announced_first(training: tinker.TrainingClient, wire
 
 
 def test_a_size_instead_of_the_result(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A server that tells the size again, when the result itself is asked for, is asked three times, with pauses."""
+    """A server that sends the size again in place of the result is polled three times, with pauses."""
     told = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 7}
     wire.fail("retrieve_future", 200, body=told, times=4)
     del clock.slept[:]
@@ -130,7 +130,7 @@ def test_a_size_instead_of_the_result(training: tinker.TrainingClient, wire: Any
 def test_paused_work_is_reported_once_a_minute(
     training: tinker.TrainingClient, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Work that the server holds back makes one line, with the server's reason or ours, and another one a minute later."""
+    """Work that the server pauses is logged in one line, with the server's reason or ours, and again a minute later."""
     paused = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
     with caplog.at_level("WARNING", "tinker"):
         wire.fail("retrieve_future", 200, body={**paused, "queue_state_reason": "big run"}, times=5)
@@ -142,8 +142,8 @@ def test_paused_work_is_reported_once_a_minute(
     assert [("big run" in line, "no free capacity" in line) for line in lines] == [(True, False), (False, True)]
 
 
-def test_the_words_of_a_limit(service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A limit that the server gives no reason for is one of training clients or of sampler weights."""
+def test_default_reasons_of_limits(service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A limit without a reason from the server is described as one of training clients or of sampler weights."""
     limited = {"type": "try_again", "request_id": "x", "queue_state": "paused_rate_limit"}
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -156,7 +156,7 @@ def test_the_words_of_a_limit(service: tinker.ServiceClient, wire: Any, caplog: 
 
 
 def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:
-    """Each poll says which one it is and what kind of result it waits for."""
+    """Each poll has its number and the type of the result."""
     before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 408, times=2)
     training.optim_step(ADAM).result(10)
@@ -167,7 +167,7 @@ def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any
 
 
 def test_server_that_only_fails_ends_the_wait(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A server that answers nothing but errors ends the wait after minutes of them, with the last one and the count."""
+    """A server that responds only with errors ends the wait after some minutes, with the last error and the count."""
     wire.fail("retrieve_future", 502, times=200)
     with pytest.raises(tinker.InternalServerError) as caught:
         training.optim_step(ADAM).result(10)
@@ -185,8 +185,8 @@ def test_server_that_only_fails_ends_the_wait(training: tinker.TrainingClient, w
         ({"content-type": "application/x-protobuf"}, b"\x01\x02"),
     ],
 )
-def test_answers_that_make_no_sense(training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes) -> None:
-    """A malformed or unpromised answer is asked for again; the third one is a typed error that names the operation."""
+def test_malformed_responses(training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes) -> None:
+    """After a malformed or unexpected response the poll is repeated; the third one is a typed error naming the operation."""
     before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 200, headers=headers, body=body, times=2, outside="no answer makes sense")
     training.optim_step(ADAM).result(10)
@@ -197,8 +197,8 @@ def test_answers_that_make_no_sense(training: tinker.TrainingClient, wire: Any, 
     assert len(wire.requests("retrieve_future")) == before + 6
 
 
-def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: Any) -> None:
-    """Fields that this client does not know change nothing."""
+def test_unknown_fields_are_ignored(training: tinker.TrainingClient, wire: Any) -> None:
+    """Fields unknown to this client are ignored."""
     promise = {"request_id": "f", "future_id": 3, "status": "new", "zone": {}}
     result = {"metrics": {"a:sum": 1.0}, "type": "optim_step_v2", "more": [1]}
     wire.fail("optim_step", 202, body=promise, outside="a server of tomorrow")
@@ -207,8 +207,8 @@ def test_unknown_fields_are_passed_over(training: tinker.TrainingClient, wire: A
     assert (response.metrics, response.type) == ({"a:sum": 1.0}, "optim_step_v2")
 
 
-def test_observers_hear_of_the_queue(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
-    """Whoever observes a service hears of every change of a queue, once, with the request that waits in it."""
+def test_queue_changes_are_reported_to_observers(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+    """An observer of a service receives every change of a queue, once, with the request that waits in it."""
     heard: list[QueueChange] = []
 
     def listen(event: Event) -> None:

@@ -1,7 +1,7 @@
-"""Everything that matters works on servers that the local one can pass for, as it does on ours.
+"""Server profiles: all main functions work on every server that the local one can imitate, as they do on ours.
 
-They are a bare SkyRL, one that speaks only the JSON core, one that refuses fields it does not know and writes nulls, and one
-that fails on protobuf.
+The profiles are a bare SkyRL, a server that supports only the JSON core, one that refuses unknown fields and writes nulls,
+and one that fails on protobuf.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop="END")
 
 @pytest.fixture(params=["official", "skyrl", "minimal-json", "strict", "plain-json"])
 def profile(request: pytest.FixtureRequest) -> str:
-    """Which server is imitated."""
+    """The imitated server."""
     return str(request.param)
 
 
@@ -39,7 +39,7 @@ def state(tmp_path: Path, profile: str) -> Iterator[State]:
 
 @pytest.fixture
 def wire(wire: Any, profile: str) -> Iterator[Any]:
-    """Requests fit the contract here too, but for fields that were refused; what an imitated server answers need not."""
+    """Requests match the contract here too, except refused fields; responses of an imitated server need not."""
     yield wire
     if profile != "official":
         wire.judge.bad_answers.clear()
@@ -50,7 +50,7 @@ def wire(wire: Any, profile: str) -> Iterator[Any]:
 
 
 def test_training_and_sampling(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A run learns, its samplers sample, prompts are scored, and rate limits aside nothing of it needs a hosted server."""
+    """A run learns, its samplers sample and prompts are scored; apart from rate limits none of it needs a hosted server."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     outputs = []
     for _ in range(15):
@@ -81,7 +81,7 @@ def test_losses_of_reinforcement(service: tinker.ServiceClient) -> None:
 
 
 def test_custom_loss(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A loss of the user's own trains, also where the server sends no ``loss:sum``."""
+    """A custom loss trains, even if the server does not send ``loss:sum``."""
     torch = pytest.importorskip("torch")
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
@@ -97,8 +97,8 @@ def test_custom_loss(service: tinker.ServiceClient, datum: MakeDatum) -> None:
     assert losses[0].result().metrics["mine"] == 1.0
 
 
-def test_state_is_saved_and_continued(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A run that continues from a saved state goes on exactly as the saved one, where the server can restore optimizers."""
+def test_runs_continue_from_a_saved_state(service: tinker.ServiceClient, datum: MakeDatum) -> None:
+    """A run that continues from a saved state gives exactly the same results, if the server can restore optimizers."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     for _ in range(3):
         training.forward_backward([datum()], "cross_entropy")
@@ -113,7 +113,7 @@ def test_state_is_saved_and_continued(service: tinker.ServiceClient, datum: Make
 
 
 def test_sparse_targets(service: tinker.ServiceClient) -> None:
-    """Two-dimensional targets that are mostly empty train, whether or not the server reads sparse tensors."""
+    """Mostly empty two-dimensional targets train, whether or not the server reads sparse tensors."""
     targets, weights = np.zeros((40, 20), np.int64), np.zeros((40, 20), np.float32)
     targets[:, 0], weights[:, 0] = 7, 1.0
     inputs: Any = {
@@ -125,8 +125,8 @@ def test_sparse_targets(service: tinker.ServiceClient) -> None:
     assert training.forward_backward([datum], "cross_entropy").result(10).loss_fn_outputs
 
 
-def test_failures_are_told_at_once(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A request that fails on the server fails its future with the server's words, whatever form they come in."""
+def test_failures_are_raised_at_once(service: tinker.ServiceClient, datum: MakeDatum) -> None:
+    """A request that fails on the server fails its future with the server's text, in every form of failure."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError)) as caught:
         training.forward_backward([datum([10**6])], "cross_entropy").result(10)
@@ -134,7 +134,7 @@ def test_failures_are_told_at_once(service: tinker.ServiceClient, datum: MakeDat
 
 
 def test_checkpoints(service: tinker.ServiceClient, connect: Any, wire: Any, profile: str) -> None:
-    """Where a server lists checkpoints, they are listed, whatever their ids and times look like."""
+    """If a server lists checkpoints, the client lists them, whatever their ids and times look like."""
     if profile == "minimal-json":
         return  # the core of the old servers has no lists
     training = service.create_lora_training_client("tinker/toy", rank=4)

@@ -1,4 +1,4 @@
-"""Proxies of every kind before servers of every kind: tunnels, credentials, refusals, files."""
+"""All kinds of proxies in front of all kinds of servers: tunnels, credentials, refusals, files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KINDS = ("http", "https", "socks5", "socks5h")
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    """A server that is known under a name which only the proxy can look up."""
+    """A server under a name that only the proxy can resolve."""
     with toy_server(tmp_path / "server") as server:
         yield server
 
 
 class Way:
-    """A server behind a proxy, and what leads to it."""
+    """A server behind a proxy, and the settings that lead to it."""
 
     def __init__(self, server: FaultyServer, proxy: TunnelProxy, kind: str, scheme: str, ca_file: Path) -> None:
         self.server, self.proxy = server, proxy
@@ -34,12 +34,12 @@ class Way:
         self.configured: dict[str, Any] = {"base_url": f"{scheme}://{HOST}", "api_key": "key", "ca_file": ca_file}
 
     def service(self, credential: str = "", **more: Any) -> tinker.ServiceClient:
-        """A client that goes this way."""
+        """Return a client that uses this proxy."""
         proxy = self._proxy_url.replace("@", f"{credential}@" if credential else "")
         return tinker.ServiceClient(config=tinker.Config.load(**self.configured, proxy=proxy, **more))
 
     def ask(self, credential: str = "", **more: Any) -> bool:
-        """Whether the server answers."""
+        """Return whether the server responds."""
         service = self.service(credential, **more)
         try:
             return bool(service.get_server_capabilities().supported_models)
@@ -47,7 +47,7 @@ class Way:
             service.close().result(10)
 
     def refuse(self, credential: str = "", **more: Any) -> tuple[str, bool]:
-        """What the client says, and whether it takes the address for wrong."""
+        """Return the error message, and whether the client considers the address wrong."""
         with pytest.raises(tinker.APIConnectionError) as caught:
             self.ask(credential, patience_seconds=0, **more)
         message = f"{caught.value}"
@@ -60,7 +60,7 @@ class Way:
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, server: FaultyServer, ca_file: Path) -> Iterator[Way]:
-    """A way by a kind of proxy to a server of a scheme; for ``https``, of a protocol."""
+    """A route through a kind of proxy to a server with a scheme; for ``https``, with a protocol."""
     kind, scheme, *protocols = request.param.split()
     context = server_context(*protocols, names=(HOST, "localhost")) if scheme == "https" else None
     proxy_context = server_context("http/1.1", names=("localhost",)) if kind == "https" else None
@@ -77,7 +77,7 @@ TUNNELS = [f"{kind} https h2" for kind in KINDS]
 
 @pytest.mark.parametrize("way", ALL, indirect=True)
 def test_a_server_behind_a_proxy(way: Way, request: pytest.FixtureRequest) -> None:
-    """Every kind of proxy leads to a server of every kind, and looks its name up; HTTP/2 works in a tunnel."""
+    """Every kind of proxy connects to every kind of server, and resolves its name; HTTP/2 works in a tunnel."""
     assert way.ask()
     kind, scheme = request.node.callspec.params["way"].split()[:2]
     port = 443 if scheme == "https" else 80
@@ -88,8 +88,8 @@ def test_a_server_behind_a_proxy(way: Way, request: pytest.FixtureRequest) -> No
 
 
 @pytest.mark.parametrize("way", ["http https h2", "https https h2", "https http"], indirect=True)
-def test_what_only_the_proxy_sees(way: Way) -> None:
-    """The credential of the address and the headers for the proxy are in what it reads, and the server gets neither."""
+def test_proxy_credentials_and_headers(way: Way) -> None:
+    """The proxy receives the credential of its address and the proxy headers, and the server receives neither."""
     assert way.ask("me:hu%20sh", proxy_headers={"X-Team": "a"})
     assert {(one.headers["proxy-authorization"], one.headers["x-team"]) for one in way.proxy.asked[:1]} == {
         ("Basic bWU6aHUgc2g=", "a")
@@ -102,7 +102,7 @@ def test_what_only_the_proxy_sees(way: Way) -> None:
 
 @pytest.mark.parametrize("way", ["socks5 https h2", "socks5 http"], indirect=True)
 def test_a_password_of_a_socks_proxy(way: Way) -> None:
-    """It is decoded and sent; without it, or with another one, one line says so, and the address is wrong."""
+    """It is decoded and sent; if it is missing or wrong, a one-line error says so, and the address is wrong."""
     way.proxy.password = "hu sh"
     assert way.ask("me:hu%20sh")
     assert {one.headers["credential"] for one in way.proxy.asked} == {"me:hu sh"}
@@ -117,7 +117,7 @@ def test_a_password_of_a_socks_proxy(way: Way) -> None:
 
 @pytest.mark.parametrize("way", ["socks5 https h2"], indirect=True)
 def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
-    """What it says of the server may change, so the address is not wrong."""
+    """If a SOCKS proxy cannot reach the server, the address does not count as wrong, as this may change."""
     way.proxy.refusal = 5
     said, is_wrong = way.refuse()
     assert said == "the proxy PROXY refused: Connection refused by destination host."
@@ -138,7 +138,7 @@ def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
     ],
 )
 def test_a_tunnel_that_is_refused(way: Way, status: int, is_wrong: bool, advice: str) -> None:
-    """One line has the proxy's answer and what to do; only what can change is tried for long."""
+    """A one-line error has the proxy's response and advice; only refusals that may pass are retried for long."""
     way.proxy.refusal = status
     expected = f"the proxy PROXY answered the request for {HOST}:443 with {status}{advice}"
     assert way.refuse("me:hush") == (expected, is_wrong)
@@ -146,7 +146,7 @@ def test_a_tunnel_that_is_refused(way: Way, status: int, is_wrong: bool, advice:
 
 @pytest.mark.parametrize("way", ["http http"], indirect=True)
 def test_a_proxy_that_asks_for_a_password(way: Way) -> None:
-    """For a server without TLS its refusal is an answer, which gets the same advice."""
+    """For a server without TLS the proxy's refusal is a response, which gets the same advice."""
     way.proxy.refusal = 407
     with pytest.raises(tinker.APIStatusError, match=r"407.*write the proxy's user name and password into its address"):
         way.ask(patience_seconds=0)
@@ -154,7 +154,7 @@ def test_a_proxy_that_asks_for_a_password(way: Way) -> None:
 
 @pytest.mark.parametrize("way", ["https https h2", "https http"], indirect=True)
 def test_a_proxy_that_is_not_trusted(way: Way, tmp_path: Path) -> None:
-    """It is the proxy whose certificate the line is about."""
+    """The error is about the certificate of the proxy."""
     other = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
     way.configured["ca_file"] = other
@@ -165,7 +165,7 @@ def test_a_proxy_that_is_not_trusted(way: Way, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["http https h2"], indirect=True)
 def test_a_server_that_is_not_trusted_behind_a_proxy(way: Way) -> None:
-    """It is the server whose certificate the line is about."""
+    """The error is about the certificate of the server."""
     way.configured["base_url"] = "https://other.invalid"
     said, is_wrong = way.refuse()
     assert said.startswith("the certificate of other.invalid:443 is for another name")
@@ -175,7 +175,7 @@ def test_a_server_that_is_not_trusted_behind_a_proxy(way: Way) -> None:
 
 @pytest.mark.parametrize("way", ALL, indirect=True)
 def test_files_behind_a_proxy(way: Way, tmp_path: Path) -> None:
-    """A checkpoint is downloaded the same way."""
+    """A checkpoint is downloaded through the proxy."""
     with way.service() as service:
         training = service.create_lora_training_client("tinker/toy", rank=4).result(30)
         path = training.save_weights_external("e").result(30).path

@@ -1,4 +1,4 @@
-"""A script of 0.4 to 0.7 on this client, answered as its servers were: what it sends is what those clients were recorded sending."""
+"""A script of 0.4 to 0.7 on this client, with the recorded responses: it sends what those clients were recorded sending."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANOTHER_WAY = {
 
 
 class Recorded(httpx.AsyncBaseTransport):
-    """Answers each request as the same one was answered; 404 where nobody asked that."""
+    """A transport that returns the recorded response of each request; 404 for requests that were not recorded."""
 
     def __init__(self, recording: Iterable[Exchange]) -> None:
         self.requests: list[Request] = []
@@ -63,7 +63,7 @@ def _place(method: str, path: str, content: bytes) -> tuple[str, str, str]:
 
 
 def _request(method: str, path: str, query: str, content: bytes) -> Request:
-    """A request with the defaults of the contract, which older clients left out."""
+    """Return a request with the defaults of the contract, which older clients omitted."""
     body = read_body(content, BODIES[path.rpartition("/")[2]]) if content else None  # type: ignore[type-var]
     if isinstance(body, models.CreateSessionRequest):
         body = msgspec.structs.replace(body, sdk_version="")
@@ -71,7 +71,7 @@ def _request(method: str, path: str, query: str, content: bytes) -> Request:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers as float32 has them."""
+    """Return numbers rounded to float32."""
     if isinstance(value, dict):
         return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -89,7 +89,7 @@ def datum(tokens: list[int], **inputs: types.TensorData) -> types.Datum:
 
 
 def test_the_script_of_0_7(clock: Any) -> None:
-    """Training, checkpoints, samples and lists in the calling forms of 0.7.0: every recorded request is made, with equal bodies."""
+    """Training, checkpoints, samples and lists in the calling forms of 0.7.0 make every recorded request, with equal bodies."""
     torch = pytest.importorskip("torch")
     recording = [exchange for exchange in exchanges() if exchange.file == "legacy_070"]
     wire = Recorded(recording)

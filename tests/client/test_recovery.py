@@ -1,4 +1,4 @@
-"""A recovering client: what counts as a loss, what is repeated, from where, and when it gives up."""
+"""Recovery: what counts as a loss of the run, what is repeated, from where, and when recovery gives up."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def datum(step: int) -> tinker.Datum:
 
 
 def begin(client: tinker.TrainingClient, step: int) -> Any:
-    """Begin a step; the future of its loss."""
+    """Begin a step and return the future of its loss."""
     loss = client.forward_backward([datum(step)], "cross_entropy")
     client.optim_step(PARAMS)
     return loss
 
 
 def probe(client: tinker.TrainingClient) -> list[float]:
-    """What tells one set of weights from another, to the last bit."""
+    """Return values that identify a set of weights to the last bit."""
     output = client.forward([datum(n) for n in range(8)], "cross_entropy").result(10)
     return [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()]
 
@@ -56,7 +56,7 @@ def client(first: tinker.TrainingClient, recoveries: list[Recovery]) -> Recoveri
 
 
 def undisturbed(steps: int) -> list[float]:
-    """The probe of a run that nothing happens to."""
+    """Return the probe of a run without interruptions."""
     with tinker.ServiceClient(base_url="local://toy") as service:
         client = service.create_lora_training_client("tinker/toy", rank=4, seed=3)
         for step in range(steps):
@@ -65,14 +65,14 @@ def undisturbed(steps: int) -> list[float]:
 
 
 def loop(client: RecoveringTrainingClient, steps: int, body: Callable[[int], Any], **given: Any) -> None:
-    """Do the same in each step, in a block of its own."""
+    """Do the same in each step, in a separate block."""
     for step in client.steps(steps, **given):
         with step:
             body(step)
 
 
 def train(client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[], None]], **given: Any) -> list[int]:
-    """Train in a loop that looks at every loss, with something that happens once in some steps; the steps taken."""
+    """Train in a loop that waits for every loss, with a one-time event in some steps; return the steps taken."""
     taken = list[int]()
     for step in client.steps(steps, **given):
         with step:
@@ -83,15 +83,15 @@ def train(client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[
 
 
 def test_every_tenth_step_is_saved(client: RecoveringTrainingClient) -> None:
-    """Without ``save_every`` the loop saves after ten steps, and after the last one."""
+    """Without ``save_every`` the loop saves after every ten steps, and after the last one."""
     train(client, 12, {})
     assert [save.step for save in client.saves] == [10, 12]
 
 
-def test_exactly_the_lost_steps_are_repeated(
+def test_only_the_lost_steps_are_repeated(
     client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
 ) -> None:
-    """After a restart the loop goes on behind the last save, in the same object, and ends with the weights of no restart."""
+    """After a restart the loop continues after the last save, with the same object, and ends with the undisturbed weights."""
     before = client.model_id
     taken = train(client, 9, {}, save_every=3)
     assert taken == list(range(9))
@@ -107,16 +107,16 @@ def test_exactly_the_lost_steps_are_repeated(
 
 
 def test_a_loop_that_looks_at_results(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """An error inside the block of a step ends the block; the steps since the save come again."""
-    client.steps(1)  # one that is never begun changes nothing
+    """An error inside the block of a step ends the block; the steps since the save are repeated."""
+    client.steps(1)  # a step that is never begun changes nothing
     taken = train(client, 8, {4: restart}, save_every=3)
     assert taken == [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
     assert [one.step for one in recoveries] == [3]
     assert probe(client) == undisturbed(8)
 
 
-def test_a_loop_that_looks_at_nothing(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """Calls alone are enough: the loop notices by itself, no later than at the next save, and needs no block."""
+def test_a_loop_that_drops_every_future(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """Without results or blocks the loop detects the loss itself, at the next save at the latest."""
     taken = list[int]()
     for step in client.steps(8, save_every=4):
         taken.append(step)
@@ -148,14 +148,14 @@ def test_a_loop_in_a_coroutine(client: RecoveringTrainingClient, restart: Restar
 
 
 def test_before_the_first_save(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """A loss before anything was saved begins with a new run, made as the first one was."""
+    """After a loss before the first save, a new run starts, created with the arguments of the first."""
     assert train(client, 4, {1: restart}, save_every=4) == [0, 1, 0, 1, 2, 3]
     assert (recoveries[0].save, recoveries[0].step, recoveries[0].with_optimizer) == (None, 0, False)
     assert probe(client) == undisturbed(4)
 
 
-def test_what_was_done_before_the_loop_is_saved_first(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """Training by hand before a loop is not lost with the run, though the loop cannot repeat it."""
+def test_training_before_the_loop_is_saved_first(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """Training before the loop is saved first, as the loop cannot repeat it."""
     begin(client, 0).result(10)
     begin(client, 1).result(10)
     taken = list[int]()
@@ -171,7 +171,7 @@ def test_what_was_done_before_the_loop_is_saved_first(client: RecoveringTraining
 
 
 def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingClient, restart: Restart, wire: Any) -> None:
-    """The last save of one loop is the beginning of the next: nothing is saved twice, and no name is used twice."""
+    """The last save of one loop is the start of the next: nothing is saved twice, and no name is used twice."""
     train(client, 3, {})
     taken = list[int]()
     for step in client.steps(3):
@@ -185,8 +185,8 @@ def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingCl
     assert [one.json["path"] for one in wire.requests("save_weights")] == ["step-000003", "step-000006"]
 
 
-def test_a_save_of_the_body_is_not_the_loops(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """A save in the middle of a step is nothing that a loop goes back to: it could not tell what to repeat."""
+def test_a_save_in_the_middle_of_a_step(client: RecoveringTrainingClient, restart: Restart) -> None:
+    """A loop does not return to a save made in the middle of a step, as it could not know what to repeat."""
 
     def body(step: int) -> None:
         client.forward_backward([datum(step)], "cross_entropy")
@@ -200,14 +200,14 @@ def test_a_save_of_the_body_is_not_the_loops(client: RecoveringTrainingClient, r
 
 
 def test_several_losses_in_one_loop(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """As many as come, as long as something is saved in between; also twice in the same step."""
+    """Any number of losses is recovered if there is a save in between, also two in the same step."""
     train(client, 10, {1: restart, 3: restart, 7: restart, 8: restart}, save_every=2)
     assert [one.attempt for one in recoveries] == [1, 1, 1, 1]
     assert probe(client) == undisturbed(10)
 
 
 def test_a_sampler_of_the_lost_session(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """The error of a sampler that was made in the step counts like one of the run."""
+    """The error of a sampler created in the step counts like an error of the run."""
     taken = list[int]()
     for step in client.steps(4, save_every=2):
         with step:
@@ -220,7 +220,7 @@ def test_a_sampler_of_the_lost_session(client: RecoveringTrainingClient, restart
     assert taken == [0, 1, 2, 2, 3]
 
 
-# What is a loss
+# Which failures are losses
 
 
 def fail_with_category(wire: Any, category: str) -> None:
@@ -228,7 +228,7 @@ def fail_with_category(wire: Any, category: str) -> None:
 
 
 def test_a_run_that_is_marked_corrupted(client: RecoveringTrainingClient, wire: Any, recoveries: list[Recovery]) -> None:
-    """A request that failed on the server is a loss if the server says that the run is corrupted."""
+    """A request that failed on the server is a loss if the server reports that the run is corrupted."""
     run_id = client.model_id
     body = {
         "training_run_id": run_id,
@@ -252,15 +252,15 @@ def test_a_run_that_is_marked_corrupted(client: RecoveringTrainingClient, wire: 
 
 
 @pytest.mark.parametrize("category", ["server", "user"])
-def test_a_failure_of_a_sound_run(client: RecoveringTrainingClient, wire: Any, category: str) -> None:
-    """A request that failed is raised as it is where the run is sound."""
+def test_a_failure_of_an_intact_run(client: RecoveringTrainingClient, wire: Any, category: str) -> None:
+    """If the run is intact, the error of a failed request is raised unchanged."""
     fail_with_category(wire, category)
     with pytest.raises(tinker.RequestFailedError, match="a device failed"):
         loop(client, 4, lambda step: begin(client, step).result(10))
 
 
-def test_a_result_that_is_gone(client: RecoveringTrainingClient, wire: Any) -> None:
-    """A result that the server no longer keeps leaves open what the run has done, which is a loss."""
+def test_a_result_that_has_expired(client: RecoveringTrainingClient, wire: Any) -> None:
+    """A result that the server no longer keeps is a loss, as it is unknown what the run has done."""
     gone = {1: lambda: wire.fail("retrieve_future", 410)}
     taken = list[int]()
     for step in client.steps(3, save_every=1):
@@ -273,7 +273,7 @@ def test_a_result_that_is_gone(client: RecoveringTrainingClient, wire: Any) -> N
 
 
 def test_a_run_that_the_server_does_not_know(client: RecoveringTrainingClient, wire: Any) -> None:
-    """A 404 is a loss if the server does not know the run any more, though it knows the session."""
+    """A 404 is a loss if the server does not know the run any more, even if it knows the session."""
     taken = list[int]()
     for step in client.steps(3, save_every=1):
         with step:
@@ -294,8 +294,8 @@ def test_an_unknown_checkpoint_is_no_loss(client: RecoveringTrainingClient) -> N
     assert not isinstance(caught.value, RecoveryFailedError)
 
 
-def test_errors_of_the_user_pass(client: RecoveringTrainingClient) -> None:
-    """What the body of a step raises by itself leaves the loop, and so does the end of the program."""
+def test_user_errors_leave_the_loop(client: RecoveringTrainingClient) -> None:
+    """Exceptions raised by the body of a step leave the loop, as do those that end the program."""
 
     def fail(error: BaseException) -> None:
         raise error
@@ -305,8 +305,8 @@ def test_errors_of_the_user_pass(client: RecoveringTrainingClient) -> None:
             loop(client, 1, lambda _, error=error: fail(error))  # type: ignore[misc]
 
 
-def test_a_failure_that_nobody_looked_at(client: RecoveringTrainingClient) -> None:
-    """The loop raises it at the next save; one that the body has looked at is the body's business."""
+def test_an_unreceived_failure(client: RecoveringTrainingClient) -> None:
+    """The loop raises an unreceived failure at the next save; a received one is left to the body."""
     bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
     with pytest.raises(tinker.TinkerError, match="1000000"):
         loop(client, 1, lambda _: client.forward_backward([bad], "cross_entropy"))
@@ -319,8 +319,8 @@ def test_a_failure_that_nobody_looked_at(client: RecoveringTrainingClient) -> No
     assert handled == 2
 
 
-def test_recover_raises_what_is_no_loss(client: RecoveringTrainingClient) -> None:
-    """By hand, too, an error that means no loss comes back as it is."""
+def test_recover_raises_errors_that_are_no_loss(client: RecoveringTrainingClient) -> None:
+    """A manual recover() also raises an error that is not a loss unchanged."""
     for error in (ValueError("mine"), tinker.ClientClosedError()):
         with pytest.raises(type(error)) as caught:
             client.recover(error)
@@ -333,11 +333,11 @@ def test_recover_raises_what_is_no_loss(client: RecoveringTrainingClient) -> Non
         asyncio.run(wait())
 
 
-# The same loss again
+# Repeated errors of the same loss
 
 
 def test_a_loss_is_recovered_once(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """Every error of one loss, a sampler's too, names the same recovery; the new run goes on, with what was done in it."""
+    """Every error of one loss, including a sampler's, returns the same recovery; the new run keeps what was done in it."""
     sampler = client.save_weights_and_get_sampling_client().result(10)
     restart()
     futures: list[Any] = [client.forward_backward([datum(0)], "cross_entropy"), client.optim_step(PARAMS)]
@@ -353,7 +353,7 @@ def test_a_loss_is_recovered_once(client: RecoveringTrainingClient, restart: Res
 
 
 def test_threads_with_the_same_loss(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """Threads that recover at the same time get one new run, and the user's function hears of it once."""
+    """Threads that recover concurrently get one new run, and the user's function is called once."""
     restart()
     error: Any = client.optim_step(PARAMS).exception(10)
     together = threading.Barrier(4)
@@ -369,7 +369,7 @@ def test_threads_with_the_same_loss(client: RecoveringTrainingClient, restart: R
 
 
 def test_an_old_error_in_a_loop_is_raised(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """A step that looks at a future of the run before gets its error: the loop cannot know what that step has done."""
+    """A step that waits for a future of the previous run gets its error, as the loop cannot know what that step has done."""
     taken = list[int]()
     old = list[Any]()
 
@@ -390,7 +390,7 @@ def test_an_old_error_in_a_loop_is_raised(client: RecoveringTrainingClient, rest
 
 
 def test_a_given_checkpoint(first: tinker.TrainingClient, restart: Restart, wire: Any) -> None:
-    """The policy's path is loaded; if it is none of the loop's saves the loop begins anew."""
+    """The policy's path is loaded; if it is not a save of the loop, the loop starts from its first step."""
     path = first.save_state("origin").result(10).path
     client = RecoveringTrainingClient(first, RecoveryPolicy(checkpoint=path))
     assert train(client, 4, {3: restart}, save_every=2) == [0, 1, 2, 3, 0, 1, 2, 3]
@@ -399,7 +399,7 @@ def test_a_given_checkpoint(first: tinker.TrainingClient, restart: Restart, wire
 
 
 def test_the_best_checkpoint(first: tinker.TrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """A function of the user chooses among the saves of the loop, and the loop goes back to that one."""
+    """A function of the user chooses among the saves of the loop, and the loop returns to the chosen one."""
     policy = RecoveryPolicy(checkpoint=lambda save: -abs((save.step or 0) - 2))
     client = RecoveringTrainingClient(first, policy, on_recovery=recoveries.append)
     assert train(client, 7, {6: restart}, save_every=2) == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4, 5, 6]
@@ -408,7 +408,7 @@ def test_the_best_checkpoint(first: tinker.TrainingClient, restart: Restart, rec
 
 
 def test_a_fresh_optimizer(first: tinker.TrainingClient, restart: Restart, wire: Any, recoveries: list[Recovery]) -> None:
-    """Without the optimizer's state the weights alone are loaded."""
+    """Without the optimizer's state only the weights are loaded."""
     client = RecoveringTrainingClient(first, RecoveryPolicy(with_optimizer=False), on_recovery=recoveries.append)
     train(client, 2, {1: restart}, save_every=1)
     assert wire.requests("load_weights")[-1].json["optimizer"] is False
@@ -416,7 +416,7 @@ def test_a_fresh_optimizer(first: tinker.TrainingClient, restart: Restart, wire:
 
 
 def test_saves_by_hand(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """What was saved by hand can be recovered from by hand, and carries the text that it was saved with."""
+    """Manual saves can be recovered from manually, and keep their metadata."""
     begin(client, 0)
     client.save_state("mine", user_metadata={"score": "7"}).result(10)
     begin(client, 1).result(10)
@@ -429,11 +429,11 @@ def test_saves_by_hand(client: RecoveringTrainingClient, restart: Restart) -> No
     assert probe(client) == undisturbed(1)
 
 
-# Failing
+# Failed recoveries
 
 
-def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) -> None:
-    """After as many attempts as the policy says the error says so, the user's function hears of it, and so do observers."""
+def test_recovery_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) -> None:
+    """After the policy's number of attempts an error says so; the user's function and observers are notified."""
     events: list[Event] = []
     failures: list[RecoveryFailedError] = []
     service = connect(observers=[events.append], user_metadata={"trial": 1})
@@ -464,7 +464,7 @@ def test_it_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) 
 
 
 def test_losses_without_progress_end(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """A step that loses the run each time is not repeated for ever."""
+    """A step that loses the run every time is not repeated indefinitely."""
 
     def body(step: int) -> None:
         if step == 3:
@@ -476,10 +476,8 @@ def test_losses_without_progress_end(client: RecoveringTrainingClient, restart: 
     assert [one.attempt for one in recoveries] == [1, 2, 3]
 
 
-def test_functions_of_the_user_that_fail(
-    first: tinker.TrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An exception of ``on_recovery`` is logged, and the loop goes on."""
+def test_user_functions_that_raise(first: tinker.TrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of ``on_recovery`` is logged, and the loop continues."""
 
     def broken(_: Recovery) -> None:
         raise LookupError("a defect of the user's")
@@ -493,7 +491,7 @@ def test_functions_of_the_user_that_fail(
 def test_no_failure_of_the_lost_run_is_logged(
     client: RecoveringTrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What failed with the run was taken care of: nothing says that nobody looked at it."""
+    """Failures of a recovered run are not logged as unreceived."""
     with caplog.at_level(logging.ERROR, "tinker"):
         taken = list[int]()
         for step in client.steps(4, save_every=2):
@@ -504,7 +502,7 @@ def test_no_failure_of_the_lost_run_is_logged(
     assert "never retrieved" not in caplog.text
 
 
-# Wrong use
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -522,13 +520,13 @@ def test_no_failure_of_the_lost_run_is_logged(
     ],
 )
 def test_wrong_policies(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    """A policy that cannot be right is refused where it is written, by the name of the value."""
+    """An invalid policy is refused where it is created, by the name of the value."""
     with pytest.raises(error, match=message):
         RecoveryPolicy(**arguments)
 
 
 def test_wrong_arguments(first: tinker.TrainingClient, client: RecoveringTrainingClient) -> None:
-    """So are a client, functions and loops that cannot be right; nothing is sent."""
+    """Invalid clients, functions and loops are refused too; nothing is sent."""
     wrong: Any = 5
     for make, error, message in [
         (lambda: RecoveringTrainingClient(wrong), TypeError, "training must be a TrainingClient"),

@@ -1,4 +1,4 @@
-"""Runs that no loop of this process trains: the executor makes new ones of them, the monitor notices that it must."""
+"""Recovery of runs that no loop of this process trains: the executor recreates them, the monitor detects losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLL_SECONDS = 20.0
 
 
 def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[str]:
-    """Step and save under each name; the paths."""
+    """Step and save under each name; return the paths."""
     paths = list[str]()
     for name in names:
         training.optim_step(PARAMS)
@@ -35,7 +35,7 @@ def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[
 
 
 def description(run_id: str, *, corrupted: bool, path: str | None = None) -> dict[str, object]:
-    """What a server says of a run."""
+    """Return a server's description of a run."""
     last = {"checkpoint_id": "weights/x", "checkpoint_type": "training", "time": "2026-01-01T00:00:00Z", "tinker_path": path}
     return {
         "training_run_id": run_id,
@@ -49,7 +49,7 @@ def description(run_id: str, *, corrupted: bool, path: str | None = None) -> dic
 
 
 def test_the_last_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A new client continues from what the server calls the run's last checkpoint."""
+    """A new client continues from the run's last checkpoint as reported by the server."""
     _, last = save(training, "a", "b")
     heard: list[RecoveredRun] = []
     recovered = RecoveryExecutor(service, on_recovery=heard.append).recover(training.model_id).result(10)
@@ -61,7 +61,7 @@ def test_the_last_checkpoint(service: tinker.ServiceClient, training: tinker.Tra
 
 
 def test_the_best_checkpoint_of_the_run(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A function of the policy sees every checkpoint that can be trained on, with the text that was stored with it."""
+    """The policy's function receives every trainable checkpoint, with its stored metadata."""
     save(training, "a", score="3")
     (best,) = save(training, "b", score="9")
     save(training, "c", score="5")
@@ -73,7 +73,7 @@ def test_the_best_checkpoint_of_the_run(service: tinker.ServiceClient, training:
 
 
 def test_a_given_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
-    """A path is taken also where the server does not know the run any more."""
+    """A given path is used even if the server does not know the run any more."""
     given, _ = save(training, "a", "b")
     wire.fail(f"training_runs/{training.model_id}", 404, times=2)
     RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(10)
@@ -83,7 +83,7 @@ def test_a_given_checkpoint(service: tinker.ServiceClient, training: tinker.Trai
 
 @pytest.mark.parametrize("policy", [RecoveryPolicy(), RecoveryPolicy(checkpoint=lambda save: 1.0)])
 def test_the_new_run_has_the_metadata_of_the_lost_one(connect: Connect, policy: RecoveryPolicy) -> None:
-    """The server's description of the new run, and the events of the recovery, have what the user wrote about the lost one."""
+    """The server's description of the new run, and the recovery events, have the user metadata of the lost one."""
     events: list[Event] = []
     service = connect(observers=[events.append])
     training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": "2"})
@@ -96,7 +96,7 @@ def test_the_new_run_has_the_metadata_of_the_lost_one(connect: Connect, policy: 
 
 
 def test_a_run_without_a_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """There is nothing to recover from, which both the future and the user's function say."""
+    """Without a checkpoint there is nothing to recover from, which the future and the user's function report."""
     failures: list[RecoveryFailedError] = []
     executor = RecoveryExecutor(service, RecoveryPolicy(attempts=2, backoff_seconds=1), on_failure=failures.append)
     with pytest.raises(RecoveryFailedError, match="has no checkpoint that it can be recovered from"):
@@ -104,8 +104,8 @@ def test_a_run_without_a_checkpoint(service: tinker.ServiceClient, training: tin
     assert [one.attempts for one in failures] == [2]
 
 
-def test_so_many_at_once(service: tinker.ServiceClient, wire: Any) -> None:
-    """Another run waits while as many are recovered as may be; the same run is not recovered twice at the same time."""
+def test_concurrent_recoveries_are_limited(service: tinker.ServiceClient, wire: Any) -> None:
+    """Another run waits while the maximum is being recovered; the same run is not recovered twice at the same time."""
     runs = [service.create_lora_training_client("tinker/toy", rank=4) for _ in range(3)]
     paths = [save(one, "a")[0] for one in runs]
     executor = RecoveryExecutor(service, at_once=2)
@@ -126,7 +126,7 @@ def test_so_many_at_once(service: tinker.ServiceClient, wire: Any) -> None:
 
 @pytest.mark.parametrize("trial", range(10))
 def test_two_threads_recover_a_run_once(service: tinker.ServiceClient, wire: Any, trial: int) -> None:
-    """Threads that ask at the same moment get the same future, and one run is made."""
+    """Threads that request a recovery at the same time get the same future, and one run is created."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     save(training, "a")
     executor, together = RecoveryExecutor(service), threading.Barrier(4)
@@ -144,7 +144,7 @@ def test_two_threads_recover_a_run_once(service: tinker.ServiceClient, wire: Any
 
 
 class Heard:
-    """What a monitor's executor and its observers were told, and a way to wait for it."""
+    """A record of the notifications of a monitor's executor and its observers, with a way to wait for them."""
 
     def __init__(self) -> None:
         self.recovered: list[RecoveredRun] = []
@@ -181,7 +181,7 @@ def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.Tra
 
 
 def ask_again(wire: Any, clock: Any, question: str) -> None:
-    """Let time pass until the monitor, which may be about to go to sleep, has asked once more."""
+    """Advance the clock until the monitor, which may be about to sleep, has polled one more time."""
     count = len(wire.requests(question)) + 1
     for _ in range(100):
         clock.advance(POLL_SECONDS, idle=True)
@@ -194,7 +194,7 @@ Watched = tuple[RecoveryMonitor, tinker.TrainingClient]
 
 
 def test_a_corrupted_run_is_recovered_once(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
-    """The monitor asks at its pace, hands a corrupted run to the executor, and watches it no longer."""
+    """The monitor polls at its interval, passes a corrupted run to the executor, and stops watching it."""
     monitor, training = watched
     run_id, (path,) = training.model_id, save(training, "a")
     question = f"training_runs/{run_id}"
@@ -211,8 +211,8 @@ def test_a_corrupted_run_is_recovered_once(watched: Watched, wire: Any, clock: A
     assert len(wire.requests(question)) == 2
 
 
-def test_a_run_that_is_gone_is_recovered(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
-    """A server that does not know a run any more cannot name its checkpoint; what it said last is taken, metadata too."""
+def test_an_unknown_run_is_recovered(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
+    """If a server no longer knows a run, the last reported checkpoint and metadata are used."""
     monitor, training = watched
     run_id, (path,) = training.model_id, save(training, "a")
     with monitor:
@@ -226,8 +226,8 @@ def test_a_run_that_is_gone_is_recovered(watched: Watched, wire: Any, clock: Any
     assert wire.requests("load_weights")[0].json["user_metadata"] == {"trial": "2"}
 
 
-def test_a_question_that_fails_is_asked_again(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
-    """Observers hear of it, and the run is watched as before."""
+def test_a_failed_poll_is_retried(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
+    """A failed poll is reported to observers, and the run is still watched."""
     monitor, training = watched
     wire.fail(f"training_runs/{training.model_id}", 403)
     with monitor:
@@ -243,7 +243,7 @@ def test_a_question_that_fails_is_asked_again(watched: Watched, wire: Any, clock
 
 
 def test_wrong_values(service: tinker.ServiceClient) -> None:
-    """What cannot be right is refused by name."""
+    """Invalid values are refused by name."""
     wrong: Any = 5
     executor = RecoveryExecutor(service)
     for make, error, message in [

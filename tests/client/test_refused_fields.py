@@ -1,4 +1,4 @@
-"""Fields at their default that a server refuses are left out, in a second try and later; everything else that it refuses is told."""
+"""Refused default fields are left out, in a second attempt and in later requests; every other refusal is raised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = "a stricter server's"
 
 
 def refusal(*names: str, kind: str = "extra_forbidden") -> dict[str, Any]:
-    """What a pydantic server answers to fields that it does not know."""
+    """Return the response of a pydantic server to unknown fields."""
     return {"detail": [{"type": kind, "loc": ["body", *name.split(".")], "msg": "Extra inputs", "input": 0} for name in names]}
 
 
@@ -29,14 +29,14 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
 
 @pytest.fixture
 def wire(wire: Any) -> Any:
-    """Bodies without what was refused are none of the contract's."""
+    """A transport that accepts bodies without refused fields, which are outside the contract."""
     yield wire
     wire.judge.bad_requests[:] = [one for one in wire.judge.bad_requests if not one.endswith("is a required property")]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(422, "extra_forbidden"), (400, "extra_forbidden"), (422, "value_error.extra")])
 def test_a_refused_default_is_left_out_from_then_on(sampler: tinker.SamplingClient, wire: Any, status: int, kind: str) -> None:
-    """The same request is made once more without the fields, under the same number, and no later request has them."""
+    """The request is repeated without the fields, under the same number, and no later request has them."""
     wire.fail("asample", status, body=refusal(*LATER, kind=kind), outside=OTHERS)
     for _ in range(2):
         assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
@@ -48,7 +48,7 @@ def test_a_refused_default_is_left_out_from_then_on(sampler: tinker.SamplingClie
 
 
 def test_a_server_that_names_one_field_at_a_time(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Fields are left out one after the other, until the server takes the request."""
+    """Fields are left out one after the other until the server accepts the request."""
     for name in LATER:
         wire.fail("asample", 422, body=refusal(name), outside=OTHERS)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
@@ -56,8 +56,8 @@ def test_a_server_that_names_one_field_at_a_time(sampler: tinker.SamplingClient,
     assert len(wire.requests("asample")) == 1 + len(LATER)
 
 
-def test_a_field_that_says_something_is_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A refused field that holds no default is not left out: the refusal is raised, and the next request has the field too."""
+def test_a_field_with_another_value_is_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A refused field with another value is not left out: the refusal is raised, and the next request has the field too."""
     wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS, times=2)
     for _ in range(2):
         with pytest.raises(tinker.UnprocessableEntityError, match="topk_sample_logprobs"):
@@ -65,8 +65,8 @@ def test_a_field_that_says_something_is_sent(sampler: tinker.SamplingClient, wir
     assert [one.json["topk_sample_logprobs"] for one in wire.requests("asample")] == [2, 2]
 
 
-def test_a_field_left_out_before_is_sent_once_it_says_something(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """What the server refused stays at home only as long as it holds its default."""
+def test_an_omitted_field_is_sent_with_another_value(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A field that the server refused is omitted only while it has its default value."""
     wire.fail("asample", 422, body=refusal("topk_sample_logprobs"), outside=OTHERS)
     sampler.sample(PROMPT, 1, PARAMS).result(10)
     sampler.sample(PROMPT, 1, PARAMS, topk_sample_logprobs=2).result(10)
@@ -88,15 +88,15 @@ def test_a_field_left_out_before_is_sent_once_it_says_something(sampler: tinker.
     ],
 )
 def test_other_refusals_are_raised_at_once(sampler: tinker.SamplingClient, wire: Any, body: Any) -> None:
-    """A refusal that is also about something else, or about what a request needs, is the caller's to know."""
+    """A refusal that also concerns something else, or a required field, is raised."""
     wire.fail("asample", 422, body=body, outside=OTHERS)
     with pytest.raises(tinker.UnprocessableEntityError):
         sampler.sample(PROMPT, 1, PARAMS).result(10)
     assert len(wire.requests("asample")) == 1
 
 
-def test_a_field_within_a_field(service: tinker.ServiceClient, wire: Any) -> None:
-    """A refused default may be one of a value inside the body."""
+def test_a_nested_field(service: tinker.ServiceClient, wire: Any) -> None:
+    """A refused default may be a field of a nested value."""
     wire.fail("create_model", 422, body=refusal("optimizer_config", "lora_config.train_mlp"), outside=OTHERS)
     assert service.create_lora_training_client("tinker/toy", rank=2).result(10).model_id
     again = wire.requests("create_model")[-1].json
@@ -108,7 +108,7 @@ def test_a_field_within_a_field(service: tinker.ServiceClient, wire: Any) -> Non
 
 
 def test_a_retry_keeps_its_key(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Once fields are left out, every attempt of one request is the same request."""
+    """Once fields are left out, every attempt of one request is identical."""
     wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS)
     sampler.sample(PROMPT, 1, PARAMS).result(10)
     wire.fail("asample", 503, times=2)
@@ -119,15 +119,15 @@ def test_a_retry_keeps_its_key(sampler: tinker.SamplingClient, wire: Any) -> Non
 
 
 def test_a_large_body_without_a_field(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """The length that is announced is that of the body without the field."""
+    """The Content-Length is that of the body without the field."""
     wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS)
     sampler.sample(tinker.ModelInput.from_ints([200] * 30_000), 1, PARAMS).result(10)
     for exchange in wire.requests("asample"):
         assert exchange.request.headers["content-length"] == str(len(exchange.body))
 
 
-def test_another_session_begins_anew(connect: Connect, wire: Any) -> None:
-    """What one server refused is sent to the next."""
+def test_another_session_sends_all_fields(connect: Connect, wire: Any) -> None:
+    """Fields that one server refused are sent to the next session's server."""
     for _ in range(2):
         wire.fail("create_model", 422, body=refusal("optimizer_config"), outside=OTHERS)
         connect().create_lora_training_client("tinker/toy").result(10)

@@ -1,4 +1,4 @@
-"""Saves that the server refuses: they change nothing, so the run goes on."""
+"""Refused saves: they change nothing, so the run continues."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SAVES: dict[str, Callable[[tinker.TrainingClient], Any]] = {
 
 
 @pytest.mark.parametrize("operation", SAVES)
-def test_the_run_goes_on(
+def test_the_run_continues(
     wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], operation: str
 ) -> None:
-    """What was called behind a refused save is sent, with the next number, and done."""
+    """Requests called after a refused save are sent, with the next number, and run."""
     assert SAVES[operation](training).result(10).path
     refused = SAVES[operation](training)
     step = training.forward_backward([datum()], "cross_entropy")
@@ -31,10 +31,10 @@ def test_the_run_goes_on(
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_server_without_it(
+def test_a_server_without_the_operation(
     wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
 ) -> None:
-    """A server that lacks the operation has not seen the number, so the next request has it and the run goes on."""
+    """A server without the operation has not seen the number, so the next request uses it and the run continues."""
     wire.fail("save_weights_external", status)
     with pytest.raises(tinker.APIStatusError):
         training.save_weights_external("0001").result(10)
@@ -43,10 +43,10 @@ def test_a_server_without_it(
 
 
 @pytest.mark.parametrize("status", [403, 429])
-def test_a_save_that_did_not_get_there(
+def test_a_save_that_was_not_read(
     wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
 ) -> None:
-    """A save that is turned away before it was read leaves its number to the next request, and the run goes on."""
+    """A save that is refused before it was read leaves its number to the next request, and the run continues."""
     wire.fail("save_weights", status, headers={"x-should-retry": "false"}, times=1)
     refused, step = training.save_state("0001"), training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(tinker.APIStatusError):
@@ -55,8 +55,8 @@ def test_a_save_that_did_not_get_there(
     assert wire.requests("forward_backward")[-1].seq_id == 1
 
 
-def test_a_save_of_unknown_fate(wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]) -> None:
-    """A save that the server may have taken stops what was called behind it; once its error is received the run goes on."""
+def test_a_save_with_unknown_outcome(wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]) -> None:
+    """A save that the server may have accepted stops later requests; once its error is received the run continues."""
     wire.fail("save_weights", 503, headers={"x-should-retry": "false"})
     unknown, step = training.save_state("0001"), training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(tinker.PrecedingRequestFailed, match="the save_state before it failed"):

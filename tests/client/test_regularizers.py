@@ -1,4 +1,4 @@
-"""Losses with weighted terms: what trains, what is reported, how terms run, what fails and what is refused."""
+"""Regularized losses: what trains, what is reported, how terms run, what fails and what is refused."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ ADAM = tinker.AdamParams(learning_rate=0.05)
 
 
 def add(datum: tinker.Datum, **inputs: Any) -> tinker.Datum:
-    """The datum with further inputs."""
+    """Return the datum with further inputs."""
     return tinker.Datum(datum.model_input, {**datum.loss_fn_inputs, **inputs})
 
 
 def total(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """A base in torch: minus the sum of everything."""
+    """A base in torch: the negative sum of all log-probabilities."""
     return -torch.stack([part.sum() for part in logprobs]).sum(), {"mine": 4.0}
 
 
@@ -71,7 +71,7 @@ async def squares_later(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.
 
 
 def whole(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """Base and term by hand."""
+    """Base and term in one function."""
     return total(data, logprobs)[0] + 0.3 * squares(data, logprobs)[0], {}
 
 
@@ -79,8 +79,8 @@ def whole(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[s
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro"])
-def test_named_base_trains_as_the_servers(service: tinker.ServiceClient, datum: MakeDatum, name: str) -> None:
-    """A base by its name has the loss that the server has by that name, and moves the weights as that does."""
+def test_a_named_base_trains_like_the_servers(service: tinker.ServiceClient, datum: MakeDatum, name: str) -> None:
+    """A named base has the loss of the server's loss with that name, and moves the weights as that does."""
     plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
     data = [add(datum([1, 2, 3]), weights=[0.0, 1.0, 0.5]), datum([4, 5])]
     if name != "cross_entropy":
@@ -103,8 +103,8 @@ def test_named_base_trains_as_the_servers(service: tinker.ServiceClient, datum: 
 
 
 @pytest.mark.parametrize(("fn", "mode"), [(squares, "inline"), (squares, "thread"), (squares_later, "async"), (squares_in_numpy, "inline"), (squares_in_numpy, "thread")])  # fmt: skip
-def test_terms_train_whichever_way_they_run(service: tinker.ServiceClient, datum: MakeDatum, fn: Any, mode: Any) -> None:
-    """A base and a term train as the same written as one loss, by torch or numpy, here, on a thread or as a coroutine."""
+def test_terms_train_in_every_mode(service: tinker.ServiceClient, datum: MakeDatum, fn: Any, mode: Any) -> None:
+    """A base and a term train like one combined loss, by torch or numpy, in the same thread, in a worker or as a coroutine."""
     one, other = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
     data = [datum([1, 2, 3]), datum([4, 5])]
     loss = regularized(total, [Regularizer(fn, 0.3, "squares", mode)])
@@ -118,7 +118,7 @@ def test_terms_train_whichever_way_they_run(service: tinker.ServiceClient, datum
 
 
 def every_term(shape: str) -> list[Any]:
-    """Each term of the module, for targets of a shape."""
+    """Yield each term of the module, for targets of a shape."""
     terms: list[Any] = [L1(), L2(clip=100.0), ElasticNet(), Consistency("ref"), Orthogonality(mode="hard", normalize=False)]
     terms += [GradientPenalty(squares), Consistency("ref", metric="l1"), Consistency("ref", metric="cosine")]
     if shape == "[N]":
@@ -142,7 +142,7 @@ def test_every_term_trains_all_data(training: tinker.TrainingClient, wire: Any, 
 
 
 def watch(loss: RegularizedLoss, gradients: list[Any]) -> Any:
-    """The same loss; its gradient is kept."""
+    """Return the same loss, and keep its gradient."""
 
     def evaluate(data: Any, logprobs: Any) -> Any:
         returned: Any = loss.fn(data, logprobs)
@@ -152,8 +152,8 @@ def watch(loss: RegularizedLoss, gradients: list[Any]) -> Any:
     return tinker.with_gradients(evaluate)
 
 
-def test_kl_holds_the_policy(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A run with KL to the model before it ends nearer to that than the same run without, and the nearer the larger the weight."""
+def test_kl_keeps_the_policy_close(service: tinker.ServiceClient, datum: MakeDatum) -> None:
+    """With KL to the original model a run ends closer to it than without, and closer the larger the weight."""
     distances = []
     for weight in (0.0, 1.0, 10.0):
         training = service.create_lora_training_client("tinker/toy", rank=4, seed=3)
@@ -174,7 +174,7 @@ def test_kl_holds_the_policy(service: tinker.ServiceClient, datum: MakeDatum) ->
 
 
 def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """All that a step reports, as numbers, and the same sorted by term; norms are those of the gradients that train."""
+    """A step reports all metrics as numbers, and the same grouped by term; norms are those of the gradients that train."""
     seen: list[Any] = []
 
     def base(data: Any, logprobs: list[torch.Tensor]) -> Any:
@@ -224,7 +224,7 @@ def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
 def test_constant_terms_are_counted(
     training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A term that does not depend on the log-probabilities is in the loss, has no norm, and is named in the log once."""
+    """A term that does not depend on the log-probabilities is in the loss, has no norm, and is logged once."""
     terms = [Regularizer(lambda data, logprobs: (5.0, {"own": 1.0}), 2.0, "judge"), Regularizer(squares)]
     loss = regularized("cross_entropy", terms, track_grad_norms=True)
     with caplog.at_level(logging.WARNING, logger="tinker.regularizers"):
@@ -239,7 +239,7 @@ def test_constant_terms_are_counted(
 
 
 def test_observers_hear_of_terms(connect: Connect, datum: MakeDatum) -> None:
-    """An event for each term of each step, in their order, with its numbers or its error."""
+    """Each term of each step is an event, in order, with its numbers or its error."""
     events: list[LossTerm] = []
     service = connect(observers=[lambda event: events.append(event) if isinstance(event, LossTerm) else None])
     training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -267,7 +267,7 @@ def test_observers_hear_of_terms(connect: Connect, datum: MakeDatum) -> None:
 
 
 def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Schedules go by how often the loss was evaluated, from where the user says; failures do not count, and steps can be given."""
+    """Schedules count evaluations of the loss, from a given start; failures do not count, and steps can be given."""
     fails = [False, True, False, False, False]
 
     def shaky(data: Any, logprobs: Any) -> Any:
@@ -325,7 +325,7 @@ FAILURES: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("fn", "mode", "message"), FAILURES)
 def test_failing_term(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, fn: Any, mode: Any, message: str) -> None:
-    """A term that fails, returns something else or is not finite fails the step with its name; no gradient is sent."""
+    """A term that raises, returns a wrong type or is not finite fails the step with its name; no gradient is sent."""
     terms = [Regularizer(squares), Regularizer(fn, name="culprit", mode=mode)]
     step = training.forward_backward_custom([datum()], regularized(total, terms, timeout_seconds=0.05))
     optim = training.optim_step(ADAM)
@@ -342,7 +342,7 @@ def test_failing_term(training: tinker.TrainingClient, wire: Any, datum: MakeDat
 
 
 def test_slow_thread(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A thread that does not end in time fails the step; the next one works, whatever becomes of the thread."""
+    """A thread that exceeds the timeout fails the step; the next step works, whatever the thread does."""
     go = threading.Event()
     slow = Regularizer(lambda data, parts: (parts[0].sum() * go.wait(10), {}), name="slow", mode="thread")
     with pytest.raises(tinker.LossTermError, match=r"'slow' failed: TimeoutError: no result within 0\.05 s"):
@@ -351,8 +351,8 @@ def test_slow_thread(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     assert training.forward_backward_custom([datum()], regularized(total, [slow])).result(10).metrics["reg/slow/value"] < 0
 
 
-def test_terms_run_beside_one_another(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Threads and coroutines run at the same time, and while the base is computed."""
+def test_terms_run_concurrently(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Threads and coroutines run concurrently, and while the base is computed."""
     together = threading.Barrier(3)
 
     async def meet_later(data: Any, parts: Any) -> Any:
@@ -370,13 +370,13 @@ def test_terms_run_beside_one_another(training: tinker.TrainingClient, datum: Ma
 
 @pytest.mark.parametrize("weight", [lambda step: -1.0, lambda step: math.nan, lambda step: "heavy", lambda step: 1 / step])
 def test_failing_schedules(training: tinker.TrainingClient, datum: MakeDatum, weight: Any) -> None:
-    """A schedule that fails, or gives no weight, fails the step with the name of the term."""
+    """A schedule that raises, or returns no weight, fails the step with the name of the term."""
     with pytest.raises(tinker.LossTermError, match="'squares' failed: "):
         training.forward_backward_custom([datum()], regularized(total, [Regularizer(squares, weight)])).result(10)
 
 
 def test_failing_base(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A base that fails fails the step as a custom loss does; one that is not finite is refused too."""
+    """A failing base fails the step as a custom loss does; a base that is not finite is refused too."""
     with pytest.raises(ZeroDivisionError):
         training.forward_backward_custom([datum()], regularized(lambda d, p: 1 / 0, [Regularizer(squares)])).result(10)
     endless = tinker.with_gradients(lambda data, parts: (math.inf, parts))
@@ -384,8 +384,8 @@ def test_failing_base(training: tinker.TrainingClient, datum: MakeDatum) -> None
         training.forward_backward_custom([datum()], regularized(endless, [Regularizer(squares)])).result(10)
 
 
-def test_terms_do_not_disturb_one_another(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A term may change the arrays that it gets; base and other terms have their own."""
+def test_terms_do_not_affect_each_other(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """A term may change its arrays without affecting the base or other terms."""
 
     def careless(data: Any, parts: Any) -> Any:
         for part in parts:
@@ -402,7 +402,7 @@ def test_terms_do_not_disturb_one_another(training: tinker.TrainingClient, datum
 
 
 def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """What a base or a term cannot use is refused by the call, which names the term, the datum and the input; nothing is sent."""
+    """Data that a base or a term cannot use are refused by the call, with term, datum and input; nothing is sent."""
     rows = tinker.Datum(tinker.ModelInput.from_ints([1]), {"target_tokens": np.zeros((1, 3), np.int64)})
     ready = add(datum(), ref=np.zeros(3, np.float32))
     sampled = add(datum(), logprobs=[0.0] * 3, advantages=[0.0] * 3)
@@ -443,7 +443,7 @@ def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient
 
 
 def test_wrong_arguments_are_refused() -> None:
-    """What is no base, term, weight, name, mode, option or number is refused where it is given."""
+    """Invalid bases, terms, weights, names, modes, options and numbers are refused where they are given."""
     make: Any = regularized
     term: Any = Regularizer
     fine = Regularizer(squares)
@@ -490,7 +490,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_without_torch(training: tinker.TrainingClient, datum: MakeDatum, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A named base and terms with gradients need no torch; a term in torch says at once that it is missing."""
+    """A named base and terms with gradients need no torch; a term in torch raises at once that it is missing."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="PyTorch is not installed"):
         regularized("cross_entropy", [Regularizer(KL("ref"))])
@@ -499,7 +499,7 @@ def test_without_torch(training: tinker.TrainingClient, datum: MakeDatum, monkey
 
 
 def test_handles_are_refused(service: tinker.ServiceClient) -> None:
-    """A loss that the server may compute cannot be added to here."""
+    """A loss that the server may compute cannot have terms."""
     handle = service.create_custom_loss(lambda logprobs: (logprobs.sum(), {}), {"logprobs": 1}).result(10)
     with pytest.raises(TypeError, match="base must be a function: a LossHandle"):
         regularized(handle, [])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""RestClient: what it asks, compared with recordings of the official client, what it gives back, and what it refuses."""
+"""RestClient: its requests, compared with recordings of the official client, its results, and the arguments it refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rest = tinker.RestClient
 
 
 def recorded(name: str) -> dict[int, dict[str, Any]]:
-    """The exchanges of one recording by number."""
+    """Return the exchanges of one recording by number."""
     lines = (GOLDEN / f"{name}.jsonl").read_text().splitlines()
     return {exchange["n"]: exchange for exchange in map(json.loads, lines)}
 
@@ -86,7 +86,7 @@ CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
 
 @pytest.fixture
 def rest(wire: Any, clock: Any) -> Rest:
-    """A REST client on the wire."""
+    """A REST client on the transport."""
     return Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
 
 
@@ -103,7 +103,7 @@ def json_of(message: dict[str, Any]) -> Any:
 def test_requests_and_answers_are_those_recorded(
     rest: Rest, wire: Any, number: int, call: Callable[[Rest], tinker.APIFuture[Any]], expected: Any
 ) -> None:
-    """Each call sends what the official client sends, and gives what was answered as the type it promises."""
+    """Each call sends what the official client sends, and returns the response as the declared type."""
     exchange = RECORDED[number]
     operation = operation_of(exchange)
     answer = json_of(exchange["response"])
@@ -117,8 +117,8 @@ def test_requests_and_answers_are_those_recorded(
     assert result == (expected.model_validate(answer) if isinstance(expected, type) else expected)
 
 
-def test_health_is_asked_once_and_nothing_else_is(wire: Any, service: tinker.ServiceClient) -> None:
-    """What the server says comes back; one that cannot take work raises at once, and nothing else is asked."""
+def test_health_is_requested_once(wire: Any, service: tinker.ServiceClient) -> None:
+    """The response of a healthy server is returned; an unhealthy one raises at once, and no other request is sent."""
     assert service.check_health().status == "ok"
     assert asyncio.run(service.check_health_async()).status == "ok"
     wire.fail("healthz", 503)
@@ -128,7 +128,7 @@ def test_health_is_asked_once_and_nothing_else_is(wire: Any, service: tinker.Ser
 
 
 def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
-    """A session's status is the type that its word names; a word that this version does not know stays a dictionary."""
+    """A session's status has the type named by its kind; a status of unknown kind stays a dictionary."""
     answer = json_of(RECORDED[27]["response"])
     (session,) = answer["sessions"]
     unknown = {**session, "status": {"type": "asleep", "since": 5}}
@@ -141,7 +141,7 @@ def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
 
 
 def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> None:
-    """Each twin takes the arguments of its method and gives the result when awaited once."""
+    """Each async twin takes the arguments of its method and returns the result when awaited once."""
     path = training.save_state("a").result(10).path
 
     async def scenario() -> None:
@@ -189,14 +189,14 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
 def test_wrong_arguments_are_refused_on_the_users_line(
     rest: Rest, wire: Any, call: Callable[[Rest], object], message: str
 ) -> None:
-    """What cannot be right is a ValueError of the call itself, and nothing is sent."""
+    """Invalid arguments raise ValueError from the call itself, and nothing is sent."""
     with pytest.raises(ValueError, match=message):
         call(rest)
     assert wire.exchanges == []
 
 
 def test_copies_are_made_once(rest: Rest, wire: Any) -> None:
-    """A copy that has to be asked for again carries the same key, and the access token in a header only."""
+    """A retried copy carries the same idempotency key, and the access token only in a header."""
     wire.drop("copy_weights", apply=False)
     wire.fail("copy_weights", 503)
     wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
@@ -209,7 +209,7 @@ def test_copies_are_made_once(rest: Rest, wire: Any) -> None:
 
 
 def test_secrets_stay_out_of_errors(rest: Rest, wire: Any) -> None:
-    """A refused copy shows neither the key nor the access token."""
+    """The error of a refused copy shows neither the key nor the access token."""
     wire.fail("copy_weights", 403)
     with pytest.raises(tinker.PermissionDeniedError) as caught:
         rest.copy_weights(PATH, "p", weights_access_token="wtok").result(10)
@@ -219,7 +219,7 @@ def test_secrets_stay_out_of_errors(rest: Rest, wire: Any) -> None:
 
 
 def test_project_of_the_environment(wire: Any, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies go to the project of the environment where none is named."""
+    """Copies without a project go to the project of the environment."""
     monkeypatch.setenv("TINKER_PROJECT_ID", "proj-env")
     rest = Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
     wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
@@ -228,8 +228,8 @@ def test_project_of_the_environment(wire: Any, clock: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("status", [404, 405, 409])
-def test_what_cannot_be_helped_fails_at_once(rest: Rest, wire: Any, status: int) -> None:
-    """A missing thing, a missing operation and a conflict are asked about once, and raised as they are."""
+def test_permanent_errors_are_raised_at_once(rest: Rest, wire: Any, status: int) -> None:
+    """A missing object, a missing operation and a conflict are requested once, and raised unchanged."""
     kinds = {404: tinker.NotFoundError, 405: tinker.APIStatusError, 409: tinker.ConflictError}
     operation = "training_runs/run-1/checkpoints/weights/0001/publish"
     wire.fail(operation, status)
@@ -240,7 +240,7 @@ def test_what_cannot_be_helped_fails_at_once(rest: Rest, wire: Any, status: int)
 
 
 def test_waiting_ends_after_a_minute(rest: Rest, wire: Any, clock: Any) -> None:
-    """A server that only fails is given up after a minute, with its last error and the number of attempts."""
+    """A server that only fails is retried for a minute; the error has its last failure and the number of attempts."""
     wire.fail("sessions", 503, times=10)
     started = clock.now
     with pytest.raises(tinker.InternalServerError, match="503") as caught:
@@ -249,8 +249,8 @@ def test_waiting_ends_after_a_minute(rest: Rest, wire: Any, clock: Any) -> None:
     assert "10 attempts" in caught.value.__notes__[0]
 
 
-def test_blocked_account_is_told_at_once(rest: Rest, wire: Any, clock: Any) -> None:
-    """Nobody who asks for a list waits until a bill is paid."""
+def test_blocked_account_fails_at_once(rest: Rest, wire: Any, clock: Any) -> None:
+    """A list request of a blocked account fails at once instead of waiting until the bill is paid."""
     wire.fail("sessions", 402)
     with pytest.raises(tinker.BillingError):
         rest.list_sessions().result(10)
@@ -258,7 +258,7 @@ def test_blocked_account_is_told_at_once(rest: Rest, wire: Any, clock: Any) -> N
 
 
 def test_trace_is_waited_for(rest: Rest, wire: Any, clock: Any) -> None:
-    """A trace that is not ready is asked for every five seconds."""
+    """A trace that is not ready is polled every five seconds."""
     wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "pending"}, times=3)
     wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "ready", "url": "https://x/trace"})
     assert rest.export_session_trace(SESSION).result(10) == "https://x/trace"
@@ -266,14 +266,14 @@ def test_trace_is_waited_for(rest: Rest, wire: Any, clock: Any) -> None:
 
 
 def test_trace_that_fails(rest: Rest, wire: Any) -> None:
-    """A trace that the server cannot write is an error with its reason."""
+    """A trace that the server cannot write raises an error with the reason."""
     wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "failed", "error": "no events"})
     with pytest.raises(tinker.RequestFailedError, match="no events"):
         rest.export_session_trace(SESSION).result(10)
 
 
 def test_trace_that_never_comes(rest: Rest, wire: Any, clock: Any) -> None:
-    """A trace that stays pending is given up after half an hour."""
+    """A trace that stays pending raises an error after half an hour."""
     wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "pending"}, times=361)
     with pytest.raises(TimeoutError, match="pending after 1800 s"):
         rest.export_session_trace(SESSION).result(10)
@@ -287,7 +287,7 @@ ARCHIVE = "training_runs/run-1/checkpoints/weights/0001/archive"
     ("headers", "year"), [({"expires": "Fri, 02 Jan 2026 03:04:05 GMT"}, 2026), ({}, 1970), ({"expires": "soon"}, 1970)]
 )
 def test_archive_of_a_redirect(rest: Rest, wire: Any, headers: dict[str, str], year: int) -> None:
-    """The target of the redirect is the URL; it is not fetched, and holds a quarter of an hour where nothing is said."""
+    """The target of the redirect is the URL; it is not fetched, and expires after a quarter of an hour by default."""
     wire.fail(ARCHIVE, 503, headers={"retry-after": "3"})
     wire.fail(ARCHIVE, 302, headers={"location": "https://storage.example/a?sig=1", **headers}, body=b"")
     found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(10)
@@ -297,8 +297,8 @@ def test_archive_of_a_redirect(rest: Rest, wire: Any, headers: dict[str, str], y
     assert {exchange.request.url.host for exchange in wire.exchanges} == {"server"}
 
 
-def test_archive_of_an_answer(rest: Rest, wire: Any) -> None:
-    """A server may also answer the URL, or that it has no archives."""
+def test_archive_in_the_body(rest: Rest, wire: Any) -> None:
+    """A server may also return the URL in the body, or report that it has no archives."""
     expires = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     wire.fail(ARCHIVE, 200, body={"url": "https://storage.example/b", "expires": expires.isoformat()})
     found = rest.get_checkpoint_archive_url("run-1", "weights/0001").result(10)
@@ -315,7 +315,7 @@ def token(**claims: object) -> str:
 
 @pytest.mark.parametrize(("email", "told"), [("dev@example.com", "dev@example.com"), ("", None)])
 def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
-    """The token that the server gives for the key says whose it is."""
+    """The token that the server issues for the key identifies its owner."""
     wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
     wire.fail("auth/token", 200, body={"jwt": token(sub="tml:user:u1", org_id="o1", email=email, iat=0, exp=3600)})
     who = rest.whoami().result(10)
@@ -324,7 +324,7 @@ def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
 
 
 def test_whoami_of_a_key(rest: Rest) -> None:
-    """A server without tokens leaves nobody to ask."""
+    """On a server without tokens the owner of a key cannot be found."""
     with pytest.raises(tinker.UnknownIdentityError, match="a key does not contain the name of its owner") as caught:
         rest.whoami().result(10)
     assert isinstance(caught.value, tinker.TinkerError)
@@ -333,7 +333,7 @@ def test_whoami_of_a_key(rest: Rest) -> None:
 
 
 def test_constructing_sends_nothing(wire: Any) -> None:
-    """A client, made alone or on a service, sends nothing before the first call."""
+    """A client, created directly or from a service, sends nothing before the first call."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rest = Rest(base_url="http://server", transport=wire)
@@ -354,7 +354,7 @@ def connected(service: tinker.ServiceClient) -> Rest:
 def test_on_the_connections_of_a_service(
     connected: Rest, service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """A service's REST client asks for no settings of its own, and a service copies into its project."""
+    """A service's REST client does not request settings again, and copies into the project of the service."""
     connected.get_server_capabilities().result(10)
     assert len(wire.requests("client/config")) == 1
     with pytest.raises(ValueError, match="destination_project_id"):
@@ -363,15 +363,15 @@ def test_on_the_connections_of_a_service(
 
 
 def test_after_the_end_of_the_service(connected: Rest, service: tinker.ServiceClient, wire: Any) -> None:
-    """The REST client of a service that was closed says so."""
+    """The REST client of a closed service raises an error that says so."""
     service.close().result(10)
     with pytest.raises(tinker.ClientClosedError):
         connected.get_server_capabilities().result(10)
     assert wire.exchanges == []
 
 
-def test_an_abandoned_client_gets_its_answer(wire: Any, clock: Any) -> None:
-    """A call whose client is dropped at once is carried out."""
+def test_a_call_of_an_abandoned_client_completes(wire: Any, clock: Any) -> None:
+    """A call completes even if its client is dropped at once."""
     rest = Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
     made = rest.get_server_capabilities()
     del rest
@@ -379,7 +379,7 @@ def test_an_abandoned_client_gets_its_answer(wire: Any, clock: Any) -> None:
 
 
 def test_console_addresses(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """Services, runs and checkpoints know their pages; a service without a session points at the list."""
+    """Services, runs and checkpoints know their console pages; a service without a session links to the list."""
     fresh = tinker.ServiceClient(base_url="local://toy")
     assert fresh.get_console_url() == "https://tinker.thinkingmachines.ai/sessions"
     session_id = training.model_id.partition(":")[0]
@@ -390,8 +390,8 @@ def test_console_addresses(service: tinker.ServiceClient, training: tinker.Train
     assert saved.get_console_url().endswith(f"/checkpoints/{quote(training.model_id, safe='')}/weights%2Fa")
 
 
-def test_what_is_missing_is_said_to_be_not_found(rest: Rest) -> None:
-    """Programs tell a missing run or checkpoint from other failures by the words "not found" in the text of the error."""
+def test_missing_objects_are_not_found(rest: Rest) -> None:
+    """The text of the error for a missing run or checkpoint contains "not found", which programs test for."""
     for ask in (rest.get_training_run, rest.delete_checkpoint_from_tinker_path):
         with pytest.raises(tinker.NotFoundError, match="was not found on this server"):
             ask("tinker://no-run/weights/nothing" if ask == rest.delete_checkpoint_from_tinker_path else "no-run").result(10)

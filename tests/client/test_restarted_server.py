@@ -1,4 +1,4 @@
-"""A server that was restarted has forgotten sessions, runs and samplers: the client says so, and goes on in a new session."""
+"""Server restarts: sessions, runs and samplers are lost; the client reports it, and continues in a new session."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OPERATIONS: dict[str, Callable[[tinker.TrainingClient, tinker.SamplingClient, ti
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_says_so(
+def test_every_operation_reports_the_lost_session(
     service: tinker.ServiceClient,
     training: tinker.TrainingClient,
     restart: Callable[[], None],
     datum: MakeDatum,
     operation: str,
 ) -> None:
-    """Each request says in one sentence that the session is gone and how to go on, and is a NotFoundError as before."""
+    """Each request raises NotFoundError, as before, with one sentence that the session is lost and how to continue."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restart()
     with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session") as caught:
@@ -49,7 +49,7 @@ def test_every_operation_says_so(
 def test_a_result_that_was_waited_for(
     training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], datum: MakeDatum
 ) -> None:
-    """A request that was accepted before the restart fails likewise, and says that it is not known whether it was done."""
+    """A request accepted before the restart raises the same error, and adds that its outcome is unknown."""
     pending = {"type": "try_again", "request_id": "x", "queue_state": "active"}
     wire.fail("retrieve_future", 200, body=pending, times=10**9)
     waiting = training.forward_backward([datum()], "cross_entropy")
@@ -64,7 +64,7 @@ def test_a_result_that_was_waited_for(
 def test_a_new_client_starts_a_new_session(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], datum: MakeDatum
 ) -> None:
-    """The same service client continues the run from its checkpoint, in a new session that is kept alive."""
+    """The same service client continues the run from its checkpoint, in a new session with heartbeats."""
     path = training.save_state("kept").result(10).path
     restart()
     again = service.create_training_client_from_state_with_optimizer(path)
@@ -82,7 +82,7 @@ def test_a_new_client_starts_a_new_session(
 def test_several_new_clients_share_the_new_session(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], kind: str
 ) -> None:
-    """Clients that are created at the same time after a restart share one new session."""
+    """Clients created concurrently after a restart share one new session."""
     restart()
     make: Callable[[], Any] = (
         (lambda: service.create_sampling_client(base_model="tinker/toy"))
@@ -97,7 +97,7 @@ def test_several_new_clients_share_the_new_session(
 def test_an_unknown_checkpoint_is_not_a_lost_session(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """While the server knows the session, a 404 is what it says: no new session is started."""
+    """While the server knows the session, a 404 is raised unchanged and no new session is started."""
     clock.advance(10)
     wire.wait_for("session_heartbeat")
     wire.fail("create_sampling_session", 404)
@@ -108,7 +108,7 @@ def test_an_unknown_checkpoint_is_not_a_lost_session(
 
 
 def test_a_server_without_heartbeats(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
-    """A server that has never answered a heartbeat is not suspected of having lost the session."""
+    """If a server has never answered a heartbeat, a 404 does not mean that the session is lost."""
     wire.fail("session_heartbeat", 404, times=10**9)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.wait_for("session_heartbeat")
@@ -120,14 +120,14 @@ def test_a_server_without_heartbeats(connect: Callable[..., tinker.ServiceClient
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_clients_of_a_replaced_session_say_so(
+def test_clients_of_a_replaced_session_report_it(
     service: tinker.ServiceClient,
     training: tinker.TrainingClient,
     restart: Callable[[], None],
     datum: MakeDatum,
     operation: str,
 ) -> None:
-    """Clients of the lost session fail likewise after another client has started a new one."""
+    """Clients of the lost session raise the same error after another client has started a new session."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restart()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -136,17 +136,17 @@ def test_clients_of_a_replaced_session_say_so(
 
 
 def test_a_server_that_goes_down_again(training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]) -> None:
-    """The question whether the session is lost is asked again when its connection breaks."""
+    """The check for a lost session is retried if its connection breaks."""
     restart()
     wire.drop("session_heartbeat", apply=False, times=2)
     with pytest.raises(tinker.SessionLostError):
         training.optim_step(ADAM).result(10)
 
 
-def test_a_restart_before_the_second_session_has_beaten(
+def test_a_restart_before_the_first_heartbeat_of_a_session(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]
 ) -> None:
-    """A server that answered heartbeats of one session is known to do so; a later session may be lost before its first."""
+    """A server that answered heartbeats once supports them; a later session may be lost before its first heartbeat."""
     restart()
     wire.fail("session_heartbeat", 404, times=10**9)
     again = service.create_lora_training_client("tinker/toy", rank=2)
@@ -160,10 +160,10 @@ def test_a_restart_before_the_second_session_has_beaten(
 def test_only_the_new_session_is_kept_alive(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any, restart: Callable[[], None]
 ) -> None:
-    """No heartbeat of the lost session follows when a new one has taken its place."""
+    """No heartbeat of the lost session is sent after a new one has replaced it."""
     restart()
     service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.wait_for("session_heartbeat", 4)  # two of the lost session, the question whether it is lost, one of the new
+    wire.wait_for("session_heartbeat", 4)  # two of the lost session, the check whether it is lost, one of the new session
     _, new = (answer["session_id"] for answer in wire.answers("create_session"))
     before = len(wire.requests("session_heartbeat"))
     clock.advance(10)

@@ -1,4 +1,4 @@
-"""What a sampler knows of its model, and what it makes of servers that leave out what was asked."""
+"""Samplers: what they know about their model, and how they handle servers that omit requested options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
 
 
 def test_options_that_are_ignored(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A server that leaves out what was asked for fails the sample; one that was not asked does not."""
+    """A sample fails if the server omits a requested option; it does not if the option was not requested."""
     wire.fail("retrieve_future", 200, body=BARE, times=4)
     targets = TensorData([[1], [2]], "int64", [2, 1])
     with pytest.raises((RuntimeError, tinker.TinkerError), match="ignored target_prompt_logprobs"):
@@ -39,7 +39,7 @@ def test_options_that_are_ignored(sampler: tinker.SamplingClient, wire: Any) -> 
 
 
 def test_options_are_sent_as_asked(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Each argument of sample has its field; the log-probabilities of a prompt are asked for with one token."""
+    """Each argument of sample has its field; prompt log-probabilities are requested with one token."""
     sampler.sample(PROMPT, 3, PARAMS, True, 4, 5, prompt_logprobs_last_n=2).result(10)
     sampler.compute_logprobs(PROMPT, 2).result(10)
     first, second = (one.json for one in wire.requests("asample"))
@@ -50,8 +50,8 @@ def test_options_are_sent_as_asked(sampler: tinker.SamplingClient, wire: Any) ->
     assert first["seq_id"] + 1 == second["seq_id"]
 
 
-def test_nothing_is_asked_for_that_the_user_did_not_ask_for(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A sample without options asks for the continuations alone."""
+def test_only_requested_options_are_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A sample without options requests only the continuations."""
     sampler.sample(PROMPT, 1, PARAMS).result(10)
     (sent,) = (one.json for one in wire.requests("asample"))
     fields = {
@@ -66,10 +66,10 @@ def test_nothing_is_asked_for_that_the_user_did_not_ask_for(sampler: tinker.Samp
 
 
 @pytest.mark.parametrize("from_training", [False, True])
-def test_the_base_model_is_told_to_coroutines(
+def test_the_base_model_in_coroutines(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, from_training: bool
 ) -> None:
-    """``get_base_model_async`` and ``get_base_model`` say the same, and a saved one is asked for once."""
+    """``get_base_model_async`` and ``get_base_model`` return the same, and the model of saved weights is requested once."""
     path = training.save_weights_for_sampler("a").result(10).path
     sampler = (
         training.save_weights_and_get_sampling_client() if from_training else service.create_sampling_client(model_path=path)
@@ -85,8 +85,8 @@ def test_the_base_model_is_told_to_coroutines(
     assert len(asked_about) <= 1
 
 
-def test_a_failed_question_about_the_model_does_not_travel(service: tinker.ServiceClient, wire: Any) -> None:
-    """A sampler whose base model could not be found out pickles, and its copy asks for itself."""
+def test_a_failed_request_for_the_model_is_not_pickled(service: tinker.ServiceClient, wire: Any) -> None:
+    """A sampler whose base model could not be fetched can be pickled, and its copy sends its own request."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     handed = pickle.loads(pickle.dumps(sampler))
     assert handed.get_base_model() == "tinker/toy"
@@ -98,8 +98,8 @@ def test_a_failed_question_about_the_model_does_not_travel(service: tinker.Servi
 
 
 @pytest.mark.parametrize("question", ["base_model", "tokenizer"])
-def test_a_question_without_an_answer_is_asked_again(service: tinker.ServiceClient, wire: Any, question: str) -> None:
-    """A failure to find out what a sampler is made of is not kept; an answer is."""
+def test_a_failed_request_for_the_model_is_repeated(service: tinker.ServiceClient, wire: Any, question: str) -> None:
+    """A failed request for the base model is not cached; a response is."""
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     path = training.save_weights_for_sampler("s").result(10).path
     sampler = service.create_sampling_client(model_path=path).result(10)._sampler
@@ -111,7 +111,7 @@ def test_a_question_without_an_answer_is_asked_again(service: tinker.ServiceClie
 
 
 def test_the_base_model_of_a_run_that_is_being_created(service: tinker.ServiceClient, wire: Any) -> None:
-    """A sampler of a run whose model the server has not described yet waits for that, and then knows its base model."""
+    """A sampler of a run whose model is not described yet waits for the description, and then knows its base model."""
     told = wire.hold("get_info")
     training = service.create_lora_training_client("tinker/toy")
     sampler = training.save_weights_and_get_sampling_client()
@@ -131,15 +131,15 @@ def test_the_base_model_of_a_run_that_is_being_created(service: tinker.ServiceCl
         ({"model_id": "m", "model_data": {"model_name": "of its data"}, "model_name": "of the answer"}, "of its data"),
     ],
 )
-def test_who_says_the_base_model_of_a_run(service: tinker.ServiceClient, wire: Any, told: object, known: str) -> None:
-    """The server's description goes first; where it says nothing the model is the one that was asked for."""
+def test_sources_of_the_base_model_of_a_run(service: tinker.ServiceClient, wire: Any, told: object, known: str) -> None:
+    """The server's description takes precedence; without one the model is the requested one."""
     wire.fail("get_info", 404 if told is None else 200, body=told)
     training = service.create_lora_training_client("tinker/toy", rank=4)
     assert training.save_weights_and_get_sampling_client().get_base_model() == known
 
 
-def test_a_base_model_that_nobody_says(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
-    """A run from a checkpoint on a server that describes neither has no base model that could be named."""
+def test_an_unknown_base_model(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
+    """A run from a checkpoint has no base model if the server describes neither."""
     path = training.save_state("s").result(10).path
     wire.fail("get_info", 404)
     again = service.create_training_client_from_state(path)
@@ -147,8 +147,8 @@ def test_a_base_model_that_nobody_says(service: tinker.ServiceClient, training: 
         again.save_weights_and_get_sampling_client().get_base_model()
 
 
-def test_what_is_lost_is_asked_for_a_few_times(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A result that is gone as often as allowed is asked for once more each time, and comes in the end."""
+def test_lost_results_are_submitted_again_a_few_times(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A lost result is submitted again, one time for each loss within the limit, and finally arrives."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
     assert [one.seq_id for one in wire.requests("asample")] == list(range(RESUBMISSIONS + 1))
@@ -158,7 +158,7 @@ def test_what_is_lost_is_asked_for_a_few_times(sampler: tinker.SamplingClient, w
 def test_a_cancelled_sample_is_given_up_where_the_server_allows_it(
     connect: Connect, wire: Any, allowed: bool, told: int
 ) -> None:
-    """The server is told that nobody waits any more, if it wants to know; that this fails is no matter."""
+    """If the server supports it, a cancelled sample is reported to it; a failure of this request is ignored."""
     wire.fail("client/dynamic_config", 200, body={"sample_cancel_enabled": allowed})
     wire.fail("cancel_future", 403, times=told)
     sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
@@ -174,8 +174,8 @@ def test_a_cancelled_sample_is_given_up_where_the_server_allows_it(
     assert len(wire.requests("cancel_future")) == told
 
 
-def test_samplers_say_who_they_are(service: tinker.ServiceClient, wire: Any) -> None:
-    """The repr names the sampling session once there is one."""
+def test_repr_of_samplers(service: tinker.ServiceClient, wire: Any) -> None:
+    """The repr shows the id of the sampling session once there is one."""
     release = wire.hold("create_sampling_session")
     sampler = service.create_sampling_client(base_model="tinker/toy")
     assert "being created" in repr(sampler)
@@ -186,7 +186,7 @@ def test_samplers_say_who_they_are(service: tinker.ServiceClient, wire: Any) -> 
 
 @pytest.mark.parametrize(("nbytes", "at_once"), [(60, 2), (30, 1), (1000, 4)])
 def test_prompts_share_a_budget_of_bytes(connect: Connect, wire: Any, nbytes: int, at_once: int) -> None:
-    """Submissions wait while the prompts of the others fill what the server allows; results are not waited for."""
+    """Submissions wait while other prompts fill the server's byte limit; results do not count."""
     wire.fail("client/config", 200, body={"sample_dispatch_bytes_semaphore_size": nbytes})
     service = connect()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)

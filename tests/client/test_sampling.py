@@ -1,4 +1,4 @@
-"""Sampling: results, many at once, rate limits, promises that expire, and servers that know less."""
+"""Sampling: results, concurrency, rate limits, expired requests, and servers with fewer features."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A sampling client on the base model, ready."""
+    """A ready sampling client for the base model."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
 def test_sample(sampler: tinker.SamplingClient) -> None:
-    """Each sample has its tokens, their logprobs, a stop reason and an id; the same seed gives the same tokens."""
+    """Each sample has tokens, their logprobs, a stop reason and an id; the same seed gives the same tokens."""
     response = sampler.sample(PROMPT, 2, PARAMS).result(10)
     again = sampler.sample(PROMPT, 2, PARAMS).result(10)
     assert [one.tokens for one in response.sequences] == [one.tokens for one in again.sequences]
@@ -55,7 +55,7 @@ def test_prompt_logprobs_and_topk(connect: Callable[..., tinker.ServiceClient], 
 
 
 def test_parameters_as_plain_data_and_numbers_of_numpy(sampler: tinker.SamplingClient) -> None:
-    """A dictionary of parameters, and numbers of numpy in the place of plain ones, sample as the plain values do."""
+    """Parameters given as a dictionary, and numpy numbers, sample as the plain values do."""
     plain: Any = {"max_tokens": 4, "seed": np.int64(7), "stop": []}
     wanted = sampler.sample(PROMPT, 2, PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2).result(10)
     numbers: tuple[Any, ...] = (np.int64(2), plain, np.bool_(True), np.array(2))
@@ -65,15 +65,15 @@ def test_parameters_as_plain_data_and_numbers_of_numpy(sampler: tinker.SamplingC
 
 
 def test_compute_logprobs(sampler: tinker.SamplingClient) -> None:
-    """The logprobs of a prompt are those that sampling reports about it."""
+    """The logprobs of a prompt equal those that sampling reports for it."""
     logprobs = sampler.compute_logprobs(PROMPT).result(10)
     response = sampler.sample(PROMPT, 1, PARAMS, include_prompt_logprobs=True).result(10)
     assert logprobs == response.prompt_logprobs
     assert asyncio.run(sampler.compute_logprobs_async(PROMPT)) == logprobs
 
 
-def test_a_thousand_at_once(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A thousand samples asked for at once all come back, from await and from as_completed, under distinct numbers."""
+def test_a_thousand_concurrent_samples(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A thousand concurrent samples all return, from await and from as_completed, under distinct numbers."""
 
     async def scenario() -> list[tinker.types.SampleResponse]:
         return await asyncio.gather(*(sampler.sample(PROMPT, 1, PARAMS) for _ in range(500)))
@@ -86,7 +86,7 @@ def test_a_thousand_at_once(sampler: tinker.SamplingClient, wire: Any) -> None:
 
 
 def test_rate_limit_is_waited_out(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """On 429 the sample is sent again under the same number after the time the server asks for."""
+    """On 429 the sample is sent again under the same number after the server's Retry-After."""
     wire.fail("asample", 429, headers={"retry-after": "3"}, times=2)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
     assert [one.seq_id for one in wire.requests("asample")] == [0, 0, 0]
@@ -94,7 +94,7 @@ def test_rate_limit_is_waited_out(sampler: tinker.SamplingClient, wire: Any, clo
 
 
 def test_rate_limits_can_be_raised_at_once(connect: Callable[..., tinker.ServiceClient], wire: Any, clock: Any) -> None:
-    """A client that fails fast raises 429 with the time that the server asks for, sends nothing meanwhile, and goes on then."""
+    """A client that fails fast raises 429 with the Retry-After, sends nothing until then, and continues afterwards."""
     sampler = connect(fail_fast=True, api_key="tml-fast").create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 429, headers={"retry-after": "300"})
     with pytest.raises(tinker.RateLimitError) as caught:
@@ -113,7 +113,7 @@ def test_rate_limits_can_be_raised_at_once(connect: Callable[..., tinker.Service
 def test_failing_fast_by_the_environment(
     connect: Callable[..., tinker.ServiceClient], wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TINKER_FAIL_FAST says the same, of every submission; a result that was promised is waited for all the same."""
+    """TINKER_FAIL_FAST does the same for every submission; the result of an accepted request is still waited for."""
     monkeypatch.setenv("TINKER_FAIL_FAST", "1")
     service = connect()
     wire.fail("create_model", 429)
@@ -124,15 +124,15 @@ def test_failing_fast_by_the_environment(
     assert training.optim_step(tinker.AdamParams()).result(10).metrics is not None
 
 
-def test_expired_promise_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A sample whose result is gone is asked for again, under a new number."""
+def test_expired_request_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A sample whose result has expired is submitted again, under a new number."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"})
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
     assert [one.seq_id for one in wire.requests("asample")] == [0, 1]
 
 
 def test_results_that_are_always_lost(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A server that loses every result is not asked for ever: the error says what it answered."""
+    """A server that loses every result is not retried indefinitely: the error has its response."""
     wire.fail("retrieve_future", 410, body={"detail": "expired"}, times=RESUBMISSIONS + 1)
     with pytest.raises(tinker.APIStatusError, match="410"):
         sampler.sample(PROMPT, 1, PARAMS).result(10)
@@ -143,7 +143,7 @@ FAILED = {"error": "a device was lost", "category": "server"}
 
 
 def test_a_sample_that_the_server_failed_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """What failed by the server's own fault is drawn again, under another number, after a delay, a few times."""
+    """A sample that failed through a server error is submitted again, under a new number, after a delay, a few times."""
     wire.fail("retrieve_future", 200, body=FAILED, times=REPETITIONS)
     assert len(sampler.sample(PROMPT, 1, PARAMS).result(10).sequences) == 1
     numbers = [exchange.seq_id for exchange in wire.requests("asample")]
@@ -156,7 +156,7 @@ def test_a_sample_that_the_server_failed_is_submitted_again(sampler: tinker.Samp
 
 @pytest.mark.parametrize("category", ["user", "unknown"])
 def test_a_sample_that_fails_otherwise_is_not_submitted_again(sampler: tinker.SamplingClient, wire: Any, category: str) -> None:
-    """A mistake of the user's fails each time, and a server that names no cause may mean one."""
+    """An error caused by the user is not retried, nor is one without a category."""
     wire.fail("retrieve_future", 200, body={**FAILED, "category": category})
     with pytest.raises(tinker.RequestFailedError):
         sampler.sample(PROMPT, 1, PARAMS).result(10)
@@ -164,7 +164,7 @@ def test_a_sample_that_fails_otherwise_is_not_submitted_again(sampler: tinker.Sa
 
 
 def test_a_failed_sample_without_retries(connect: Connect, wire: Any) -> None:
-    """Who wants no retries gets the failure of the server at once."""
+    """With retries disabled, the server's failure is raised at once."""
     for given, config in (({"max_retries": 0}, None), ({}, RetryConfig(enable_retry_logic=False))):
         sampler = connect(**given).create_sampling_client(base_model="tinker/toy", retry_config=config)
         sampler.result(10)
@@ -176,7 +176,7 @@ def test_a_failed_sample_without_retries(connect: Connect, wire: Any) -> None:
 
 
 def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A submit answer without sequence ids is enough; the sequences have no id then."""
+    """A submit response without sequence ids is accepted; the sequences then have no id."""
     original = sampler.sample(PROMPT, 1, PARAMS)
     original.result(10)
     wire.fail("asample", 200, body={"request_id": original.request_id})
@@ -199,21 +199,21 @@ def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) 
 def test_impossible_arguments_are_refused(
     sampler: tinker.SamplingClient, wire: Any, arguments: dict[str, Any], message: str
 ) -> None:
-    """Arguments no server can answer are refused on the user's line and nothing is sent."""
+    """Arguments that no server can process are refused on the user's line and nothing is sent."""
     with pytest.raises(ValueError, match=message):
         sampler.sample(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": PARAMS, **arguments})
     assert wire.requests("asample") == []
 
 
-def test_ignored_options_are_not_passed_over(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A server that ignores an option it does not know makes the sample fail instead of lacking the answer silently."""
+def test_ignored_options_fail_the_sample(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """A sample fails if the server ignores an unknown option, instead of returning an incomplete result silently."""
     wire.fail("retrieve_future", 200, body={"sequences": [{"stop_reason": "stop", "tokens": [1]}]})
     with pytest.raises(tinker.TinkerError, match="ignored prompt_alt_tokens_k"):
         sampler.sample(PROMPT, 1, PARAMS, prompt_alt_tokens_k=2).result(10)
 
 
-def test_sampler_is_needed_from_somewhere(service: tinker.ServiceClient) -> None:
-    """A sampling client without model and path, or with something that is no path, is refused at once."""
+def test_sampler_needs_a_model_or_a_path(service: tinker.ServiceClient) -> None:
+    """A sampling client without model and path, or with an invalid path, is refused at once."""
     with pytest.raises(ValueError, match="pass model_path for saved weights, or base_model"):
         service.create_sampling_client()
     with pytest.raises(ValueError, match="must be a checkpoint path"):
@@ -223,7 +223,7 @@ def test_sampler_is_needed_from_somewhere(service: tinker.ServiceClient) -> None
 def test_saved_and_ephemeral_weights_sample_alike(
     service: tinker.ServiceClient, training: tinker.TrainingClient, datum: Any
 ) -> None:
-    """Weights saved under a name, and those taken without a name, sample the same; later steps do not change them."""
+    """Weights saved with a name and without one sample the same; later steps do not change them."""
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(tinker.AdamParams(learning_rate=0.5))
     ephemeral = training.save_weights_and_get_sampling_client()
@@ -239,7 +239,7 @@ def test_saved_and_ephemeral_weights_sample_alike(
 
 
 def test_numpy_tokens(sampler: tinker.SamplingClient) -> None:
-    """A prompt of numpy tokens is the prompt of those tokens."""
+    """A prompt of numpy tokens equals the prompt of those tokens."""
     prompt = tinker.ModelInput.from_ints(np.asarray([1, 2, 3], np.int64))
     assert prompt == PROMPT
     assert (

@@ -1,4 +1,4 @@
-"""Sessions: when they begin, what keeps them alive, how they end; and what requests carry."""
+"""Sessions: start, heartbeats, end, and the contents of requests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ADAM = tinker.AdamParams()
 
 
 def test_nothing_is_sent_before_it_is_needed(connect: Connect, wire: Any) -> None:
-    """Constructing a client sends nothing; closing it unused neither."""
+    """Neither creating a client nor closing it unused sends anything."""
     connect().close().result(10)
     assert wire.exchanges == []
 
 
 def test_start_up(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session says who it is for; all clients of one service share it."""
+    """The session is created with the client's metadata, and all clients of one service share it."""
     monkeypatch.setenv("TINKER_TAGS", "a,b,a")
     monkeypatch.setenv("TINKER_PROJECT_ID", "p")
     service = connect(user_metadata={"who": "me"}, display_name="night")
@@ -50,7 +50,7 @@ def test_start_up(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user agent names this client; the version on the wire is the surface's and can be overridden."""
+    """The user agent names this client; the version on the wire is that of the official surface and can be overridden."""
     monkeypatch.setenv("TINKER_SDK_VERSION", "0.7.0")
     connect(default_headers_overrides={"X-Team": "blue"}).create_lora_training_client("tinker/toy").result(10)
     headers = wire.exchanges[0].request.headers
@@ -60,7 +60,7 @@ def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
-    """A heartbeat goes out at once and every ten seconds, also after failures, until the server says the session is over."""
+    """A heartbeat is sent at once and every ten seconds, also after failures, until the server ends the session."""
     service = connect()
     service.create_lora_training_client("tinker/toy").result(10)
     wire.wait_for("session_heartbeat", 1)
@@ -74,13 +74,13 @@ def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
     clock.advance(10)
     wire.wait_for("session_heartbeat", 5)
     for _ in range(3):
-        service.get_server_capabilities()  # by now the answer was read, and one more heartbeat would have been sent
+        service.get_server_capabilities()  # by now the response was read, and one more heartbeat would have been sent
         clock.advance(10, idle=True)
     assert len(wire.requests("session_heartbeat")) == 5
 
 
 def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Two minutes without a heartbeat that got through make one warning."""
+    """Two minutes without a successful heartbeat cause one warning."""
     connect().create_lora_training_client("tinker/toy").result(10)
     wire.wait_for("session_heartbeat", 1)
     wire.fail("session_heartbeat", 503, times=15)
@@ -93,8 +93,8 @@ def test_silence_is_reported_once(connect: Connect, wire: Any, clock: Any, caplo
 
 
 @pytest.mark.parametrize(("error", "reason"), [(None, "success"), (ValueError, "errored"), (KeyboardInterrupt, "interrupted")])
-def test_a_with_block_says_how_it_went(connect: Connect, wire: Any, error: type[BaseException] | None, reason: str) -> None:
-    """The end of a with block finishes the session with the reason; the client refuses what comes later."""
+def test_a_with_block_finishes_the_session(connect: Connect, wire: Any, error: type[BaseException] | None, reason: str) -> None:
+    """Leaving a with block finishes the session with the reason; later calls on the client are refused."""
     service = connect()
 
     def block() -> None:
@@ -114,8 +114,8 @@ def test_a_with_block_says_how_it_went(connect: Connect, wire: Any, error: type[
         service.create_sampling_client(base_model="x")
 
 
-def test_what_is_under_way_ends_with_its_client(connect: Connect, wire: Any) -> None:
-    """A future whose client is closed before its result came says so."""
+def test_closing_fails_pending_futures(connect: Connect, wire: Any) -> None:
+    """A future whose client is closed before the result arrives raises an error that says so."""
     service = connect()
     training = service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("retrieve_future", 200, body={"type": "try_again", "request_id": "x", "queue_state": "active"}, times=10**9)
@@ -128,7 +128,7 @@ def test_what_is_under_way_ends_with_its_client(connect: Connect, wire: Any) -> 
 
 
 def test_messages_of_the_server_are_logged(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """What the server wants the user to read is logged at its level."""
+    """Messages of the server for the user are logged at their level."""
     wire.fail("create_session", 200, body={"session_id": "s", "warning_message": "old client", "error_message": "very old"})
     wire.fail("create_model", 400)
     with caplog.at_level(logging.INFO, "tinker"):
@@ -138,8 +138,8 @@ def test_messages_of_the_server_are_logged(connect: Connect, wire: Any, caplog: 
     assert levels["very old"] == "ERROR"
 
 
-def test_failed_start_is_tried_anew(connect: Connect, wire: Any) -> None:
-    """A session that could not be created fails those who waited for it; the next request tries again."""
+def test_failed_start_is_retried(connect: Connect, wire: Any) -> None:
+    """A session that could not be created fails the requests that wait for it; the next request tries again."""
     service = connect()
     wire.fail("create_session", 401, body={"detail": "bad key"})
     with pytest.raises(tinker.AuthenticationError, match="bad key"):
@@ -148,7 +148,7 @@ def test_failed_start_is_tried_anew(connect: Connect, wire: Any) -> None:
 
 
 def test_start_gives_up(connect: Connect, wire: Any, clock: Any) -> None:
-    """A server that cannot be reached fails the first request after a minute of tries, not more."""
+    """If the server is unreachable, the first request fails after a minute of attempts."""
     wire.drop("client/config", apply=False, times=1000)
     began = clock.now
     with pytest.raises(tinker.APIConnectionError):
@@ -157,8 +157,8 @@ def test_start_gives_up(connect: Connect, wire: Any, clock: Any) -> None:
     wire.faults.clear()
 
 
-def test_missing_key_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key the hosted service is refused on the user's line, with what to do; other servers need none."""
+def test_missing_key_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the hosted service, a missing key is refused on the user's line, with advice; other servers need none."""
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(tinker.TinkerError, match="local://"):
@@ -168,7 +168,7 @@ def test_missing_key_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_arguments_warn() -> None:
-    """Arguments nobody knows are named in a warning and ignored."""
+    """Unknown arguments are named in a warning and ignored."""
     with pytest.warns(FutureWarning, match="unknown arguments: speed, volume"):
         tinker.ServiceClient(speed=1, volume=2)
 
@@ -180,7 +180,7 @@ def error_of(future: tinker.APIFuture[Any]) -> BaseException:
 
 
 def test_errors_hold_no_secrets_and_pickle(connect: Connect, wire: Any) -> None:
-    """An error keeps what was asked and answered, without the key, through pickle and deepcopy."""
+    """An error keeps request and response, without the key, through pickle and deepcopy."""
     wire.fail("create_model", 422, body={"detail": "no"}, headers={"x-trace": "t1", "set-cookie": "key=1"})
     original = error_of(connect().create_lora_training_client("tinker/toy"))
     for error in (original, pickle.loads(pickle.dumps(original)), copy.deepcopy(original)):
@@ -208,7 +208,7 @@ def test_keys_do_not_follow_to_another_host(connect: Connect, wire: Any) -> None
 
 @pytest.mark.parametrize("status", [307, 308])
 def test_access_tokens_do_not_follow_to_another_host(connect: Connect, wire: Any, status: int) -> None:
-    """A request with an access token in its body is not sent to another origin; one on the same origin gets it."""
+    """A request with an access token in its body is not sent to another origin; one on the same origin receives it."""
     training = connect().create_lora_training_client("tinker/toy").result(10)
     path = training.save_state("a").result(10).path
     there = {"location": "http://elsewhere/api/v1/load_weights"}
@@ -229,7 +229,7 @@ def test_access_tokens_do_not_follow_to_another_host(connect: Connect, wire: Any
 
 
 def test_headers_of_the_user_stay_with_the_server(connect: Connect, wire: Any) -> None:
-    """What the user has sent with every request does not follow a redirect to another origin."""
+    """The user's default headers do not follow a redirect to another origin."""
     service = connect(default_headers_overrides={"X-Gateway": "hush"})
     there = {"location": "http://elsewhere/api/v1/get_server_capabilities"}
     wire.fail("get_server_capabilities", 302, headers=there, outside="a proxy's redirect")
@@ -240,7 +240,7 @@ def test_headers_of_the_user_stay_with_the_server(connect: Connect, wire: Any) -
 
 
 def test_headers_and_queries_of_the_user_are_in_no_error(connect: Connect) -> None:
-    """They are sent, but neither the texts nor the requests nor the pickles of errors have them."""
+    """They are sent, but do not appear in the text, the request or the pickle of an error."""
     asked: list[httpx.Request] = []
 
     class Refusing(httpx.AsyncBaseTransport):
@@ -273,14 +273,14 @@ def test_paths_cannot_be_escaped(connect: Connect) -> None:
 
 
 def test_import_loads_little() -> None:
-    """Importing the package loads neither torch nor transformers nor rich nor click, nor an HTTP stack."""
+    """Importing the package loads neither torch, transformers, rich and click nor an HTTP stack."""
     heavy = "{'torch', 'transformers', 'rich', 'click', 'httpx', 'httpunk', 'numpy'}"
     code = f"import sys, tinker; print({heavy} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
-def test_what_has_no_array_needs_no_numpy() -> None:
-    """numpy is loaded with the first array: neither the names of the package nor a client of requests without one need it."""
+def test_numpy_is_imported_with_the_first_array() -> None:
+    """numpy is loaded with the first array: the package's names and clients that send no arrays do not need it."""
     with running_server(engine="toy") as url:
         code = (
             "import sys, tinker\n"
@@ -293,15 +293,15 @@ def test_what_has_no_array_needs_no_numpy() -> None:
 
 
 def test_a_server_without_tls() -> None:
-    """The error of https:// with a server that answers in plain text says to write http://."""
+    """If a server responds in plain text to https://, the error says to write http://."""
     with running_server(engine="toy") as url:
         rest = tinker.ServiceClient(base_url=url.replace("http:", "https:"), patience_seconds=0).create_rest_client()
         with pytest.raises(tinker.APIConnectionError, match="does not use TLS: write http:// instead of https://"):
             rest.list_training_runs().result(30)
 
 
-def test_a_server_that_is_not_there() -> None:
-    """The error says which address refuses the connection, in the words of the system, and what to check."""
+def test_an_unreachable_server() -> None:
+    """The error states the address that refuses the connection, the system's message, and what to check."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     rest = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", patience_seconds=0).create_rest_client()
@@ -312,8 +312,8 @@ def test_a_server_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("patience", [None, 30.0])
-def test_an_address_that_is_probably_wrong(scheme: str, patience: float | None, clock: SteppedClock) -> None:
-    """TLS with a server without it, and a refusal on this machine, end within ten seconds unless a patience was given."""
+def test_probably_wrong_addresses_fail_early(scheme: str, patience: float | None, clock: SteppedClock) -> None:
+    """TLS errors of a plain server and refusals on this machine end within ten seconds unless a patience is set."""
     began = clock.now
     with running_server(engine="toy") as url:
         used = url.replace("http:", "https:")
@@ -327,8 +327,8 @@ def test_an_address_that_is_probably_wrong(scheme: str, patience: float | None, 
         assert (clock.now - began <= 10) == (patience is None)
 
 
-def test_a_server_of_this_machine_that_restarts(clock: SteppedClock) -> None:
-    """A server that has answered before is waited for as long as any other."""
+def test_a_local_server_that_restarts(clock: SteppedClock) -> None:
+    """A server that has responded before is retried for as long as any other."""
     with running_server(engine="toy") as url:
         rest = tinker.ServiceClient(base_url=url, clock=clock.clock()).create_rest_client()
         rest.list_sessions().result(30)
@@ -339,8 +339,8 @@ def test_a_server_of_this_machine_that_restarts(clock: SteppedClock) -> None:
     assert clock.now - began > 30
 
 
-def test_what_waits_for_the_session_ends_with_its_client(connect: Connect, wire: Any, clock: Any) -> None:
-    """A client that is closed while the server does not answer its first request ends after some seconds, and says so."""
+def test_closing_ends_requests_that_wait_for_the_session(connect: Connect, wire: Any, clock: Any) -> None:
+    """Closing a client while its first request gets no response ends it after some seconds, with an error that says so."""
     service = connect()
     release = wire.hold("create_session")
     training = service.create_lora_training_client("tinker/toy")
@@ -353,8 +353,8 @@ def test_what_waits_for_the_session_ends_with_its_client(connect: Connect, wire:
     release()
 
 
-def test_what_comes_after_the_end(connect: Connect, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
-    """A request that is made after the end says that the client is closed, not that it was closed meanwhile."""
+def test_requests_after_closing(connect: Connect, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
+    """A request made after closing reports that the client is closed, not that it was closed in the meantime."""
     service = connect()
     training = service.create_lora_training_client("tinker/toy").result(10)
     service.close().result(10)
@@ -365,15 +365,15 @@ def test_what_comes_after_the_end(connect: Connect, wire: Any, datum: Callable[.
 
 
 def test_reports_are_sent_while_the_session_lasts(connect: Connect, wire: Any, clock: Any) -> None:
-    """Where the user allows reports, what there is to tell is told after ten seconds, not only at the end."""
+    """If the user allows reports, they are sent after ten seconds, not only at the end."""
     service = connect(telemetry=True)
     service.create_lora_training_client("tinker/toy").result(10)
     clock.advance(10)
     assert [event["event"] for event in wire.wait_for("telemetry")[0].json["events"]] == ["SESSION_START"]
 
 
-def test_what_nobody_waited_for_is_logged(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Closing a client whose requests have not finished logs how many."""
+def test_unfinished_requests_are_logged(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Closing a client with unfinished requests logs their number."""
     service = connect()
     release = wire.hold("create_model")
     service.create_lora_training_client("tinker/toy").save_state("final")
@@ -385,8 +385,8 @@ def test_what_nobody_waited_for_is_logged(connect: Connect, wire: Any, caplog: p
     assert said.startswith("2 requests, create_lora_training_client to save_state, had not finished when the client was closed")
 
 
-def test_a_client_that_waited_says_nothing(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    """Closing a client whose requests have finished logs nothing, nor does one that was interrupted."""
+def test_a_client_without_unfinished_requests_logs_nothing(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    """Closing a client whose requests have finished, or which was interrupted, logs nothing."""
     service = connect()
     service.create_lora_training_client("tinker/toy").save_state("final").result(10)
     service.close().result(10)
@@ -397,8 +397,8 @@ def test_a_client_that_waited_says_nothing(connect: Connect, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_program_that_waits_for_nothing(closes: bool) -> None:
-    """A program that ends without having waited is told once which requests may be lost."""
+def test_a_program_that_does_not_wait(closes: bool) -> None:
+    """A program that ends without waiting logs once which requests may be lost."""
     end = "service.close().result()" if closes else ""
     script = f"""
 import tinker
@@ -428,8 +428,8 @@ training = service.create_lora_training_client("tinker/toy")
         ("[training.save_state(str(n)) for n in range(40)][0].result()", "call .result() on the last request to wait"),
     ],
 )
-def test_what_a_program_says_at_its_end(then: str, last_line: str) -> None:
-    """The end of a program ends its requests, which is worth no line of its own, nor one behind a traceback."""
+def test_log_at_the_end_of_a_program(then: str, last_line: str) -> None:
+    """Requests ended by the end of the program are not logged one by one, nor after a traceback."""
     done = subprocess.run(
         [sys.executable, "-c", END.format(then=then)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -438,8 +438,8 @@ def test_what_a_program_says_at_its_end(then: str, last_line: str) -> None:
     assert "failed" not in done.stderr
 
 
-def test_the_users_own_records_at_the_end_of_a_program() -> None:
-    """What the program itself logs under the package's name as it ends is shown, as before."""
+def test_user_records_at_the_end_of_a_program() -> None:
+    """Records that the program logs under the package's name at exit are still shown."""
     script = "import atexit, logging\natexit.register(logging.getLogger('tinker').warning, 'mine')\n" + END.format(then="")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.rstrip().endswith("mine")

@@ -1,4 +1,4 @@
-"""The one start of every operation: who hears of it, and what a client shows of the future of its creation."""
+"""The start of operations: events, and the future of a client's creation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Connect = Callable[..., tinker.ServiceClient]
 
 
 def settle() -> None:
-    """Let the I/O thread do what it has been handed."""
+    """Let the I/O thread run everything handed to it."""
     done = threading.Event()
     loop_thread().call(done.set)
     assert done.wait(10)
 
 
-def test_observers_hear_of_every_operation(connect: Connect, tmp_path: Any) -> None:
-    """Clients that are made, requests, custom losses, downloads and the end of the session are settled futures to observers."""
+def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: Any) -> None:
+    """Created clients, requests, custom losses, downloads and the end of the session are reported as settled futures."""
     operations: list[str] = []
 
     def note(event: object) -> None:
@@ -66,7 +66,7 @@ def test_observers_hear_of_every_operation(connect: Connect, tmp_path: Any) -> N
 
 @pytest.mark.parametrize("kind", [tinker.TrainingClient, tinker.SamplingClient])
 def test_a_client_is_no_future(kind: type) -> None:
-    """A client shows how to wait for it, and nothing by which one would settle a future."""
+    """A client has methods to wait for it, and none that settle a future."""
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert {"result", "result_async", "done", "exception", "observe_queue"} <= shown
     assert shown.isdisjoint({"set_result", "set_exception", "set_running_or_notify_cancel", "running", "operation", "progress"})
@@ -74,7 +74,7 @@ def test_a_client_is_no_future(kind: type) -> None:
 
 
 def test_the_future_of_a_client(service: tinker.ServiceClient) -> None:
-    """Code that wants a future of a client is given one, whose result is the client."""
+    """Code that requires a future of a client can get one, whose result is the client."""
     clients = [service.create_lora_training_client("tinker/toy"), service.create_lora_training_client("no/such-model")]
     made, failed = (client.future() for client in clients)
     assert not concurrent.futures.wait([made, failed], 10).not_done
@@ -94,7 +94,7 @@ def test_one_task_for_each_operation(
     futures += [training.optim_step(ADAM), training.forward_backward([datum()], "cross_entropy")]
     wire.wait_for("forward_backward")
     settle()
-    # The clients of earlier tests may be collected at any moment; their sessions end on the same loop.
+    # Clients of earlier tests may be collected at any moment; their sessions end on the same loop.
     names = sorted(name for task in set(thread._tasks) - before if (name := task.get_name()) != "abandoned session")
     wire.faults.clear()
     assert [future.result(10) for future in futures]
@@ -102,7 +102,7 @@ def test_one_task_for_each_operation(
 
 
 def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the call of `sample` to the hand-over there are at most four calls."""
+    """From the call of `sample` to the hand-over to the loop there are at most four calls."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     thread = sampler._sampler.runtime.thread
     depths: list[int] = []
@@ -110,7 +110,8 @@ def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch
 
     def counted(function: Callable[[], object]) -> None:
         names = [frame.function for frame in inspect.stack()]
-        # A client of an earlier test may be collected in the middle of `sample`: its session ends on the same thread.
+        # A client of an earlier test may be collected in the middle of `sample`: its session ends on the same
+        # thread.
         if "sample" in names and "_abandon" not in names:
             depths.append(len(names) - 1 - names[::-1].index("sample"))
         call(function)
@@ -121,7 +122,7 @@ def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch
 
 
 def test_a_sampling_option_is_named_the_same_everywhere() -> None:
-    """The options of `sample` are those of its record, in this order and with these defaults, and fields of the request."""
+    """The options of `sample` match its record in order and defaults, and the fields of the request."""
     parameters = list(inspect.signature(tinker.SamplingClient.sample).parameters.values())[2:]
     fields = msgspec.structs.fields(SampleOptions)
     assert [one.name for one in parameters] == [one.name for one in fields]
@@ -132,7 +133,7 @@ def test_a_sampling_option_is_named_the_same_everywhere() -> None:
 
 
 def test_a_start_in_another_process_is_refused(service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the runtime's thread does not run, as in a child made by fork, nothing is started."""
+    """If the runtime's thread does not run, as in a child made by fork, nothing is started."""
     runtime = service._runtime()
 
     async def never(_: object) -> None:

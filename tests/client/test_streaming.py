@@ -1,4 +1,4 @@
-"""Samples as they are drawn: each token as soon as it is there, an end to the work when nobody listens, and every failure."""
+"""Streaming: tokens arrive as they are drawn, abandoned streams stop the work, and every failure is raised."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @attrs.define
 class Gate:
-    """A listener in front of the server's, which stops the engine after some tokens until it is opened or nobody listens."""
+    """A listener in front of the server's that stops the engine after some tokens until opened or the client disconnects."""
 
     engine: GatedEngine
     inner: Any
@@ -54,7 +54,7 @@ class Gate:
 
 
 class GatedEngine(ToyEngine):
-    """Stops after three tokens."""
+    """An engine that stops after three tokens."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=512)
@@ -85,7 +85,7 @@ def gated(engine: GatedEngine, tmp_path: Path) -> Iterator[State]:
 
 @pytest.fixture(params=["in this process", "over HTTP"])
 def sampler(request: pytest.FixtureRequest, gated: State) -> Iterator[tinker.SamplingClient]:
-    """A client of that server, by either way."""
+    """A client of that server, over either transport."""
     if request.param == "over HTTP":
         with serve_in_thread(gated) as url, tinker.ServiceClient(base_url=url, api_key="tml-key") as service:
             yield service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -100,7 +100,7 @@ def joined(chunks: list[SampleStreamChunk], index: int = 0) -> list[int]:
 
 
 def taken(stream: tinker.SampleStream, count: int) -> list[SampleStreamChunk]:
-    """Chunks until there are so many tokens."""
+    """Return chunks until there are this many tokens."""
     chunks: list[SampleStreamChunk] = []
     while sum(len(chunk.tokens) for chunk in chunks) < count:
         chunks.append(next(stream))
@@ -108,7 +108,7 @@ def taken(stream: tinker.SampleStream, count: int) -> list[SampleStreamChunk]:
 
 
 def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """The first tokens are here while the engine still works, and all of them are those of the ordinary sample."""
+    """The first tokens arrive while the engine still works, and together they equal the ordinary sample."""
     with sampler.sample_stream(PROMPT, 1, SHORT) as stream:
         first = taken(stream, 3)
         assert (engine.drawn, len(joined(first)), first[-1].stop_reason) == (3, 3, None)
@@ -121,7 +121,7 @@ def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: G
 
 
 def test_closing_ends_the_servers_work(sampler: tinker.SamplingClient, engine: GatedEngine, gated: State) -> None:
-    """After `close` the engine draws no further token than the one it is at, and the server keeps nothing of the request."""
+    """After `close` the engine draws at most the token in progress, and the server keeps nothing of the request."""
     stream = sampler.sample_stream(PROMPT, 1, LONG)
     taken(stream, 3)
     stream.close()
@@ -134,7 +134,7 @@ def test_closing_ends_the_servers_work(sampler: tinker.SamplingClient, engine: G
 
 
 def test_a_stream_that_is_dropped_ends(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """A loop that is left, without a `with` block, does not leave the server working for nobody."""
+    """Leaving a loop without a `with` block stops the work on the server."""
     for _ in sampler.sample_stream(PROMPT, 1, LONG):
         break
     gc.collect()
@@ -144,7 +144,7 @@ def test_a_stream_that_is_dropped_ends(sampler: tinker.SamplingClient, engine: G
 
 
 def test_async_for(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """The same stream in a coroutine: chunks are awaited, and leaving the block ends the work."""
+    """The same stream in a coroutine: chunks are awaited, and leaving the block stops the work."""
 
     async def scenario() -> int:
         async with sampler.sample_stream(PROMPT, 1, LONG) as stream:
@@ -157,7 +157,7 @@ def test_async_for(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
 
 
 def test_a_cancelled_wait_loses_nothing(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Giving up the wait for a chunk leaves the stream as it is."""
+    """Cancelling the wait for a chunk leaves the stream unchanged."""
 
     async def scenario() -> list[SampleStreamChunk]:
         stream = sampler.sample_stream(PROMPT, 1, SHORT)
@@ -174,7 +174,7 @@ def test_a_cancelled_wait_loses_nothing(sampler: tinker.SamplingClient, engine: 
 
 
 def test_several_samples(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Each chunk says which sample it belongs to; together they are the samples. A stream of no tokens is refused."""
+    """Each chunk has the index of its sample; together they equal the samples. A stream of zero tokens is refused."""
     engine.gate.set()
     chunks = list(sampler.sample_stream(PROMPT, 3, SHORT))
     expected = sampler.sample(PROMPT, 3, SHORT).result(10).sequences
@@ -183,7 +183,7 @@ def test_several_samples(sampler: tinker.SamplingClient, engine: GatedEngine) ->
         list(sampler.sample_stream(PROMPT, 2, tinker.SamplingParams(max_tokens=0)))
 
 
-# What servers do, on a wire where it is scripted
+# Server behaviour, on a scripted transport
 
 
 def event(**fields: Any) -> bytes:
@@ -196,7 +196,7 @@ DONE = event(type="done")
 
 @pytest.fixture
 def client(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A client on the wire."""
+    """A client on the transport."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
@@ -224,7 +224,7 @@ def answer(wire: Any, *parts: bytes | Exception) -> None:
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, status: int) -> None:
-    """The tokens come at once from an ordinary sample; the server is asked for streams once, not each time."""
+    """The tokens come at once from an ordinary sample; the server is asked for a stream once, not each time."""
     wire.fail("stream_sample", status)
     chunks = [list(client.sample_stream(PROMPT, 2, SHORT)) for _ in range(2)]
     expected = [list(one.tokens) for one in client.sample(PROMPT, 2, SHORT).result(10).sequences]
@@ -234,15 +234,15 @@ def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, stat
     assert len(wire.requests("stream_sample")) == 1
 
 
-def test_an_answer_that_is_no_stream(client: tinker.SamplingClient, wire: Any) -> None:
-    """A success of another media type counts as a server without streams."""
+def test_a_response_that_is_no_stream(client: tinker.SamplingClient, wire: Any) -> None:
+    """A success with another media type counts as a server without streams."""
     wire.fail("stream_sample", 200, body={"request_id": "x"}, outside="another operation's answer")
     assert len(joined(list(client.sample_stream(PROMPT, 1, SHORT)))) == 6
     assert len(wire.requests("asample")) == 1
 
 
 def test_an_unknown_sampler_does_not_mean_no_streams(client: tinker.SamplingClient, wire: Any) -> None:
-    """A 404 that the ordinary sample gets as well is its error, and streams are asked for again."""
+    """A 404 that the ordinary sample gets as well is raised, and streams are requested again."""
     wire.fail("stream_sample", 404)
     wire.fail("asample", 404)
     with pytest.raises(tinker.NotFoundError):
@@ -252,7 +252,7 @@ def test_an_unknown_sampler_does_not_mean_no_streams(client: tinker.SamplingClie
 
 
 def test_before_the_first_token_failures_are_retried(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """A busy server, one that fails, and a stream that breaks off without a token are asked again."""
+    """A busy server, a failing one, and a stream that breaks off without a token are retried."""
     wire.fail("stream_sample", 429, headers={"retry-after": "3"})
     wire.fail("stream_sample", 503)
     answer(wire, b": waiting\n\n", httpx.ReadError("the connection broke"))
@@ -271,10 +271,10 @@ def test_before_the_first_token_failures_are_retried(client: tinker.SamplingClie
     ],
     ids=["broken", "cut off", "failed", "no JSON", "another form"],
 )
-def test_later_failures_say_how_much_came(
+def test_later_failures_report_the_received_tokens(
     client: tinker.SamplingClient, wire: Any, parts: tuple[Any, ...], cause: type[Exception]
 ) -> None:
-    """What came is given first; then an error that names the number of tokens and the reason. Nothing is asked again."""
+    """The received tokens are returned first; then an error has their number and the reason. Nothing is retried."""
     answer(wire, *parts)
     stream = client.sample_stream(PROMPT, 1, SHORT)
     assert next(stream).tokens == [1, 2]
@@ -285,22 +285,22 @@ def test_later_failures_say_how_much_came(
     assert len(wire.requests("stream_sample")) == 0
 
 
-def test_a_request_that_fails_is_its_error(client: tinker.SamplingClient) -> None:
-    """What the engine refuses is raised as for `sample`, with the side that is at fault."""
+def test_a_refused_request_raises_its_error(client: tinker.SamplingClient) -> None:
+    """A refusal by the engine raises the same error as `sample`, with its category."""
     with pytest.raises(tinker.RequestFailedError, match="context length") as caught:
         list(client.sample_stream(PROMPT, 1, tinker.SamplingParams(max_tokens=10**6)))
     assert caught.value.category == "user"
 
 
-def test_events_of_tomorrow_are_ignored(client: tinker.SamplingClient, wire: Any) -> None:
-    """Unknown types and fields, comments and names of events change nothing."""
+def test_unknown_events_are_ignored(client: tinker.SamplingClient, wire: Any) -> None:
+    """Unknown types and fields, comments and names of events are ignored."""
     answer(wire, event(type="progress", percent=3), b"event: x\n" + TOKENS, event(type="tokens", tokens=[3], more=1), DONE)
     chunks = list(client.sample_stream(PROMPT, 1, SHORT))
     assert (joined(chunks), chunks[-1].logprobs) == ([1, 2, 3], None)
 
 
-def test_signs_of_life_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """A server that only says that it lives is given up after the time between tokens, which the user may choose."""
+def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """A server that sends only keep-alives times out after the time between tokens, which the user may set."""
 
     class Silent(httpx.AsyncByteStream):
         async def __aiter__(self) -> Any:
@@ -331,7 +331,7 @@ class Bytes:
 
 
 def test_text(client: tinker.SamplingClient, wire: Any) -> None:
-    """A character that is spread over tokens comes whole with its last one; what is left in the end comes then."""
+    """A character spread over several tokens is returned whole with its last one; incomplete bytes are returned at the end."""
     text = "naïve 😀".encode()
     parts = [event(type="tokens", tokens=[byte]) for byte in text]
     answer(wire, *parts, event(type="tokens", tokens=[0xE2], stop_reason="length"), DONE)
@@ -352,14 +352,14 @@ def test_text(client: tinker.SamplingClient, wire: Any) -> None:
 def test_wrong_arguments_are_refused_at_once(
     client: tinker.SamplingClient, wire: Any, arguments: dict[str, Any], reason: str
 ) -> None:
-    """What no server can answer is refused on the caller's line; nothing is sent."""
+    """Arguments that no server can process are refused on the caller's line; nothing is sent."""
     with pytest.raises((TypeError, ValueError), match=reason):
         client.sample_stream(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT, **arguments})
     assert wire.requests("stream_sample") == []
 
 
 def test_the_end_of_the_client_ends_streams(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Closing the service while a stream is under way fails it, with the number of tokens that came."""
+    """Closing the service during a stream fails it, with the number of tokens received."""
     stream = sampler.sample_stream(PROMPT, 1, LONG)
     taken(stream, 3)
     engine.gate.set()
@@ -370,7 +370,7 @@ def test_the_end_of_the_client_ends_streams(sampler: tinker.SamplingClient, engi
         list(stream)
 
 
-def test_a_stream_asks_the_circuit(connect: Connect, wire: Any, clock: Any) -> None:
+def test_streams_use_the_circuit(connect: Connect, wire: Any, clock: Any) -> None:
     """Failures of streams open the circuit of sampling, and an open circuit lets no stream pass."""
     breaker = tinker.CircuitBreaker(failures=2, reset_seconds=30, clock=lambda: clock.now)
     sampler = connect(circuit_breaker=breaker).create_sampling_client(base_model="tinker/toy").result(10)

@@ -1,4 +1,4 @@
-"""What a client reports about itself: nothing unless allowed, never a secret, and never in the way."""
+"""Telemetry: nothing is sent unless allowed, it never contains a secret, and it never blocks."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ KEY = "tml-very-secret"
 
 
 def reported(wire: Any) -> list[dict[str, Any]]:
-    """Every event that was sent."""
+    """Return every event that was sent."""
     return [event for exchange in wire.requests("telemetry") for event in exchange.json["events"]]
 
 
 def flush(wire: Any, clock: Any) -> None:
-    """Let the time of the next report come, and wait for it. Heartbeats sleep too, so the first advance may wake those alone."""
+    """Advance to the next report, and wait for it. Heartbeats sleep too, so the first advance may wake only those."""
     before = len(wire.requests("telemetry"))
     while len(wire.requests("telemetry")) == before:
         clock.advance(FLUSH_SECONDS)
         wire.arrives("telemetry", before + 1)
 
 
-def test_nothing_is_reported_unasked(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a word of the user's nothing is collected or sent; an argument overrides the environment."""
+def test_nothing_is_reported_by_default(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default nothing is collected or sent; an argument overrides the environment."""
     for value, argument in ((None, None), ("0", None), ("1", False)):
         if value is not None:
             monkeypatch.setenv("TINKER_TELEMETRY", value)
@@ -47,7 +47,7 @@ def test_nothing_is_reported_unasked(connect: Connect, wire: Any, monkeypatch: p
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
 def test_life_of_a_session(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Where it is allowed, start and end of the session and the user's own events are reported, numbered, by the end at last."""
+    """If allowed, start and end of the session and the user's own events are reported and numbered."""
     if how == "environment":
         monkeypatch.setenv("TINKER_TELEMETRY", "yes")
     service = connect(telemetry=True if how == "argument" else None)
@@ -65,7 +65,7 @@ def test_life_of_a_session(connect: Connect, wire: Any, monkeypatch: pytest.Monk
 
 
 def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
-    """Failures of the server are told with their words, those of the user by kind only, and no key is in either."""
+    """Server failures are reported with their text, user errors only by type, and neither contains a key."""
     service = connect(telemetry=True, api_key=KEY)
     training = service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("save_weights", 422, body={"detail": "your secret name"})
@@ -84,8 +84,8 @@ def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
             assert secret not in exchange.body.decode()
 
 
-def test_a_server_without_it_is_not_asked_again(connect: Connect, wire: Any, clock: Any) -> None:
-    """An absent endpoint ends the reports; nobody notices."""
+def test_a_server_without_telemetry_is_not_retried(connect: Connect, wire: Any, clock: Any) -> None:
+    """An absent endpoint ends the reports without an error."""
     service = connect(telemetry=True)
     service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("telemetry", 404)
@@ -108,7 +108,7 @@ def telemetry(connect: Connect) -> Telemetry:
 
 
 def test_batches(telemetry: Telemetry, wire: Any) -> None:
-    """Many events go in requests of a hundred; what failed to be sent goes with the next, what was refused does not."""
+    """Many events are sent in requests of a hundred; failed ones are sent with the next report, refused ones are dropped."""
     wire.fail("telemetry", 503)
     wire.fail("telemetry", 422)
     for number in range(229):
@@ -121,23 +121,23 @@ def test_batches(telemetry: Telemetry, wire: Any) -> None:
 
 
 def test_a_hundred_events_are_sent_at_once(telemetry: Telemetry, wire: Any) -> None:
-    """The hundredth event does not wait for the time of the next report."""
+    """The hundredth event triggers a report at once."""
     assert all(telemetry.log("step") for _ in range(EVENTS_IN_A_REQUEST - 1))
     (exchange,) = wire.wait_for("telemetry")
     assert [event["event_session_index"] for event in exchange.json["events"]] == list(range(100))
 
 
-# What a program reports of its own exceptions
+# A program's reports of its own exceptions
 
 
 def exceptions(wire: Any) -> list[tuple[str, str, str]]:
-    """Type, text and severity of the exceptions that were sent."""
+    """Return type, text and severity of the exceptions that were sent."""
     events = [event for event in reported(wire) if event["event"] == "UNHANDLED_EXCEPTION"]
     return [(event["error_type"], event["error_message"], event["severity"]) for event in events]
 
 
 def test_severities(telemetry: Telemetry, wire: Any) -> None:
-    """Any exception is reported as such, with the severity that was given; without secrets, the locals and the traceback."""
+    """Any exception is reported with the given severity, without secrets, local variables and the traceback."""
     local = "a local value"
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError(f"no access with {KEY} nor Bearer abc.def")
@@ -159,7 +159,7 @@ def test_severities(telemetry: Telemetry, wire: Any) -> None:
 
 @pytest.mark.parametrize("how", ["sync", "future", "coroutine"])
 def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
-    """The exception and the end of the session have arrived when the call is over, and the session does not end twice."""
+    """Exception and end of the session have been sent when the call returns, and the session does not end twice."""
     error = RuntimeError("it ends")
 
     async def wait() -> bool:
@@ -177,7 +177,7 @@ def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
 
 
 def test_the_wait_has_a_deadline(telemetry: Telemetry, wire: Any) -> None:
-    """A server that does not answer holds the program for no longer than was said, and its I/O thread not at all."""
+    """A server that does not respond blocks the program only for the given time, and its I/O thread not at all."""
     release = wire.hold("telemetry")
     assert not telemetry.wait_until_drained(0.05)
     assert not asyncio.run(telemetry.wait_until_drained_async(0.05))
@@ -247,7 +247,7 @@ CAPTURES = [
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captures(telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry, Exception], None]) -> None:
-    """Blocks and functions, coroutines too, report the exception that leaves them, and it leaves them as it is."""
+    """Blocks and functions, coroutines too, report an exception that leaves them, and raise it unchanged."""
     error = LookupError("mine")
     with pytest.raises(LookupError) as caught:
         capture(telemetry, error)
@@ -257,7 +257,7 @@ def test_captures(telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry,
 
 
 def test_captures_without_telemetry() -> None:
-    """Where telemetry is off, a decorated method does what it does without the decorator."""
+    """If telemetry is off, a decorated method behaves as without the decorator."""
 
     class Trainer:
         def get_telemetry(self) -> Telemetry | None:
@@ -272,7 +272,7 @@ def test_captures_without_telemetry() -> None:
 
 
 def test_a_closed_client_reports_nothing(connect: Connect, clock: Any) -> None:
-    """An exception after the end of the client does not hold the program."""
+    """An exception after the client was closed does not block the program."""
     service = connect(telemetry=True)
     telemetry = service.create_lora_training_client("tinker/toy").result(10).get_telemetry()
     assert telemetry is not None
@@ -284,7 +284,7 @@ def test_a_closed_client_reports_nothing(connect: Connect, clock: Any) -> None:
 
 
 def test_stop(telemetry: Telemetry, wire: Any) -> None:
-    """What waits is sent, and nothing after that."""
+    """Pending events are sent, and nothing after that."""
     telemetry.log("before")
     telemetry.stop()
     assert not telemetry.log("after")
@@ -294,7 +294,7 @@ def test_stop(telemetry: Telemetry, wire: Any) -> None:
 
 
 def test_memory_is_bounded(telemetry: Telemetry, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that takes nothing costs a bounded number of events, and one line."""
+    """If the server accepts nothing, a bounded number of events is kept, and one line is logged."""
     release = wire.hold("telemetry")
     for _ in range(EVENTS_KEPT + 2 * EVENTS_IN_A_REQUEST):
         telemetry.log("x")

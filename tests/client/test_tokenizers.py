@@ -1,4 +1,4 @@
-"""Tokenizers: what is asked of transformers for which model, once, and what happens without it."""
+"""Tokenizers: which one is loaded from transformers for which model, once, and without transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ service = tinker.ServiceClient(base_url="http://server", transport=httpx.ASGITra
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """Runs a script with the stub, after CLIENTS; gives what it prints as JSON and what it asked of transformers."""
+    """Run a script with the stub, after CLIENTS; return its JSON output and its calls of transformers."""
 
     def run(script: str, *arguments: str, stub: bool = True) -> tuple[Any, list[Any]]:
         asked = tmp_path / "asked"
@@ -61,14 +61,14 @@ def run(tmp_path: Path) -> Any:
         ("tinker/toy", str(PACKAGED), None),
     ],
 )
-def test_which(run: Any, model: str, name: str, revision: str | None) -> None:
-    """Each model has its tokenizer; code of the hub runs only at the commit that is known."""
+def test_tokenizer_of_each_model(run: Any, model: str, name: str, revision: str | None) -> None:
+    """Each model has its tokenizer; code from the hub runs only at the pinned commit."""
     script = "service.create_sampling_client(base_model=sys.argv[2]).get_tokenizer(); print(1)"
     _, asked = run(script, model)
     assert asked == [[name, {"revision": revision, "trust_remote_code": True} if revision else {}]]
 
 
-def test_the_servers_word(run: Any, tmp_path: Path) -> None:
+def test_tokenizer_named_by_the_server(run: Any, tmp_path: Path) -> None:
     """Clients of every kind load the tokenizer that the server names, a directory too."""
     script = """
 import json
@@ -87,7 +87,7 @@ print(json.dumps(len({id(client.get_tokenizer()) for client in [training, *sampl
 
 
 def test_a_tokenizer_out_of_reach(run: Any) -> None:
-    """A tokenizer that is a folder of another machine is an error in words, and nothing is looked for on the hub."""
+    """A tokenizer that is a folder on another machine raises a readable error, and nothing is requested from the hub."""
     script = """
 import json
 from tinker import _tokenizers
@@ -107,7 +107,7 @@ print(json.dumps([[name, fault(name)] for name in names]))
 
 
 def test_directory(run: Any, tmp_path: Path) -> None:
-    """A model that is a directory here has its tokenizer in it, wherever the process goes later."""
+    """A model that is a local directory has its tokenizer in it, even if the working directory changes later."""
     (tmp_path / "my" / "own" / "model").mkdir(parents=True)
     script = """
 import os
@@ -136,7 +136,7 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
 
 
 def test_text(run: Any) -> None:
-    """Clients encode and decode by their tokenizer, special tokens too unless told otherwise; a prompt is made of a text."""
+    """Clients encode and decode with their tokenizer, by default with special tokens; a text can become a prompt."""
     script = """
 import json
 def texts(client):
@@ -151,7 +151,7 @@ print(json.dumps([texts(client) for client in (sampling, service.create_lora_tra
 
 
 def test_without_transformers(run: Any) -> None:
-    """Without transformers the error says what to install; the client works on."""
+    """Without transformers the error says what to install; the client still works."""
     script = """
 import json
 sys.modules["transformers"] = None
@@ -168,7 +168,7 @@ except ImportError as error:
 
 @pytest.mark.parametrize("model", ["thinkingmachines/Inkling", "TML/anything/variant"])
 def test_without_their_package(run: Any, model: str) -> None:
-    """Models whose tokenizer is on no hub say which package has it."""
+    """For models whose tokenizer is on no hub, the error names its package."""
     script = """
 import json
 try:
@@ -182,7 +182,7 @@ except RuntimeError as error:
 
 
 def test_packaged() -> None:
-    """The packaged model's tokenizer, by transformers itself, gives a text back."""
+    """The packaged model's tokenizer, loaded by transformers, decodes what it encoded."""
     pytest.importorskip("transformers")
     service = tinker.ServiceClient(base_url="local://toy")
     training = service.create_lora_training_client("tinker/toy", rank=4)

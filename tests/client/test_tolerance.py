@@ -1,6 +1,6 @@
-"""Servers that say the same otherwise, leave something out, or know more than this client: nothing of that stops it.
+"""Tolerance: servers that use other forms, omit something, or send more than this client knows do not break it.
 
-What polls may answer is in test_polling, forms of requests in test_format_negotiation.
+Responses to polls are in test_polling, forms of requests in test_format_negotiation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OTHERS = "another server's way"
 
 @pytest.fixture
 def rest(service: tinker.ServiceClient) -> tinker.RestClient:
-    """Reads on the wire."""
+    """Reads on the transport."""
     return service.create_rest_client()
 
 
 @pytest.mark.parametrize("status", [200, 201, 202])
-def test_every_success_is_one(service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int) -> None:
-    """A server may answer 201 or 202 where another one says 200, to whatever is asked."""
+def test_every_2xx_is_a_success(service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int) -> None:
+    """A server may respond with 201 or 202 instead of 200, to every request."""
     wire.fail("create_session", status, body={"session_id": "s"}, outside=OTHERS)
     wire.fail("create_model", status, body={"request_id": "m"}, outside=OTHERS)
     wire.fail("retrieve_future", status, body={"model_id": "model"}, outside=OTHERS)
@@ -44,10 +44,10 @@ def test_every_success_is_one(service: tinker.ServiceClient, wire: Any, datum: M
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_what_a_server_need_not_have_may_be_absent(
+def test_optional_operations_may_be_absent(
     connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum, status: int
 ) -> None:
-    """Settings, heartbeats, descriptions of models and the end of a session: without them training goes on, and ends."""
+    """Without settings, heartbeats, model descriptions and the end of a session, training works and ends."""
     wire.fail("client/config", status)
     service = connect()
     wire.fail("get_info", status)
@@ -62,7 +62,7 @@ def test_what_a_server_need_not_have_may_be_absent(
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_sampler_that_the_server_cannot_describe_samples(service: tinker.ServiceClient, wire: Any, status: int) -> None:
-    """Only who asks for its base model hears that the server does not say."""
+    """Only a request for its base model raises an error that the server does not report it."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restored = tinker.SamplingClient.from_sampler_handle(sampler.get_sampler_handle())
     wire.fail(f"samplers/{sampler._sampling_session_id}", status)
@@ -72,7 +72,7 @@ def test_a_sampler_that_the_server_cannot_describe_samples(service: tinker.Servi
 
 
 def test_checkpoints_as_others_list_them(rest: tinker.RestClient, wire: Any) -> None:
-    """Bare names, times without a zone, kinds of tomorrow and fields of tomorrow: all stays readable as it was sent."""
+    """Bare names, times without a zone, unknown kinds and unknown fields all stay readable as they were sent."""
     checkpoint = {
         "checkpoint_id": "0001",
         "checkpoint_type": "merged",
@@ -89,7 +89,7 @@ def test_checkpoints_as_others_list_them(rest: tinker.RestClient, wire: Any) -> 
 
 
 def test_bare_checkpoint_names_are_passed_on(rest: tinker.RestClient, wire: Any) -> None:
-    """Where a server lists bare names, it is asked about them by their bare names."""
+    """If a server lists bare names, requests use these bare names."""
     wire.fail("training_runs/run/checkpoints/0001", 204, body=b"")
     rest.delete_checkpoint("run", "0001").result(10)
     assert [one.request.method for one in wire.requests("training_runs/run/checkpoints/0001")] == ["DELETE"]
@@ -97,15 +97,15 @@ def test_bare_checkpoint_names_are_passed_on(rest: tinker.RestClient, wire: Any)
 
 
 @pytest.mark.parametrize("path", ["twinkle://run/weights/0001", "mint://a", "file:///tmp/x"])
-def test_paths_of_other_schemes_are_the_servers_business(service: tinker.ServiceClient, wire: Any, path: str) -> None:
-    """A path with any scheme is sent as it is."""
+def test_paths_of_other_schemes_are_passed_on(service: tinker.ServiceClient, wire: Any, path: str) -> None:
+    """A path with any scheme is sent unchanged."""
     wire.fail("create_sampling_session", 200, body={"sampling_session_id": "s"})
     service.create_sampling_client(model_path=path).result(10)
     assert wire.requests("create_sampling_session")[0].json["model_path"] == path
 
 
 def test_losses_of_other_servers_are_passed_on(silent: tinker.TrainingClient, wire: Any) -> None:
-    """Where a server has not said what it computes, unknown names, inputs and settings go to it."""
+    """If a server has not reported its losses, unknown names, inputs and settings are sent to it."""
     inputs: Any = {"target_tokens": [2, 3, 4], "values": tinker.TensorData([0.1, 0.2, 0.3], "float32")}
     datum = tinker.Datum(PROMPT, inputs)
     wire.fail("forward_backward", 200, body={"request_id": "f"})
@@ -117,7 +117,7 @@ def test_losses_of_other_servers_are_passed_on(silent: tinker.TrainingClient, wi
 
 
 def test_a_result_without_a_loss_has_none(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A server that tells no ``loss:sum`` gives its outputs and the metrics that it has."""
+    """Without ``loss:sum`` a result has its outputs and the metrics that the server sent."""
     output = {"logprobs": {"data": [-1.0], "dtype": "float32"}}
     body = {"loss_fn_output_type": "scalar", "loss_fn_outputs": [output], "metrics": {"total_loss:sum": 2.0}}
     wire.fail("retrieve_future", 200, body=body)
@@ -126,8 +126,8 @@ def test_a_result_without_a_loss_has_none(training: tinker.TrainingClient, wire:
     assert result.loss_fn_outputs[0]["logprobs"].tolist() == [-1.0]
 
 
-def test_a_stop_reason_of_tomorrow_survives(service: tinker.ServiceClient, wire: Any) -> None:
-    """Why a sequence ended may be said in a word that is not known yet."""
+def test_an_unknown_stop_reason_is_kept(service: tinker.ServiceClient, wire: Any) -> None:
+    """An unknown stop reason of a sequence is kept as it was sent."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     body = {"sequences": [{"stop_reason": "filtered", "tokens": [1], "score": 2}], "model": "b"}
     wire.fail("retrieve_future", 200, body=body, outside=OTHERS)
@@ -135,8 +135,8 @@ def test_a_stop_reason_of_tomorrow_survives(service: tinker.ServiceClient, wire:
     assert (sequence.stop_reason, list(sequence.tokens)) == ("filtered", [1])
 
 
-def test_an_empty_refusal_is_a_proxys(training: tinker.TrainingClient, wire: Any) -> None:
-    """A 400 that says nothing did not come from the server: the request is sent again, under its number, and the run goes on."""
+def test_an_empty_refusal_is_retried(training: tinker.TrainingClient, wire: Any) -> None:
+    """A 400 without content did not come from the server: the request is resent under its number, and the run continues."""
     wire.fail("optim_step", 400, body=b"", times=2)
     training.optim_step(ADAM).result(10)
     assert [one.seq_id for one in wire.requests("optim_step")] == [1, 1, 1]
@@ -145,7 +145,7 @@ def test_an_empty_refusal_is_a_proxys(training: tinker.TrainingClient, wire: Any
         training.optim_step(ADAM).result(10)
 
 
-def test_any_key_will_do(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+def test_any_key_is_accepted(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
     """A key need not look like one of the hosted service."""
     connect(api_key="dummy").get_server_capabilities()
     assert wire.requests("get_server_capabilities")[0].request.headers["x-api-key"] == "dummy"

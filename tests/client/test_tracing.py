@@ -1,4 +1,4 @@
-"""The trace of the user's span goes along with every request of a call, and our server keeps it with the request."""
+"""Trace context: every request of a call carries the user's span, and our server stores it with the request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(m
 
 @contextmanager
 def span(number: int, state: str = "") -> Generator[str]:
-    """A span of the user's at work; the value is its header."""
+    """Activate a span of the user's; the value is its header."""
     entries = [tuple(pair.split("=")) for pair in state.split(",") if pair]
     context = otel.SpanContext(
         number, number, is_remote=False, trace_flags=otel.TraceFlags(1), trace_state=otel.TraceState(entries)
@@ -35,7 +35,7 @@ def span(number: int, state: str = "") -> Generator[str]:
 
 
 def test_every_request_of_a_call_has_its_trace(connect: Connect, wire: Any) -> None:
-    """Submissions, retries and polls carry the span of the caller, two calls at once each its own, others none."""
+    """Submissions, retries and polls carry the caller's span, two concurrent calls each their own, other requests none."""
     service = connect()
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -58,15 +58,15 @@ def test_every_request_of_a_call_has_its_trace(connect: Connect, wire: Any) -> N
 
 
 def test_it_can_be_turned_off(connect: Connect, wire: Any) -> None:
-    """With trace_context off nothing is sent, whatever span is at work."""
+    """With trace_context off nothing is sent, even if a span is active."""
     config = tinker.Config.load(base_url="http://server", api_key="tml-a", trace_context=False)
     with span(17):
         connect(config=config).get_server_capabilities()
     assert not [exchange for exchange in wire.exchanges if "traceparent" in exchange.request.headers]
 
 
-def test_the_server_keeps_it(connect: Connect, state: State, caplog: pytest.LogCaptureFixture) -> None:
-    """Our server notes the trace of a request in its log and in the timeline of the session."""
+def test_the_server_records_it(connect: Connect, state: State, caplog: pytest.LogCaptureFixture) -> None:
+    """Our server records the trace of a request in its log and in the timeline of the session."""
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     with span(17) as header, caplog.at_level(logging.DEBUG, "tinker.local"):
         training.optim_step(ADAM).result(10)
@@ -84,8 +84,8 @@ def test_the_server_keeps_it(connect: Connect, state: State, caplog: pytest.LogC
     "header",
     ["", "x", "00-1-1-01", f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", f"ff-{1:032x}-{1:016x}-01", "\n" + "0" * 55],
 )
-def test_the_server_ignores_what_is_no_trace(header: str) -> None:
-    """A header that has not the form of one is as good as none."""
+def test_the_server_ignores_invalid_traces(header: str) -> None:
+    """An invalid trace header is ignored."""
     with in_trace("x", header):
         assert Span(operation="x", track="t").traceparent is None
     with in_trace("x", f"00-{1:032x}-{1:016x}-01"):
@@ -93,8 +93,8 @@ def test_the_server_ignores_what_is_no_trace(header: str) -> None:
     assert Span(operation="x", track="t").traceparent is None
 
 
-def test_opentelemetry_is_not_imported_for_that() -> None:
-    """A program that does not use OpenTelemetry does not pay for it."""
+def test_opentelemetry_is_not_imported() -> None:
+    """A program that does not use OpenTelemetry does not import it."""
     program = (
         "import sys, tinker\n"
         "tinker.ServiceClient(base_url='local://toy').get_server_capabilities()\n"

@@ -1,4 +1,4 @@
-"""Training requests: their order, their numbers, their calling forms, and what happens when one fails."""
+"""Training requests: their order, their numbers, their calling forms, and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def own_loss(data: Any, logprobs: Any) -> Any:
 
 
 def test_loss_falls(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Steps submitted without waiting in between lower the loss."""
+    """Steps submitted without waiting for each other lower the loss."""
     losses = []
     for _ in range(20):
         losses.append(training.forward_backward([datum()], "cross_entropy"))
@@ -31,7 +31,7 @@ def test_loss_falls(training: tinker.TrainingClient, datum: MakeDatum) -> None:
 
 
 def test_requests_are_numbered_in_the_order_of_the_calls(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Every request carries the next number, whatever its kind, and arrives in that order."""
+    """Every request carries the next number, whatever its kind, and requests arrive in that order."""
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(ADAM)
     training.forward([datum()], "cross_entropy")
@@ -49,7 +49,7 @@ def test_requests_are_numbered_in_the_order_of_the_calls(training: tinker.Traini
 
 
 def test_threads_share_one_order(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Calls from several threads get distinct numbers without holes, and each thread's own calls keep their order."""
+    """Calls from several threads get distinct numbers without gaps, and each thread's calls keep their order."""
 
     def work(token: int) -> list[tinker.APIFuture[Any]]:
         return [training.forward_backward([datum([token, step])], "cross_entropy") for step in range(10)]
@@ -84,7 +84,7 @@ def test_results_are_not_waited_for_before_the_next_submission(
 
 
 def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """What a create method returns works at once, after result(), after await, and from its async twin."""
+    """The result of a create method can be used at once, after result(), after await, and from its async twin."""
     at_once = service.create_lora_training_client("tinker/toy", rank=2)
     assert at_once.forward([datum()], "cross_entropy").result(10).loss > 0
     assert at_once.result(10) is at_once
@@ -112,7 +112,7 @@ def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> 
 
 
 def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
-    """Operations queued behind a creation that fails get its error, and nothing of theirs is sent."""
+    """Operations queued after a failed creation raise its error, and none of them is sent."""
     wire.fail("create_model", 400, body={"detail": "no such model"})
     client = service.create_lora_training_client("nonsense")
     queued = [client.forward_backward([datum()], "cross_entropy"), client.optim_step(ADAM)]
@@ -163,7 +163,7 @@ def test_wrong_data_is_refused_on_the_users_line(
 
 
 def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Empty data, ragged lists, an empty input, parameters of the wrong type and impossible names are refused at once."""
+    """Empty data, ragged lists, an empty input, parameters of the wrong type and invalid names are refused at once."""
     with pytest.raises(ValueError, match="data is empty"):
         training.forward_backward([], "cross_entropy")
     with pytest.raises(ValueError, match="target_tokens must be numbers, in rows of equal length"):
@@ -182,10 +182,10 @@ def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum
 
 
 @pytest.mark.parametrize("wire_form", ["proto", "json"])
-def test_both_wires_compute_the_same(
+def test_both_forms_compute_the_same(
     connect: Callable[..., tinker.ServiceClient], datum: MakeDatum, wire_form: str, wire: Any
 ) -> None:
-    """Over protobuf and over JSON a step has the same result; the chosen form is the one that is sent."""
+    """A step has the same result over protobuf and over JSON; the chosen form is the one that is sent."""
     client = connect(wire=wire_form).create_lora_training_client("tinker/toy", rank=4, seed=1)
     output = client.forward_backward([datum(), datum([5, 6])], "cross_entropy").result(10)
     forward = client.forward([datum()], "cross_entropy").result(10)
@@ -199,8 +199,8 @@ def test_both_wires_compute_the_same(
 
 
 @pytest.mark.parametrize("status", [400, 415, 422])
-def test_refused_form_is_switched_unnoticed(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int) -> None:
-    """A server that does not read protobuf gets the same request as JSON, under the same number, and keeps getting JSON."""
+def test_refused_form_is_switched_silently(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int) -> None:
+    """A server that does not read protobuf gets the same request as JSON, under the same number, and JSON from then on."""
     wire.fail("forward_backward", status, body={"detail": "cannot read this"}, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -231,7 +231,7 @@ def test_bodies_are_compressed_where_the_server_asks(
 
 
 def test_server_without_client_config_gets_json(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
-    """A server that has no client configuration is of the age of JSON."""
+    """A server without client configuration is assumed to support only JSON."""
     wire.fail("client/config", 404)
     client = service.create_lora_training_client("tinker/toy")
     client.forward_backward([datum()], "cross_entropy").result(10)
@@ -239,7 +239,7 @@ def test_server_without_client_config_gets_json(service: tinker.ServiceClient, w
 
 
 def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum) -> None:
-    """Chunks have consecutive numbers, the first is sent last, and outputs and metrics come back as if sent in one."""
+    """Chunks have consecutive numbers, the first is sent last, and outputs and metrics equal those of a single request."""
     from tinker._wire import proto
 
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
@@ -276,7 +276,7 @@ def test_large_bodies_arrive_in_every_form(
     media_type: str,
     encoding: str | None,
 ) -> None:
-    """A body of megabytes, which takes long to write as JSON or to compress, is trained on as it is in plain protobuf."""
+    """A body of megabytes, which is slow to write as JSON or to compress, gives the same results as plain protobuf."""
     large = [datum([1, 2, 3] * 10_000)] * 6
     plain = connect().create_lora_training_client("tinker/toy", rank=4, seed=1).forward_backward(large, "cross_entropy")
     expected = plain.result(60).loss
@@ -291,14 +291,14 @@ def test_large_bodies_arrive_in_every_form(
 def test_memory_of_large_steps_is_used_again(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, broken: bool
 ) -> None:
-    """The memory of a body goes to the next one once it was sent, unless an attempt that broke may be sending it still."""
+    """The memory of a sent body is reused for the next one, unless a broken attempt may still be sending it."""
     from tinker._wire import BUFFERS
 
     large = [datum([1] * 30_000)] * 6
     training.forward_backward(large, "cross_entropy").result(60)
     (sent,) = wire.requests("forward_backward")
     memory = BUFFERS.join([sent.body])
-    BUFFERS.release(memory)  # the next body of this size takes what was released last
+    BUFFERS.release(memory)  # the next body of this size takes the memory that was released last
     if broken:
         wire.drop("forward_backward", apply=False)
     training.forward_backward(large, "cross_entropy").result(60)
@@ -310,7 +310,7 @@ def test_memory_of_large_steps_is_used_again(
 def test_broken_connection_never_doubles_a_step(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, apply: bool
 ) -> None:
-    """A submission whose answer is lost is sent again with the same number and key, and is applied once."""
+    """A submission whose response is lost is sent again with the same number and key, and is applied once."""
     wire.drop("forward_backward", apply=apply)
     training.forward_backward([datum()], "cross_entropy").result(10)
     wire.drop("optim_step", apply=apply)
@@ -323,10 +323,10 @@ def test_broken_connection_never_doubles_a_step(
 
 @pytest.mark.parametrize("operation", ["create_session", "create_model", "forward_backward", "optim_step", "asample"])
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xff", b"{}", b'{"request_id": 7'])
-def test_answers_that_cannot_be_read_are_asked_for_again(
+def test_unreadable_responses_are_retried(
     service: tinker.ServiceClient, wire: Any, datum: MakeDatum, operation: str, body: bytes
 ) -> None:
-    """A submission whose answer came spoiled is sent again, the same in every byte, and is applied once."""
+    """A submission with a corrupted response is sent again, byte for byte, and is applied once."""
     wire.fail(operation, 200, body=body, apply=True, times=2, outside="something on the way spoiled it")
     training = service.create_lora_training_client("tinker/toy", rank=4)
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -341,8 +341,8 @@ def test_answers_that_cannot_be_read_are_asked_for_again(
     }
 
 
-def test_answers_that_can_never_be_read(training: tinker.TrainingClient, wire: Any) -> None:
-    """A submission whose answers stay spoiled fails typed after the third, and what was called behind it is not sent."""
+def test_permanently_unreadable_responses(training: tinker.TrainingClient, wire: Any) -> None:
+    """A submission whose responses stay corrupted fails typed after the third, and later requests are not sent."""
     wire.fail("optim_step", 200, body=b"\xff", apply=True, times=3, outside="something on the way spoiled it")
     futures = [training.optim_step(ADAM), training.optim_step(ADAM)]
     with pytest.raises(tinker.APIResponseValidationError, match="optim_step"):
@@ -353,7 +353,7 @@ def test_answers_that_can_never_be_read(training: tinker.TrainingClient, wire: A
 
 
 def test_failed_result_fails_only_its_own_future(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A request that the server accepts and cannot carry out fails its future; the client goes on."""
+    """A request that the server accepts and then fails on fails only its future; the client continues."""
     unknown = training.forward_backward([datum([10**6])], "cross_entropy")
     with pytest.raises(tinker.RequestFailedError) as caught:
         unknown.result(10)
@@ -363,7 +363,7 @@ def test_failed_result_fails_only_its_own_future(training: tinker.TrainingClient
 
 
 def test_state_is_saved_and_loaded(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A run that continues from a saved state with its optimizer goes on exactly as the one that was saved."""
+    """A run that continues from a saved state with its optimizer gives exactly the same results as the saved one."""
     for _ in range(3):
         training.forward_backward([datum()], "cross_entropy")
         training.optim_step(ADAM)
@@ -380,7 +380,7 @@ def test_state_is_saved_and_loaded(service: tinker.ServiceClient, training: tink
 
 
 def test_numpy_and_lists_are_the_same(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Token and weight arrays go straight in and mean what the lists mean."""
+    """Token and weight arrays are accepted directly and mean the same as lists."""
     arrays = tinker.Datum(
         model_input=tinker.ModelInput.from_ints(np.asarray([1, 2, 3])),
         loss_fn_inputs={"target_tokens": np.asarray([2, 3, 4]), "weights": np.ones(3)},
@@ -390,7 +390,7 @@ def test_numpy_and_lists_are_the_same(training: tinker.TrainingClient, datum: Ma
 
 
 def test_numbers_of_numpy(training: tinker.TrainingClient, wire: Any) -> None:
-    """A learning rate from a numpy schedule is sent as the number it is."""
+    """A learning rate from a numpy schedule is sent as a plain number."""
     rates = np.linspace(0.1, 0.2, 2)
     training.optim_step(tinker.AdamParams(learning_rate=rates[1], beta1=np.float32(0.5))).result(10)  # type: ignore[arg-type]
     sent = wire.requests("optim_step")[0].json["adam_params"]
@@ -398,7 +398,7 @@ def test_numbers_of_numpy(training: tinker.TrainingClient, wire: Any) -> None:
 
 
 def test_files_to_download(training: tinker.TrainingClient, wire: Any) -> None:
-    """Weights that are saved as files are so by the name, the time and the keys that were asked for; the result has the path."""
+    """Weights are saved as files with the requested name, expiry and keys; the result has the path."""
     wire.fail("save_weights_external", 200, body={"request_id": "r"})
     wire.fail("retrieve_future", 200, body={"path": "tinker://run/external_weights/kept", "type": "save_weights_external"})
     future = training.save_weights_external("kept", ttl_seconds=np.int64(7200), age_encryption_recipients=["age1abc"])
@@ -408,13 +408,13 @@ def test_files_to_download(training: tinker.TrainingClient, wire: Any) -> None:
 
 
 def test_information_waits_for_the_model(service: tinker.ServiceClient) -> None:
-    """What is asked of a client at once, before its model exists, is answered when that exists."""
+    """Information requested before the model exists is returned once it does."""
     assert service.create_lora_training_client("tinker/toy", rank=2).get_info().lora_rank == 2
     assert service.create_lora_training_client("tinker/toy", rank=2).model_id
 
 
-def test_twins_give_what_their_method_does(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Awaiting a twin gives the future that its method returns, and nothing else."""
+def test_twins_return_the_future_of_their_method(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+    """Awaiting an async twin returns the future of its method."""
     batch = [datum()]
 
     async def scenario() -> None:
@@ -434,10 +434,10 @@ def test_twins_give_what_their_method_does(training: tinker.TrainingClient, datu
 
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("saved", [False, True])
-def test_samplers_of_a_run_say_whether_to_record(
+def test_samplers_of_a_run_send_the_recording_choice(
     training: tinker.TrainingClient, wire: Any, recorded: bool, saved: bool
 ) -> None:
-    """The samples of both kinds of samplers of a run ask for what the user asked for, which is nothing by default."""
+    """Samples of both kinds of samplers of a run send the user's choice of recording, by default nothing."""
     asked: dict[str, Any] = {"record_stability_info": True} if recorded else {}
     if saved:
         sampler = training.create_sampling_client(training.save_weights_for_sampler("s").result(10).path, **asked)

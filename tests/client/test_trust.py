@@ -1,4 +1,4 @@
-"""Certificates: whom the client trusts, what it shows of itself, and what it says where a handshake fails."""
+"""Certificates: which servers the client trusts, client certificates, and the errors of failed handshakes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def serving(folder: Path, context: ssl.SSLContext | None) -> Iterator[str]:
 
 
 def context_of(certificate: trustme.LeafCert, *protocols: str) -> ssl.SSLContext:
-    """A context of a server that shows this certificate."""
+    """Return a server context with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
     context.set_alpn_protocols(list(protocols or ("h2", "http/1.1")))
@@ -50,7 +50,7 @@ def context_of(certificate: trustme.LeafCert, *protocols: str) -> ssl.SSLContext
 
 
 def mutual(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
-    """A context of a server that requires a client certificate of the authority."""
+    """Return a server context that requires a client certificate of the authority."""
     context = server_context(*protocols)
     context.maximum_version = version
     context.verify_mode = ssl.CERT_REQUIRED
@@ -60,7 +60,7 @@ def mutual(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) ->
 
 @contextlib.contextmanager
 def refusing(context: ssl.SSLContext) -> Iterator[str]:
-    """A server that sends the alerts of OpenSSL, which asyncio's keeps to itself."""
+    """A server that sends the alerts of OpenSSL, which asyncio does not send."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def refusing(context: ssl.SSLContext) -> Iterator[str]:
 
 
 def ask(url: str, **configured: Any) -> bool:
-    """Whether the server answers a client with these settings, which tries again for as long as clients do."""
+    """Return whether the server responds to a client with these settings and the usual retries."""
     service = tinker.ServiceClient(config=tinker.Config.load(base_url=url, api_key="key", **configured))
     try:
         return bool(service.get_server_capabilities().supported_models)
@@ -96,7 +96,7 @@ def ask(url: str, **configured: Any) -> bool:
 
 
 def refuse(url: str, **configured: Any) -> str:
-    """What the client says, without the request, where it gives up at once."""
+    """Return the client's error without the request; it must give up at once."""
     with pytest.raises(tinker.APIConnectionError) as caught:
         ask(url, patience_seconds=0, **configured)
     assert caught.value.wrong_address
@@ -110,11 +110,11 @@ def refuse(url: str, **configured: Any) -> str:
     return re.sub(r".*?/api/v1/\S+: ", "", message.replace(url.partition("//")[2], "SERVER"))
 
 
-# ---------------------------------------------------------------------------------------------------------- whom it trusts
+# --------------------------------------------------------------------------------------------------------- trusted servers
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch, way: str, ca_file: Path, tmp_path: Path) -> Configured:
-    """Settings that name the authority in one of the ways."""
+    """Settings that name the authority in one of the possible ways."""
     if way == "ca_file":
         return {"ca_file": ca_file}
     if way == "SSL_CERT_DIR":
@@ -129,24 +129,22 @@ def trusting(monkeypatch: pytest.MonkeyPatch, way: str, ca_file: Path, tmp_path:
 
 
 def ssl_hash(certificate: Path) -> str:
-    """The name under which OpenSSL looks for a certificate in a folder."""
+    """Return the file name by which OpenSSL finds a certificate in a folder."""
     command = ["openssl", "x509", "-hash", "-noout", "-in", str(certificate)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("way", ["ca_file", "TINKER_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-def test_an_authority_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, way: str, protocol: str
-) -> None:
-    """A server is trusted by a setting, by our variable and by the system's two."""
+def test_a_custom_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, way: str, protocol: str) -> None:
+    """A custom authority can be trusted by a setting, by our variable and by the system's two."""
     configured = trusting(monkeypatch, way, ca_file, tmp_path)
     with serving(tmp_path, server_context(protocol)) as url:
         assert ask(url, **configured)
 
 
 def test_an_authority_is_added_to_the_system_s(ca_file: Path) -> None:
-    """With ``ca_file``, every certificate that is trusted without it still is."""
+    """With ``ca_file``, every certificate that is trusted by default still is."""
     without, with_file = (tinker.Config(**one).trust.context() for one in ({}, {"ca_file": ca_file}))
     known = without.get_ca_certs(binary_form=True)
     assert known
@@ -154,7 +152,7 @@ def test_an_authority_is_added_to_the_system_s(ca_file: Path) -> None:
 
 
 def test_a_system_without_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where OpenSSL finds none, those of certifi are used."""
+    """If OpenSSL finds no certificates, those of certifi are used."""
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     import certifi
@@ -164,7 +162,7 @@ def test_a_system_without_certificates(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(found) == set(packaged.get_ca_certs(binary_form=True))
 
 
-# --------------------------------------------------------------------------------------------------- what it shows of itself
+# ----------------------------------------------------------------------------------------------------- client certificates
 
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
@@ -172,7 +170,7 @@ def test_a_system_without_certificates(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_client_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, bundle: Path, protocol: str, apart: bool
 ) -> None:
-    """It is shown to a server that requires one; its private key is in the same file or in one of its own."""
+    """It is sent to a server that requires one; its private key is in the same file or in a separate one."""
     configured: Configured = {"ca_file": ca_file, "client_cert": bundle}
     if apart:
         key, certificate = (tmp_path / name for name in ("key.pem", "certificate.pem"))
@@ -194,8 +192,8 @@ def test_a_server_that_requires_a_certificate(ca_file: Path, protocol: str) -> N
     assert said == "SERVER requires a client certificate: set client_cert (TINKER_CLIENT_CERT)."
 
 
-def test_a_server_that_requires_a_certificate_by_tls_1_2(ca_file: Path) -> None:
-    """There the handshake fails for a reason that may be another one."""
+def test_a_server_that_requires_a_certificate_in_tls_1_2(ca_file: Path) -> None:
+    """The handshake fails; the error suggests a missing client certificate, as there may be other reasons."""
     with refusing(mutual("h2", version=ssl.TLSVersion.TLSv1_2)) as url:
         said = refuse(url, ca_file=ca_file)
     assert said == (
@@ -213,7 +211,7 @@ def test_a_client_certificate_that_the_server_does_not_know(tmp_path: Path, ca_f
     assert said == "SERVER does not accept the client certificate (unknown ca): check client_cert (TINKER_CLIENT_CERT)."
 
 
-# ---------------------------------------------------------------------------------------------------- what cannot be right
+# ------------------------------------------------------------------------------------------------------- permanent errors
 
 
 def _expired() -> trustme.LeafCert:
@@ -244,20 +242,20 @@ def _expired() -> trustme.LeafCert:
 def test_certificates_that_are_refused(
     tmp_path: Path, ca_file: Path, certificate: Callable[[], trustme.LeafCert], said: str
 ) -> None:
-    """One line says what is wrong with the server's certificate, and what to change."""
+    """A one-line error says what is wrong with the server's certificate, and what to change."""
     with serving(tmp_path, context_of(certificate())) as url:
         assert refuse(url, ca_file=ca_file) == said
 
 
 def test_a_server_without_tls(tmp_path: Path) -> None:
-    """An https address of a server of plain HTTP is one line, too."""
+    """An https address of a plain HTTP server is a one-line error, too."""
     with serving(tmp_path, None) as url:
         said = refuse(url.replace("http:", "https:"))
     assert said == "SERVER does not use TLS: write http:// instead of https:// in base_url (TINKER_BASE_URL)."
 
 
-def test_nobody_waits_minutes_for_a_certificate(tmp_path: Path) -> None:
-    """What cannot become right is given up after ten seconds, though a server that is down is waited for longer."""
+def test_certificate_errors_end_early(tmp_path: Path) -> None:
+    """Permanent errors end after ten seconds, although an unreachable server is retried for longer."""
     began = time.monotonic()
     with serving(tmp_path, server_context("h2")) as url, pytest.raises(tinker.APIConnectionError, match="not trusted"):
         ask(url)
@@ -307,14 +305,14 @@ mSicCkt+sQ==
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, configured: dict[str, str], said: str) -> None:
-    """They are refused with the settings, before any request, and nobody is asked for a password."""
+    """They are refused with the settings, before any request and without a prompt for a password."""
     files = _files(tmp_path)
     with pytest.raises(ValueError, match=said):
         tinker.Config.load(base_url="https://server.invalid", **{name: files[file] for name, file in configured.items()})
 
 
 def test_files_of_the_environment_that_cannot_be_used(tmp_path: Path) -> None:
-    """They are refused by the first call, which sends nothing, in a program of its own."""
+    """They are refused by the first call, in a separate program, and nothing is sent."""
     program = (
         "import tinker\n"
         "try: tinker.ServiceClient(base_url='https://server.invalid', api_key='key').get_server_capabilities()\n"

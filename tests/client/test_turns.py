@@ -1,4 +1,4 @@
-"""Requests of one training client that are cancelled, or fail, before they are sent: order and numbers of the others."""
+"""Requests of one training client that are cancelled or fail before they are sent: order and numbers of the others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NUMBERED = ("forward_backward", "optim_step", "save_weights")
 
 
 def order(wire: Any) -> list[tuple[str, int]]:
-    """The numbered requests in the order of their arrival."""
+    """Return the numbered requests in the order of their arrival."""
     return [(one.operation, one.seq_id) for one in wire.exchanges if one.operation in NUMBERED]
 
 
 def round_trips(service: tinker.ServiceClient) -> None:
-    """Let the loop do what it can."""
+    """Let the loop run until nothing is left to do."""
     rest = service.create_rest_client()
     for _ in range(3):
         rest.get_server_capabilities().result(10)
@@ -39,10 +39,10 @@ def unsendable(datum: MakeDatum) -> tinker.Datum:
 
 
 @pytest.mark.parametrize("kind", ["optimizer step", "gradient"])
-def test_a_cancelled_request_lets_nobody_overtake(
+def test_a_cancelled_request_keeps_the_order(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum, kind: str
 ) -> None:
-    """The third request is sent when the first is submitted, not when the second, which waits in between, is cancelled."""
+    """The third request is sent after the first was submitted, not when the second, which waits in between, is cancelled."""
     release = wire.hold("forward_backward")
     first = training.forward_backward([datum()], "cross_entropy")
     wire.wait_for("forward_backward")
@@ -73,10 +73,10 @@ def test_a_client_whose_creation_is_cancelled_at_once_sends_nothing(service: tin
     assert order(wire) == []
 
 
-def test_what_cannot_be_prepared_lets_nobody_overtake(
+def test_a_request_that_cannot_be_prepared_keeps_the_order(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A request that fails before its turn leaves the ones behind it where they were, and uses no number."""
+    """A request that fails before its turn does not change the order of later ones, and uses no number."""
     release = wire.hold("forward_backward")
     first = training.forward_backward([datum()], "cross_entropy")
     wire.wait_for("forward_backward")
@@ -95,7 +95,7 @@ def test_what_cannot_be_prepared_lets_nobody_overtake(
 def test_a_gradient_that_cannot_be_prepared_stops_its_step(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """The step called behind it fails at once instead of waiting; one called after the error was received is done."""
+    """The next step fails at once instead of waiting; one called after the error was received runs."""
     failed, behind = training.forward_backward([unsendable(datum)], "cross_entropy"), training.optim_step(ADAM)
     with pytest.raises(tinker.errors.PrecedingRequestFailed):
         behind.result(10)
@@ -107,7 +107,7 @@ def test_a_gradient_that_cannot_be_prepared_stops_its_step(
 
 
 def test_a_pass_that_cannot_be_prepared_stops_nothing(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A forward pass changes nothing, so a step that was called behind it is sent."""
+    """A forward pass changes nothing, so a step called after it is sent."""
     failed, behind = training.forward([unsendable(datum)], "cross_entropy"), training.optim_step(ADAM)
     assert behind.result(10)
     assert isinstance(failed.exception(10), ValueError)
@@ -117,7 +117,7 @@ def test_a_pass_that_cannot_be_prepared_stops_nothing(training: tinker.TrainingC
 def test_a_request_that_is_cancelled_while_it_is_prepared_stops_nothing(
     service: tinker.ServiceClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """Cancelled while the session is still being created: the requests behind it are sent, under the first numbers."""
+    """If a request is cancelled before the session exists, later requests are sent, under the first numbers."""
     release = wire.hold("create_session")
     training = service.create_lora_training_client("tinker/toy", rank=2)
     wire.wait_for("create_session")
@@ -129,8 +129,8 @@ def test_a_request_that_is_cancelled_while_it_is_prepared_stops_nothing(
     assert order(wire) == [("optim_step", 1), ("forward_backward", 2)]
 
 
-def test_what_is_being_sent_is_sent_to_the_end(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A request that is cancelled while it is submitted keeps its turn and its number until the server has answered."""
+def test_a_submission_under_way_is_completed(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+    """A request cancelled during its submission keeps its turn and its number until the server has responded."""
     release = wire.hold("forward_backward")
     cancelled, behind = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
     wire.wait_for("forward_backward")
@@ -142,10 +142,8 @@ def test_what_is_being_sent_is_sent_to_the_end(training: tinker.TrainingClient, 
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_server_that_does_not_say_what_its_models_are(
-    service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int
-) -> None:
-    """Without get_info a run trains all the same; only what needs the information fails, and says so."""
+def test_a_server_without_get_info(service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int) -> None:
+    """Without get_info a run still trains; only calls that need the information fail, with an error that says so."""
     wire.fail("get_info", status)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
     assert training.forward_backward([datum()], "cross_entropy").result(10)
@@ -153,8 +151,8 @@ def test_a_server_that_does_not_say_what_its_models_are(
         training.get_info()
 
 
-def test_a_refused_question_about_the_model_fails_the_client(service: tinker.ServiceClient, wire: Any) -> None:
-    """When get_info is refused for good the client cannot be used, and says why; the run's order is not held up."""
+def test_a_refused_get_info_fails_the_client(service: tinker.ServiceClient, wire: Any) -> None:
+    """If get_info is refused permanently, the client fails with the reason; the order of the run is not blocked."""
     wire.fail("get_info", 403)
     training = service.create_lora_training_client("tinker/toy", rank=2)
     with pytest.raises(tinker.PermissionDeniedError):
@@ -164,7 +162,7 @@ def test_a_refused_question_about_the_model_fails_the_client(service: tinker.Ser
 def test_the_error_of_a_request_is_that_of_the_creation(
     service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who receives the error of a request of a client that could not be created has received that of the creation, too."""
+    """The error of a request of a client that could not be created counts as receipt of the creation's error."""
     gc.collect()
     caplog.clear()
     wire.fail("create_model", 422)
@@ -177,8 +175,8 @@ def test_the_error_of_a_request_is_that_of_the_creation(
     assert [one for one in caplog.messages if "never retrieved" in one] == []
 
 
-def test_requests_do_not_wait_for_what_the_model_is(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
-    """Requests are sent as soon as the model exists, also while the server is asked what it is."""
+def test_requests_do_not_wait_for_get_info(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
+    """Requests are sent as soon as the model exists, even while get_info is pending."""
     release = wire.hold("get_info")
     training = service.create_lora_training_client("tinker/toy", rank=2)
     assert training.forward_backward([datum()], "cross_entropy").result(10)

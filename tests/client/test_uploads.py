@@ -1,4 +1,4 @@
-"""Adapters on this machine on their way into the service: what is refused here, resumed, sent again, and continued."""
+"""Uploads of local adapters: refused files, resuming, retries, and continued training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "base
 
 
 class Door(httpx.AsyncBaseTransport):
-    """The way to the server: notes what is sent to signed URLs, and answers some of it itself."""
+    """A transport to the server that records requests to signed URLs, and answers some of them itself."""
 
     def __init__(self, wire: httpx.AsyncBaseTransport) -> None:
         self.wire = wire
@@ -49,13 +49,13 @@ class Door(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 def door(wire: Any) -> Door:
-    """The way to the server."""
+    """The transport to the server."""
     return Door(wire)
 
 
 @pytest.fixture
 def service(door: Door, connect: Connect) -> tinker.ServiceClient:
-    """A service client that goes through the door."""
+    """A service client on that transport."""
     return connect(transport=door)
 
 
@@ -78,10 +78,10 @@ def note_of(adapter: Path) -> Path:
     return adapter.with_name(f".{adapter.name}.tinker-upload.json")
 
 
-def test_an_adapter_goes_on_elsewhere(
+def test_an_uploaded_adapter_continues_training(
     adapter: Path, service: tinker.ServiceClient, door: Door, datum: Callable[..., tinker.Datum]
 ) -> None:
-    """What is uploaded trains on with the losses it had; files carry their checksum and no credential; progress adds up."""
+    """An uploaded adapter continues training with the same losses; files carry a checksum, no credential; progress adds up."""
     seen: list[checkpoints.Progress] = []
     brought = bring(adapter, service, progress=seen.append)
     content = (adapter / FILE).read_bytes()
@@ -101,14 +101,14 @@ def test_an_adapter_goes_on_elsewhere(
 
 
 def test_a_file_is_sent_again(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
-    """A store that fails, and a server that got something else, are sent the whole file once more."""
+    """After a failure of the store, or a checksum mismatch on the server, the whole file is sent one more time."""
     door.answers = [httpx.Response(503), httpx.Response(400, headers={"x-should-retry": "true"}, json={"detail": "digest"})]
     assert bring(adapter, service).checkpoint_path.startswith("tinker://")
     assert len(door.puts) == 3
 
 
-def test_what_the_store_kept_is_compared(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
-    """An answer with the checksum of something else counts as a failure of the way, and the file is sent again."""
+def test_the_checksum_of_the_store_is_compared(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+    """A response with another checksum counts as a transfer error, and the file is sent again."""
     wrong = base64.b64encode(bytes(32)).decode()
     door.answers = [httpx.Response(200, headers={"repr-digest": f"sha-256=:{wrong}:"})]
     bring(adapter, service)
@@ -116,7 +116,7 @@ def test_what_the_store_kept_is_compared(adapter: Path, service: tinker.ServiceC
 
 
 def test_a_refusal_of_the_store_is_the_error(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
-    """A file that may not be sent fails the upload with the store's answer; no error shows the signed URL."""
+    """A refused file fails the upload with the store's response; no error shows the signed URL."""
     door.answers = [httpx.Response(413, json={"detail": "too large"})]
     with pytest.raises(tinker.APIStatusError) as caught:
         bring(adapter, service)
@@ -124,12 +124,12 @@ def test_a_refusal_of_the_store_is_the_error(adapter: Path, service: tinker.Serv
     assert door.puts[0].url.path.split("/")[2][:40] not in note_of(adapter).name
 
 
-def test_a_broken_upload_goes_on(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
-    """A later call finishes what an earlier one began: the file the server has is not sent again. The note is private."""
+def test_a_broken_upload_is_resumed(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
+    """A later call resumes an interrupted upload: finished files are not sent again. The resume file is private."""
     wire.fail("external_weights_upload_finish", 403)
     with pytest.raises(tinker.PermissionDeniedError):
         bring(adapter, service)
-    assert not note_of(adapter).exists()  # a refused upload is not gone on with
+    assert not note_of(adapter).exists()  # a refused upload is not resumed
     wire.fail("external_weights_upload_finish", 503, times=100)
     with pytest.raises(tinker.InternalServerError):
         bring(adapter, service)
@@ -142,8 +142,8 @@ def test_a_broken_upload_goes_on(adapter: Path, service: tinker.ServiceClient, d
     assert not note_of(adapter).exists()
 
 
-def test_a_changed_file_is_sent_afresh(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
-    """A note says which content was sent, so that a file that was written anew since then is sent too."""
+def test_a_changed_file_is_sent_again(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
+    """The resume file records the content that was sent, so that a file changed since then is sent again."""
     wire.fail("external_weights_upload_finish", 503, times=100)
     with pytest.raises(tinker.InternalServerError):
         bring(adapter, service)
@@ -154,10 +154,8 @@ def test_a_changed_file_is_sent_afresh(adapter: Path, service: tinker.ServiceCli
     assert len(door.puts) == 2
 
 
-def test_an_upload_that_the_server_forgot_begins_again(
-    adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any
-) -> None:
-    """After a restart of the server nothing of the earlier upload is there; the call makes a new one."""
+def test_an_upload_lost_by_the_server_starts_again(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
+    """If a restarted server has lost the earlier upload, the call starts a new one."""
     wire.fail("external_weights_upload_finish", 503, times=100)
     with pytest.raises(tinker.InternalServerError):
         bring(adapter, service)
@@ -168,8 +166,8 @@ def test_an_upload_that_the_server_forgot_begins_again(
     assert len(door.puts) == 2
 
 
-def test_a_file_that_the_server_wants_must_be_there(service: tinker.ServiceClient, tmp_path: Path, door: Door) -> None:
-    """A folder that lacks a file is an error that names it, and nothing is sent."""
+def test_a_missing_file(service: tinker.ServiceClient, tmp_path: Path, door: Door) -> None:
+    """A missing file in the folder raises an error that names it, and nothing is sent."""
     with pytest.raises(tinker.TinkerError, match=FILE):
         bring(tmp_path, service)
     assert door.puts == []
@@ -211,14 +209,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("files", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_uploaded_is_refused_at_once(tmp_path: Path, files: dict[str, Any], reason: str) -> None:
-    """Files that no server can take are refused on the caller's line, with the file and the field, and no client is needed."""
+def test_invalid_files_are_refused_at_once(tmp_path: Path, files: dict[str, Any], reason: str) -> None:
+    """Files that no server can accept are refused on the caller's line, with file and field, without a client."""
     with pytest.raises((ValueError, FileNotFoundError), match=reason):
         checkpoints.upload(write(tmp_path / "adapter", **files))
 
 
-def test_a_folder_must_be_one(tmp_path: Path) -> None:
-    """A path that leads nowhere, a file, and a pickled adapter are called what they are."""
+def test_paths_that_are_no_folder(tmp_path: Path) -> None:
+    """A path that does not exist, a file, and a pickled adapter each raise an error that says so."""
     with pytest.raises(FileNotFoundError, match="does not exist"):
         checkpoints.upload(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="pass base_model and lora_config"):
@@ -233,8 +231,8 @@ def test_a_folder_must_be_one(tmp_path: Path) -> None:
         checkpoints.upload(write(tmp_path / "other"), lora_config=tinker.LoraConfig(rank=8))
 
 
-def test_the_files_say_what_is_adapted(service: tinker.ServiceClient, tmp_path: Path, wire: Any) -> None:
-    """Rank, base model and kinds of modules are read from PEFT's files and announced."""
+def test_adapter_files_are_described(service: tinker.ServiceClient, tmp_path: Path, wire: Any) -> None:
+    """Rank, base model and kinds of modules are read from PEFT's files and sent."""
     with pytest.raises(tinker.BadRequestError, match="some/model"):
         checkpoints.upload(write(tmp_path / "adapter"), service=service, project_id="p").result(10)
     (start,) = wire.requests("external_weights_upload_start")

@@ -1,4 +1,4 @@
-"""Tokens that a client counts are those that the server bills, and cost what the user's price list says."""
+"""Usage: the client counts the tokens that the server bills, and applies the user's price list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def push_up(data: Any, logprobs: Any) -> Any:
 
 
 def billed(service: tinker.ServiceClient) -> dict[str | None, TokenCounts]:
-    """What the server bills for everything, by model."""
+    """Return what the server bills in total, by model."""
     now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
     hour = datetime.timedelta(hours=1)
     answer = service.create_rest_client().get_billing_usage(now - hour, now + 2 * hour).result(10)
@@ -46,7 +46,7 @@ def billed(service: tinker.ServiceClient) -> dict[str | None, TokenCounts]:
 
 
 class Work:
-    """Every operation that uses tokens, each with its own numbers; samples end where the model ends them."""
+    """Every operation that uses tokens, each with distinct numbers; samples end at the model's stop token."""
 
     def __init__(self, service: tinker.ServiceClient) -> None:
         training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -69,8 +69,8 @@ def sampled(response: tinker.SampleResponse) -> int:
     return sum(len(one.tokens) for one in response.sequences)
 
 
-def test_counts_are_those_of_the_bill(connect: Connect) -> None:
-    """Losses, custom losses, samples and scores are counted by operation and run, and their sum is exactly what is billed."""
+def test_counts_match_the_bill(connect: Connect) -> None:
+    """Losses, custom losses, samples and scores are counted by operation and run, and their sum equals the bill."""
     usage = Usage()
     service = connect(observers=[usage])
     done = Work(service)
@@ -90,7 +90,7 @@ def test_counts_are_those_of_the_bill(connect: Connect) -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_chunks_and_retries_count_once(parallel: bool) -> None:
-    """What is cut into requests, and what is sent again after a failure, is counted as it is billed."""
+    """Chunked requests, and requests sent again after a failure, are counted as they are billed."""
     usage = Usage()
     config = models.ClientConfigResponse(fwdbwd_max_chunk_len=1, parallel_fwdbwd_chunks=parallel)
     with toy_server(client_config=config) as server:
@@ -106,8 +106,8 @@ def test_chunks_and_retries_count_once(parallel: bool) -> None:
         assert {line.operation: line.requests for line in usage.lines()} == {"forward_backward": 3, "sample": 1}
 
 
-def test_what_fails_on_the_server_uses_nothing(connect: Connect) -> None:
-    """A request that the server could not carry out is neither counted nor billed."""
+def test_failed_requests_use_nothing(connect: Connect) -> None:
+    """A request that the server failed on is neither counted nor billed."""
     usage = Usage()
     service = connect(observers=[usage])
     training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -118,7 +118,7 @@ def test_what_fails_on_the_server_uses_nothing(connect: Connect) -> None:
     assert billed(service) == {}
 
 
-def test_what_has_no_outcome_is_counted_apart(connect: Connect, wire: Any) -> None:
+def test_unknown_outcomes_are_counted_separately(connect: Connect, wire: Any) -> None:
     """A sample that is accepted and then cancelled may be billed: its prompt is counted as unconfirmed."""
     usage = Usage()
     service = connect(observers=[usage])
@@ -134,8 +134,8 @@ def test_what_has_no_outcome_is_counted_apart(connect: Connect, wire: Any) -> No
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_what_was_accepted_of_a_failed_batch_is_counted_apart(connect: Connect, wire: Any, together: bool) -> None:
-    """When one request of a batch is refused, the tokens of those that the server took count as unconfirmed."""
+def test_accepted_requests_of_a_failed_batch_are_counted_separately(connect: Connect, wire: Any, together: bool) -> None:
+    """If one request of a batch is refused, the tokens of accepted ones are counted as unconfirmed."""
     usage = Usage()
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": together})
     training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4)
@@ -146,8 +146,8 @@ def test_what_was_accepted_of_a_failed_batch_is_counted_apart(connect: Connect, 
     assert usage.unconfirmed == TokenCounts(trained=5 if together else 3)
 
 
-def test_what_was_accepted_of_a_cancelled_batch_is_counted_apart(connect: Connect, wire: Any) -> None:
-    """When a batch is cancelled as it is sent, it is sent to the end, and its tokens count as unconfirmed."""
+def test_accepted_requests_of_a_cancelled_batch_are_counted_separately(connect: Connect, wire: Any) -> None:
+    """A batch that is cancelled while it is sent is sent completely, and its tokens are counted as unconfirmed."""
     usage = Usage()
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False})
     training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4).result(10)
@@ -166,7 +166,7 @@ def test_what_was_accepted_of_a_cancelled_batch_is_counted_apart(connect: Connec
 
 
 def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
-    """The tokens of a stream from saved weights count for their base model, which is asked for only when somebody listens."""
+    """The tokens of a stream from saved weights count for their base model, which is requested only if there is an observer."""
     events: list[TokensUsed] = []
     service = connect(observers=[lambda event: events.append(event) if isinstance(event, TokensUsed) else None])
     training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -178,8 +178,8 @@ def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
     assert len(wire.requests("get_sampler")) == asked
 
 
-def test_cached_prompts_are_counted_apart(connect: Connect, wire: Any) -> None:
-    """Tokens that the server says it had in its cache are not among those it had to read, and have a price of their own."""
+def test_cached_prompts_are_counted_separately(connect: Connect, wire: Any) -> None:
+    """Tokens that the server reports as cached are not counted as read, and have a separate price."""
     usage = Usage()
     sampler = connect(observers=[usage]).create_sampling_client(base_model="tinker/toy").result(10)
     answer = {
@@ -216,14 +216,14 @@ def test_costs(connect: Connect) -> None:
         ({"cached": True}, TypeError, "cached must be a number"),
     ],
 )
-def test_prices_that_are_none(wrong: dict[str, Any], error: type[Exception], match: str) -> None:
-    """A price is a number of at least 0."""
+def test_invalid_prices(wrong: dict[str, Any], error: type[Exception], match: str) -> None:
+    """A price must be a number of at least 0."""
     with pytest.raises(error, match=match):
         Price(**{"train": 1.0, "prefill": 1.0, "sample": 1.0, **wrong})
 
 
 def test_a_price_list_is_a_file(tmp_path: Path) -> None:
-    """TOML and JSON are read alike; what is no price list is refused with the name of the file, the model and the price."""
+    """TOML and JSON work alike; an invalid price list is refused with the name of the file, the model and the price."""
     toml, other = tmp_path / "prices.toml", tmp_path / "prices.json"
     toml.write_text('["a/b"]\ntrain = 3\nprefill = 1\nsample = 2.0\n')
     other.write_text(json.dumps({"a/b": {"train": 3, "prefill": 1, "sample": 2}}))
@@ -243,7 +243,7 @@ def test_a_price_list_is_a_file(tmp_path: Path) -> None:
 
 
 def test_estimates(connect: Connect) -> None:
-    """What is estimated before a run is what it uses; samples may use less."""
+    """The estimate before a run equals its usage; samples may use less."""
     usage = Usage()
     training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4)
     data = [datum(5), datum(7)]
@@ -258,7 +258,7 @@ def test_estimates(connect: Connect) -> None:
 
 
 def test_tables(connect: Connect) -> None:
-    """A ledger prints as a table and shows as one in a notebook, whatever the names in it; a reset empties it."""
+    """A ledger prints as a table, also in a notebook, whatever names it contains; a reset empties it."""
     usage = Usage()
     usage(TokensUsed(operation="<b>", base_model="m", trained=1234))
     assert usage.__rich__().row_count == 1
@@ -272,8 +272,8 @@ def test_tables(connect: Connect) -> None:
     assert usage.lines() == ()
 
 
-def test_observers_come_and_go(connect: Connect, state: State) -> None:
-    """An observer can be added before and after the first request, and hears nothing once it is removed."""
+def test_adding_and_removing_observers(connect: Connect, state: State) -> None:
+    """An observer can be added before and after the first request, and is not notified after it was removed."""
     service, early, late = connect(), Usage(), Usage()
     service.add_observer(early)
     sampler = service.create_sampling_client(base_model="tinker/toy")

@@ -1,4 +1,4 @@
-"""Waiting for results: many waiters, loops that end, cancellations that meet an outcome, polls that last."""
+"""Waiting for results: many waiters, loops that end, cancellation during completion, long polls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PENDING = {"type": "try_again", "request_id": "x", "queue_state": "active"}
 
 
 def round_trips(wire: Any) -> None:
-    """Let the loop do what it can."""
+    """Let the loop run until nothing is left to do."""
     rest = tinker.RestClient(base_url="http://server", api_key="tml-secret", transport=wire)
     for _ in range(3):
         rest.get_server_capabilities().result(10)
 
 
 def test_a_loop_that_ends_while_it_waits(training: tinker.TrainingClient, wire: Any) -> None:
-    """Others still get the result when the loop of one waiter is closed before it comes."""
+    """Other waiters still get the result if the loop of one waiter is closed before it arrives."""
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)
     loop = asyncio.new_event_loop()
@@ -41,8 +41,8 @@ def test_a_loop_that_ends_while_it_waits(training: tinker.TrainingClient, wire: 
     assert training.optim_step(ADAM).result(10)
 
 
-def test_one_waiter_for_a_client_may_go(service: tinker.ServiceClient, wire: Any) -> None:
-    """A cancelled request does not cancel the creation of the client that it waited for, nor the other requests."""
+def test_one_waiter_for_a_client_may_be_cancelled(service: tinker.ServiceClient, wire: Any) -> None:
+    """A cancelled request cancels neither the creation of the client that it waits for, nor the other requests."""
     release = wire.hold("create_sampling_session")
     sampler = service.create_sampling_client(base_model="tinker/toy")
     prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
@@ -57,8 +57,8 @@ def test_one_waiter_for_a_client_may_go(service: tinker.ServiceClient, wire: Any
     assert len(wire.requests("asample")) == 1
 
 
-def test_a_waiter_in_a_coroutine_may_go(service: tinker.ServiceClient, wire: Any) -> None:
-    """The same for tasks: a cancelled one takes only its own request with it."""
+def test_a_waiter_in_a_coroutine_may_be_cancelled(service: tinker.ServiceClient, wire: Any) -> None:
+    """The same holds for tasks: a cancelled task cancels only its own request."""
     release = wire.hold("create_sampling_session")
     sampler = service.create_sampling_client(base_model="tinker/toy")
     prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
@@ -76,7 +76,7 @@ def test_a_waiter_in_a_coroutine_may_go(service: tinker.ServiceClient, wire: Any
     assert asyncio.run(scenario()).sequences
 
 
-def test_cancelling_what_is_done_changes_nothing(training: tinker.TrainingClient) -> None:
+def test_cancelling_a_done_future_changes_nothing(training: tinker.TrainingClient) -> None:
     """A future that has its result cannot be cancelled."""
     future = training.optim_step(ADAM)
     result = future.result(10)
@@ -85,7 +85,7 @@ def test_cancelling_what_is_done_changes_nothing(training: tinker.TrainingClient
 
 
 def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
-    """What arrives after the cancellation is dropped without a word, and every waiter is told of the cancellation."""
+    """Responses after the cancellation are dropped silently, and every waiter raises the cancellation."""
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", 2)
@@ -113,8 +113,8 @@ def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wir
         asyncio.run(awaited())
 
 
-def test_a_pending_answer_forgives_the_failures_before_it(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """Only failures in a row count: a wait may last hours with a failure now and then, whatever 'later' looks like."""
+def test_a_pending_response_resets_the_failures(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+    """Only consecutive failures count: a wait may last hours with occasional failures, however 'later' is reported."""
     pending = [
         httpx.Response(200, json=PENDING),
         httpx.Response(408, json={"queue_state": "active"}),
@@ -134,7 +134,7 @@ def test_a_pending_answer_forgives_the_failures_before_it(training: tinker.Train
 
 
 def test_failures_in_a_row_end_the_wait(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """Nothing but failures for five minutes is the end, and the error says what is known."""
+    """Five minutes of failures only end the wait, and the error has the known facts."""
 
     def late(_: httpx.Request, __: bytes) -> httpx.Response:
         clock.now += 160
@@ -148,8 +148,8 @@ def test_failures_in_a_row_end_the_wait(training: tinker.TrainingClient, wire: A
 
 
 @pytest.mark.parametrize("quiet", [0.4, 0.6])
-def test_held_polls_are_followed_at_once(training: tinker.TrainingClient, wire: Any, clock: Any, quiet: float) -> None:
-    """A poll that the server held is repeated without a pause; one that came back quickly is not."""
+def test_held_polls_are_repeated_at_once(training: tinker.TrainingClient, wire: Any, clock: Any, quiet: float) -> None:
+    """A poll that the server held is repeated without a pause; one that returned quickly is not."""
 
     def held(_: httpx.Request, __: bytes) -> httpx.Response:
         clock.now += quiet
@@ -163,7 +163,7 @@ def test_held_polls_are_followed_at_once(training: tinker.TrainingClient, wire: 
 
 
 def test_pauses_are_short_again_after_a_held_poll(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """The pauses grow anew when the server has begun to hold polls in between."""
+    """The pauses start short again after the server has held polls in between."""
 
     def answered(seconds: float) -> Callable[[httpx.Request, bytes], httpx.Response]:
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
@@ -182,7 +182,7 @@ def test_pauses_are_short_again_after_a_held_poll(training: tinker.TrainingClien
 def test_a_result_that_decodes_and_does_not_convert(
     training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]
 ) -> None:
-    """Values that fit the contract one by one and not together are an answer that does not fit, asked for three times."""
+    """A result whose values fit the contract one by one but not together is an invalid response, polled three times."""
     tensor = {"data": [1.0, 2.0], "dtype": "float32", "shape": [3]}
     output = {"loss_fn_output_type": "x", "loss_fn_outputs": [{"logprobs": tensor}], "metrics": {}}
     wire.fail("retrieve_future", 200, body=output, times=3)
@@ -190,15 +190,15 @@ def test_a_result_that_decodes_and_does_not_convert(
         training.forward([datum()], "cross_entropy").result(10)
 
 
-def test_a_small_result_is_not_taken_for_a_status(training: tinker.TrainingClient, wire: Any) -> None:
-    """A result that has fields like a status, with words that mean nothing there, is a result."""
+def test_a_small_result_is_not_mistaken_for_a_status(training: tinker.TrainingClient, wire: Any) -> None:
+    """A result with fields of a status, but unknown values, is a result."""
     wire.fail("retrieve_future", 200, body={"metrics": {"m": 1.0}, "status": "complete"}, outside="more than the contract has")
     assert training.optim_step(ADAM).result(10).metrics == {"m": 1.0}
 
 
 @pytest.mark.parametrize(("budget", "overlap"), [(10**9, True), (1, False)])
 def test_large_results_wait_for_room(connect: Connect, wire: Any, budget: int, overlap: bool) -> None:
-    """Results whose size is known are fetched as far as there is room for them, one at a time at least."""
+    """Results of known size are fetched as far as there is room for them, at least one at a time."""
     wire.fail("client/config", 200, body={"inflight_response_bytes_semaphore_size": budget})
     service = connect()
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)

@@ -1,4 +1,4 @@
-"""The messages of Google's runtime."""
+"""Messages of Google's protobuf runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events against the rules of the HTML standard, wherever the stream is cut."""
+"""Server-sent events parsed by the rules of the HTML standard, wherever the stream is split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize(("stream", "expected"), EXAMPLES.values(), ids=EXAMPLES.keys())
 def test_rules_of_the_standard(stream: bytes, expected: list[ServerEvent]) -> None:
-    """The standard's own examples, and what it says of fields, ends of lines and marks; also when cut at every byte."""
+    """The standard's examples and its rules for fields, line ends and byte order marks hold, also when split at every byte."""
     assert list(EventDecoder().feed(stream)) == expected
     decoder = EventDecoder()
     assert [event for byte in stream for event in decoder.feed(bytes([byte]))] == expected
@@ -50,7 +50,7 @@ END = st.sampled_from(["\n", "\r\n", "\r"])
     cuts=st.lists(st.integers(0, 200), max_size=8),
 )
 def test_what_is_written_is_read(sent: list[tuple[list[str], str, str]], cuts: list[int]) -> None:
-    """Any events, with any ends of lines, are read as they were written, whatever the pieces are."""
+    """Events with any line ends are read as they were written, however the stream is split."""
     stream = "".join(
         f": comment{end}event: {name}{end}" + "".join(f"data: {line}{end}" for line in lines) + end for lines, name, end in sent
     ).encode()
@@ -62,7 +62,7 @@ def test_what_is_written_is_read(sent: list[tuple[list[str], str, str]], cuts: l
 
 @pytest.mark.parametrize("line", [b"data: 12345678", b"data: 1234\ndata: 5678\n"])
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
-    """A stream that never ends an event does not fill the memory."""
+    """An event that never ends is refused before it fills the memory."""
     monkeypatch.setattr(events, "MAX_EVENT_CHARACTERS", 6)
     with pytest.raises(ValueError, match="longer than 6"):
         list(EventDecoder().feed(line))

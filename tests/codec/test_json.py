@@ -1,4 +1,4 @@
-"""JSON bodies: what becomes of each kind of value, and what is refused."""
+"""JSON bodies: the form of each kind of value, and refused values."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tinker.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, Im
     ],
 )
 def test_numpy_values_are_numbers(value: Any, written: object) -> None:
-    """A numpy number is written as a number with every bit, an array as one flat list."""
+    """A numpy number is written as a number without loss of precision, an array as one flat list."""
     assert json.loads(wire.encode({"value": value})) == {"value": written}
 
 
 def test_other_objects_are_refused() -> None:
-    """What has no JSON form is a TypeError that names its type."""
+    """A value without a JSON form raises a TypeError that names its type."""
     with pytest.raises(TypeError, match="object has no JSON form"):
         wire.encode({"value": object()})
 
 
-def test_texts_are_no_numbers() -> None:
-    """A number in quotes is refused: types are taken as they are."""
+def test_numbers_in_quotes_are_refused() -> None:
+    """A number in quotes is refused: types are not converted."""
     assert wire.decode(b'{"model_id": "m", "seq_id": 1}', models.OptimStepRequest).seq_id == 1
     with pytest.raises(msgspec.ValidationError, match="seq_id"):
         wire.decode(b'{"model_id": "m", "seq_id": "1"}', models.OptimStepRequest)
@@ -57,8 +57,8 @@ def test_each_kind_of_chunk() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_json_lacks(value: float) -> None:
-    """NaN and infinity are refused by the name of the tensor; finite numbers and integers are not."""
+def test_numbers_without_a_json_form(value: float) -> None:
+    """NaN and infinity are refused with the name of the tensor; finite numbers and integers are accepted."""
     with pytest.raises(ValueError, match="advantages contains NaN or infinity"):
         wire.wire_tensor(TensorData.from_numpy(np.array([0.5, value], np.float32)), "advantages")
     assert wire.wire_tensor(TensorData.from_numpy(np.array([0.5], np.float32)), "advantages").dtype == "float32"
@@ -67,14 +67,14 @@ def test_numbers_that_json_lacks(value: float) -> None:
 
 @pytest.mark.parametrize(("field", "expected"), [({}, 0), ({"prompt_cache_hit_tokens": 3}, 3)])
 def test_tokens_of_a_cache(field: dict[str, int], expected: int) -> None:
-    """A server that says nothing about a cache had nothing in it."""
+    """Without a cache count from the server, the number of cached tokens is 0."""
     body = {"type": "sample", "sequences": [{"tokens": [1], "logprobs": [-1.0], "stop_reason": "length"}], **field}
     response: tinker.SampleResponse = wire.public_sample(wire.decode(json.dumps(body).encode(), models.SampleResponse))
     assert response.prompt_cache_hit_tokens == expected
 
 
 def test_encoding_a_prompt_keeps_no_list_of_it() -> None:
-    """Thousands of prompts that are sampled from are kept as arrays, a quarter of the size of their lists."""
+    """Thousands of prompts sampled from are kept as arrays, a quarter of the size of their lists."""
     prompt = ModelInput.from_ints([1, 2, 300])
     body = wire.encode(wire.wire_model_input(prompt))
     assert b'"tokens":[1,2,300]' in body

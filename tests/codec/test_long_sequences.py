@@ -1,4 +1,4 @@
-"""Sampled sequences at the lengths where the form of a length changes, and at which the quick reader hands over."""
+"""Sampled sequences at the sizes where the length prefix grows, and where the fast reader stops applying."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tinker._wire import proto
 
 LENGTHS = [1, 2, 31, 32, 33, 63, 64, 127, 128, 129, 1000, 4095, 4096, 4097]
-#: With up to 16383 bytes in a field its length has two bytes; longer sequences are read the general way.
+#: A field of up to 16383 bytes has a length prefix of two bytes; longer sequences are read by the general reader.
 LONGEST_QUICK = 4095
 
 
 def message_of(messages: dict[str, Any], lengths: list[int], stop_reason: int) -> Any:
-    """A response as Google's runtime has it, with tokens and log-probabilities that differ everywhere."""
+    """Return a response as a message of Google's runtime, with distinct tokens and log-probabilities."""
     response = messages["SampleResponse"]()
     for place, length in enumerate(lengths):
         sequence = response.sequences.add()
@@ -28,7 +28,7 @@ def message_of(messages: dict[str, Any], lengths: list[int], stop_reason: int) -
 @pytest.mark.parametrize("stop_reason", [0, 1, 2])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_sequences_of_every_length(messages: dict[str, Any], length: int, stop_reason: int) -> None:
-    """Tokens, log-probabilities and the stop reason are those that Google's runtime wrote, whatever comes before and after."""
+    """Tokens, log-probabilities and the stop reason equal those that Google's runtime wrote, whatever surrounds them."""
     message = message_of(messages, [3, length, 5], stop_reason)
     read = proto.decode_sample(message.SerializeToString(), ["a", "b", "c"])
     assert [sequence.sequence_id for sequence in read.sequences] == ["a", "b", "c"]
@@ -41,7 +41,7 @@ def test_sequences_of_every_length(messages: dict[str, Any], length: int, stop_r
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_usual_layout_is_read_quickly(messages: dict[str, Any], length: int) -> None:
-    """The quick reader takes every sequence whose fields have lengths of one or two bytes, and no longer one."""
+    """The fast reader takes exactly the sequences whose fields have length prefixes of one or two bytes."""
     body = bytearray(message_of(messages, [length], 1).sequences[0].SerializeToString())
     quick = proto._read_usual_sequence(body, 0, len(body))
     assert (quick is not None) is (length <= LONGEST_QUICK)
@@ -52,8 +52,8 @@ def test_the_usual_layout_is_read_quickly(messages: dict[str, Any], length: int)
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 200])
-def test_cut_sequences_are_not_read(messages: dict[str, Any], length: int) -> None:
-    """A sequence that ends too early is refused; the quick reader never reads past the end of its message."""
+def test_truncated_sequences_are_not_read(messages: dict[str, Any], length: int) -> None:
+    """A truncated sequence is refused; the fast reader never reads past the end of its message."""
     body = message_of(messages, [length], 1).sequences[0].SerializeToString()
     for end in [*range(min(12, len(body))), *range(len(body) - 12, len(body))]:
         if end >= 0 and end != len(body):
@@ -62,7 +62,7 @@ def test_cut_sequences_are_not_read(messages: dict[str, Any], length: int) -> No
 
 @pytest.mark.parametrize("extra", [b"\x0a\x00", b"\x12\x00"])
 def test_other_layouts_are_left_to_the_general_reader(messages: dict[str, Any], extra: bytes) -> None:
-    """Fields in another order, twice, empty or of no whole number of values are not taken for the usual layout."""
+    """Fields that are reordered, repeated, empty or of a partial number of values are not read as the usual layout."""
     body = message_of(messages, [40], 1).sequences[0].SerializeToString()
     for changed in (body + extra, extra + body, body[:2] + body[2:].replace(b"\x1a", b"\x22", 1)):
         assert proto._read_usual_sequence(bytearray(changed), 0, len(changed)) is None
@@ -72,7 +72,7 @@ def test_other_layouts_are_left_to_the_general_reader(messages: dict[str, Any], 
 
 
 def test_arrays_of_any_layout_are_written(messages: dict[str, Any]) -> None:
-    """Transposed, strided and big-endian arrays are written with the values that they show."""
+    """Transposed, strided and big-endian arrays are written with their values in order."""
     table = np.arange(12, dtype=np.float32).reshape(3, 4)
     for values in (table.T, table[:, ::2], table[::-1], table.astype(">f4")):
         content = bytes(proto._view(values))

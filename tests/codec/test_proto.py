@@ -1,4 +1,4 @@
-"""The protobuf codec against Google's runtime, against recordings, and against bytes that are no message."""
+"""The protobuf codec, compared with Google's runtime and with recordings, and on invalid bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def same_datum(one: Datum, other: Datum) -> bool:
 def test_request_is_what_googles_runtime_reads_and_writes(
     messages: dict[str, Any], data: list[Datum], number: int, config: dict[str, float | str], forward_only: bool
 ) -> None:
-    """A request of ours is parsed by Google's runtime, and what that serialises again is read back by ours unchanged."""
+    """A request of ours is parsed by Google's runtime, and its serialisation is read back by ours unchanged."""
     body = b"".join(proto.encode_forward_backward("m:1", number, data, "ppo", config, forward_only=forward_only))
     parsed = messages["ForwardBackwardRequest"].FromString(body)
     assert (parsed.model_id, parsed.seq_id, parsed.loss_fn, parsed.forward_only) == ("m:1", number, "ppo", forward_only)
@@ -90,7 +90,7 @@ def test_loss_output_survives_googles_runtime(
 
 
 def test_every_field_of_a_sample_response_is_read(messages: dict[str, Any]) -> None:
-    """A response with every field set, serialised by Google's runtime, gives its values, its sentinels and None for NaN."""
+    """A response with every field set, serialised by Google's runtime, is read with its values, sentinels and None for NaN."""
     ids, logprobs = np.asarray([[7, 0], [8, 9]], np.int32), np.asarray([[-1.0, -99999.0], [-2.0, -3.0]], np.float32)
     full = SampleResponse(
         sequences=[
@@ -123,7 +123,7 @@ def test_every_field_of_a_sample_response_is_read(messages: dict[str, Any]) -> N
 
 
 def test_bfloat16_and_int32_widen(messages: dict[str, Any]) -> None:
-    """Results in bfloat16 become float32 and results in int32 become int64, the two dtypes users see."""
+    """Results in bfloat16 become float32 and results in int32 become int64, the two dtypes of the public API."""
     output = messages["ForwardBackwardOutput"]()
     record = output.loss_fn_outputs.add(num_datums=2)
     half, whole = record.fields["half"], record.fields["whole"]
@@ -138,7 +138,7 @@ def test_bfloat16_and_int32_widen(messages: dict[str, Any]) -> None:
 
 
 def test_record_without_fields_counts_its_datums(messages: dict[str, Any]) -> None:
-    """A record that has no fields still stands for as many datums as it says."""
+    """A record without fields still counts as the number of datums that it states."""
     output = messages["ForwardBackwardOutput"](metrics={"loss:sum": 2.0})
     output.loss_fn_outputs.add(num_datums=3)
     read = proto.decode_loss_output(output.SerializeToString())
@@ -146,7 +146,7 @@ def test_record_without_fields_counts_its_datums(messages: dict[str, Any]) -> No
 
 
 def test_results_are_writable() -> None:
-    """Arrays of a result may be changed in place and shared with torch, though they view the received bytes."""
+    """Arrays of a result can be changed in place and shared with torch, although they view the received bytes."""
     body = proto.encode_loss_output(ForwardBackwardOutput("x", [{"logprobs": dense("float32", [1.0, 2.0])}]))
     array = proto.decode_loss_output(body).loss_fn_outputs[0]["logprobs"].to_numpy()
     array[0] = 5.0
@@ -154,14 +154,14 @@ def test_results_are_writable() -> None:
 
 
 def test_image_asset_pointer_is_refused() -> None:
-    """A chunk the protobuf wire has no form for is refused, naming the datum."""
+    """A chunk that protobuf requests cannot express is refused, naming the datum."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
     with pytest.raises(ValueError, match="datum 1: an ImageAssetPointerChunk"):
         proto.encode_data([Datum(ModelInput.empty()), Datum(ModelInput(chunks=[pointer]))])
 
 
 def array_nbytes(value: object) -> int:
-    """The bytes of all arrays in a decoded message."""
+    """Return the bytes of all arrays in a decoded message."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, TensorData):
@@ -173,7 +173,7 @@ def array_nbytes(value: object) -> int:
 
 
 def read_or_refused(body: bytes, which: int) -> None:
-    """The message is read into arrays that are not much larger than it is, or refused with ProtoError."""
+    """Check that the message is read into arrays of about its size, or refused with ProtoError."""
     try:
         message = READERS[which](body)
     except proto.ProtoError:
@@ -183,7 +183,7 @@ def read_or_refused(body: bytes, which: int) -> None:
 
 
 def test_arrays_of_a_message_are_found() -> None:
-    """The measure that the next tests rely on sees the arrays of every kind of message."""
+    """The size measure of the next tests includes the arrays of every kind of message."""
     sequence = SampledSequence(stop_reason="stop", tokens=[1, 2], logprobs=[0.5, 0.5])
     assert array_nbytes(proto.decode_sample(proto.encode_sample(SampleResponse(sequences=[sequence])))) == 16
     body = b"".join(proto.encode_forward_backward("m", 1, [Datum(ModelInput.from_ints([1, 2]))], "ppo", {}))
@@ -199,14 +199,14 @@ READERS = [proto.decode_forward_backward, proto.decode_loss_output, proto.decode
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary(max_size=200), which=st.integers(0, 2))
 def test_arbitrary_bytes_raise_proto_error_or_are_read(body: bytes, which: int) -> None:
-    """No byte string makes a decoder raise anything but ProtoError, or make arrays larger than the message."""
+    """No byte string makes a decoder raise anything but ProtoError, or create arrays larger than the message."""
     read_or_refused(body, which)
 
 
 @settings(max_examples=300, deadline=None)
 @given(at=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400), which=st.integers(0, 2))
 def test_damaged_messages_raise_proto_error_or_are_read(at: int, value: int, cut: int, which: int) -> None:
-    """A real message with one byte changed, or cut short, is read or refused with ProtoError."""
+    """A real message that is truncated, or has one byte changed, is read or refused with ProtoError."""
     datum = Datum(
         ModelInput.from_ints([1, 2]), {"weights": [1.0, 0.5], "target_tokens": TensorData([3], "int64", [2, 2], [0, 1, 1], [0])}
     )  # type: ignore[dict-item]
@@ -238,7 +238,7 @@ def recorded(message: str) -> list[Any]:
 
 @pytest.mark.parametrize("body", recorded("ForwardBackwardRequest"))
 def test_recorded_requests_are_reproduced(messages: dict[str, Any], body: dict[str, Any]) -> None:
-    """Every recorded request, read by ours and written again by ours, is the same message."""
+    """Every recorded request, read and written again by our codec, is the same message."""
     raw = base64.b64decode(body["raw_base64"])
     call = proto.decode_forward_backward(raw)
     again = proto.encode_forward_backward(
@@ -250,7 +250,7 @@ def test_recorded_requests_are_reproduced(messages: dict[str, Any], body: dict[s
 
 @pytest.mark.parametrize("body", recorded("ForwardBackwardOutput"))
 def test_recorded_outputs_are_read(body: dict[str, Any]) -> None:
-    """Every recorded output gives the metrics and the number of outputs that were recorded with it."""
+    """Every recorded output has the recorded metrics and the recorded number of outputs."""
     output = proto.decode_loss_output(base64.b64decode(body["raw_base64"]))
     decoded = body["decoded"]
     assert output.metrics == decoded.get("metrics", {})
@@ -259,7 +259,7 @@ def test_recorded_outputs_are_read(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", recorded("SampleResponse"))
 def test_recorded_samples_are_read(body: dict[str, Any]) -> None:
-    """Every recorded sample gives the tokens and stop reasons that were recorded with it."""
+    """Every recorded sample has the recorded tokens and stop reasons."""
     response = proto.decode_sample(base64.b64decode(body["raw_base64"]))
     expected = body["decoded"].get("sequences", [])
     assert [sequence.tokens for sequence in response.sequences] == [one.get("tokens_int32", []) for one in expected]
@@ -271,7 +271,7 @@ def test_recorded_samples_are_read(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", recorded("ForwardBackwardRequest"))
 def test_recorded_spans_are_read(body: dict[str, Any]) -> None:
-    """Every recorded span has the sequence, the offset and the length that were recorded with it."""
+    """Every recorded span has the recorded sequence, offset and length."""
     call = proto.decode_forward_backward(base64.b64decode(body["raw_base64"]))
     for datum, expected in zip(call.data, body["decoded"]["data"], strict=True):
         for name in ("model_input_spans", "loss_fn_input_spans"):
@@ -281,7 +281,7 @@ def test_recorded_spans_are_read(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", recorded("SampleResponse"))
 def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
-    """Every recorded table of the likeliest tokens has a row for each place, and a column for each rank."""
+    """Every recorded top-k table has a row for each position, and a column for each rank."""
     response, decoded = proto.decode_sample(base64.b64decode(body["raw_base64"])), body["decoded"]
     tables = [(one.topk_logprobs_np, told) for one, told in zip(response.sequences, decoded.get("sequences", []), strict=True)]
     expected = [(table, told.get("topk_sampled_logprobs")) for table, told in tables]
@@ -302,21 +302,21 @@ def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
         (b"\x1a\x04\x1a\x02\x1a\x00", "a provenance span of no known kind"),
     ],
 )
-def test_kinds_of_tomorrow_are_refused(body: bytes, words: str) -> None:
-    """A datum with a part that this version does not know is refused, not read without it."""
+def test_unknown_kinds_are_refused(body: bytes, words: str) -> None:
+    """A datum with a part unknown to this version is refused, not read without it."""
     with pytest.raises(proto.ProtoError, match=words):
         proto.decode_forward_backward(body)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "7"])
 def test_a_stop_reason_survives(reason: str) -> None:
-    """A stop reason is read as it was written, also one that arrived as a number that is not known."""
+    """A stop reason is read as it was written, also one that arrived as an unknown number."""
     response = SampleResponse(sequences=[SampledSequence(stop_reason=reason, tokens=[1])])
     assert proto.decode_sample(proto.encode_sample(response), ["a"]).sequences[0].stop_reason == reason
 
 
 def test_a_stop_reason_without_a_number_is_refused() -> None:
-    """A reason that the message cannot carry is not turned into another one."""
+    """A reason that the message cannot express is refused, not replaced by another one."""
     response = SampleResponse(sequences=[SampledSequence(stop_reason="content_filter", tokens=[1])])
     with pytest.raises(
         ValueError, match="stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"

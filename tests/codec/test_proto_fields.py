@@ -1,4 +1,4 @@
-"""Every field of tinker_public.proto is read and written by the codec, or stands here with a reason."""
+"""Every field of tinker_public.proto is read and written by the codec, or listed here with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tinker._wire import proto
 from tinker.proto import tinker_public_pb2 as pb
 
-#: What the codec passes over.
+#: Fields that the codec ignores.
 PASSED_OVER = {
     "ImageChunk.override_dimensions": "images are sent with the size that they have",
     "ImageDimensions": "only part of ImageChunk.override_dimensions",
@@ -31,7 +31,7 @@ def tensor(dtype: int = pb.DTYPE_INT64, **fields: Any) -> pb.Tensor:
 
 
 def request() -> pb.ForwardBackwardRequest:
-    """A request in which every field has a value that is not its default."""
+    """Return a request in which every field has a value other than its default."""
     sparse = pb.SparseCsr(values=F4(1.5, 2.5), crow_indices=I8(0, 1, 2), col_indices=I8(3, 1))
     place = {"sequence_id": "s", "offset": 1, "length": 2}
     spans = [
@@ -121,7 +121,7 @@ def names_in(message: Any) -> Iterator[str]:
 
 
 def declared(file: Any) -> Iterator[str]:
-    """Yield the same for everything that a file declares."""
+    """Yield the same for every declaration of a file."""
     for message in file.message_types_by_name.values():
         yield from (f"{message.name}.{field.name}" for field in message.fields)
     for enum in file.enum_types_by_name.values():
@@ -129,7 +129,7 @@ def declared(file: Any) -> Iterator[str]:
 
 
 def find_lost(file: Any) -> set[str]:
-    """Return what a file declares, and no message that was read and written again has; what has a reason is not lost."""
+    """Return the declarations of a file that no re-written message contains, except those with a reason."""
     kept = {
         name for message, rewrite in CASES for name in names_in(type(message).FromString(rewrite(message.SerializeToString())))
     }
@@ -137,8 +137,8 @@ def find_lost(file: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(("message", "rewrite"), CASES, ids=["request", "output", "sample"])
-def test_what_was_read_is_written_again(message: Any, rewrite: Any) -> None:
-    """Every value of a message survives our codec, as Google's runtime sees it."""
+def test_values_that_were_read_are_written_again(message: Any, rewrite: Any) -> None:
+    """Every value of a message survives our codec, as read by Google's runtime."""
     assert type(message).FromString(rewrite(message.SerializeToString())) == message
 
 
@@ -148,7 +148,7 @@ def test_no_field_is_lost() -> None:
 
 
 def test_every_reason_is_needed() -> None:
-    """What is passed over is declared, and is not written."""
+    """Every ignored field is declared, and is not written."""
     names = set(declared(pb.DESCRIPTOR))
     kept = {name for message, _ in CASES for name in names_in(message)}
     assert {
@@ -157,7 +157,7 @@ def test_every_reason_is_needed() -> None:
 
 
 def test_a_new_field_is_noticed() -> None:
-    """A field that somebody adds to any message, or a value to any enum, is missing until the codec has it."""
+    """A field added to any message, or a value added to any enum, is reported until the codec has it."""
     file = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
     for message in file.message_type:

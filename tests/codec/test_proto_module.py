@@ -1,4 +1,4 @@
-"""`tinker.proto`: the names that servers import, held to the recorded bodies of the official client and service."""
+"""`tinker.proto`: the names that servers import, compared with recorded bodies of the official client and service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tinker.types import (
 
 
 def bodies(message: str) -> list[Any]:
-    """Every recorded body of a message."""
+    """Return every recorded body of a message."""
     found = [pytest.param(body, id=place) for place, body in protobuf_bodies(message).items()]
     assert found
     return found
@@ -36,7 +36,7 @@ def bodies(message: str) -> list[Any]:
 
 @pytest.mark.parametrize("body", bodies("ForwardBackwardRequest"))
 def test_recorded_requests_are_made(body: bytes) -> None:
-    """The message of a request is the one that the official client sent with the same datums."""
+    """The message of a request equals that of the official client for the same datums."""
     message = pb.ForwardBackwardRequest.FromString(body)
     call = proto.decode_forward_backward(body)
     work = ForwardBackwardInput(data=call.data, loss_fn=call.loss_fn, loss_fn_config=call.loss_fn_config or None)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_recorded_requests_are_made(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", bodies("ForwardBackwardOutput"))
 def test_recorded_outputs_are_read(body: bytes) -> None:
-    """A result has the values that Google's runtime finds in the message: each field of each datum, and the metrics."""
+    """A result has the values that Google's runtime reads from the message: each field of each datum, and the metrics."""
     message = pb.ForwardBackwardOutput.FromString(body)
     read = response_conv.deserialize_forward_backward_output(body)
     assert read.metrics == dict(message.metrics)
@@ -67,7 +67,7 @@ def test_recorded_outputs_are_read(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", bodies("SampleResponse"))
 def test_recorded_samples_are_read(body: bytes) -> None:
-    """A result has the tokens, log-probabilities and stop reasons that Google's runtime finds in the message."""
+    """A result has the tokens, log-probabilities and stop reasons that Google's runtime reads from the message."""
     message = pb.SampleResponse.FromString(body)
     read = response_conv.deserialize_sample_response(body)
     assert len(read.sequences) == len(message.sequences)
@@ -91,20 +91,20 @@ def test_results_are_read_by_their_type() -> None:
 
 @pytest.mark.parametrize("read", [response_conv.deserialize_sample_response, response_conv.deserialize_forward_backward_output])
 def test_bytes_that_are_no_message_raise_googles_error(read: Any) -> None:
-    """Code for Google's runtime catches what it knows."""
+    """Invalid bytes raise the exception of Google's runtime, which existing code catches."""
     with pytest.raises(DecodeError):
         read(b"\xff\xff")
 
 
 def test_a_message_whose_arrays_do_not_fit_is_a_value_error() -> None:
-    """What Google's runtime reads and makes no sense is refused as a value, with the fault."""
+    """A message that Google's runtime parses but whose arrays do not fit is a ValueError that names the fault."""
     body = pb.SampleResponse(sequences=[pb.SampledSequence(tokens=b"\1\0\0")]).SerializeToString()
     with pytest.raises(ValueError, match="3 bytes"):
         response_conv.deserialize_sample_response(body)
 
 
 def test_requests_that_cannot_be_sent_are_refused() -> None:
-    """A chunk without a form in protobuf is refused, naming the datum; without a number the message has 0."""
+    """A chunk without a protobuf form is refused, naming the datum; without a number the message has 0."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
     work = ForwardBackwardInput(data=[Datum(ModelInput(chunks=[pointer]))], loss_fn="ppo")  # type: ignore[list-item]
     with pytest.raises(ValueError, match="datum 0"):
@@ -115,7 +115,7 @@ def test_requests_that_cannot_be_sent_are_refused() -> None:
 
 
 def test_requests_read_from_json_are_made_too() -> None:
-    """A request that was read from JSON has lists where arrays are wanted; its message is the same."""
+    """A request read from JSON, which has lists instead of arrays, gives the same message."""
     datum = Datum(ModelInput.from_ints([1, 2]), {"weights": [1.0, 0.5]})  # type: ignore[dict-item]
     sent = ForwardBackwardRequest(
         forward_backward_input=ForwardBackwardInput(data=[datum], loss_fn="ppo"),  # type: ignore[list-item]
@@ -127,7 +127,7 @@ def test_requests_read_from_json_are_made_too() -> None:
 
 
 def test_servers_for_version_0_25_find_their_names() -> None:
-    """The message of top tokens can be made, read and written by the names that it had then; the bytes are the same."""
+    """The message of top tokens can be created, read and written by its names of 0.25; the bytes are the same."""
     made = pb.TopkPromptLogprobs(k=2, prompt_length=3)
     assert made == pb.TopkLogprobs(k=2, length=3)
     assert made.prompt_length == 3
@@ -141,15 +141,15 @@ def test_servers_for_version_0_25_find_their_names() -> None:
 
 
 def run_python(program: str, *, pure: bool = False) -> subprocess.CompletedProcess[str]:
-    """What a fresh interpreter says."""
+    """Return the output of a fresh interpreter."""
     choice = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"} if pure else {}
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **choice}
     )
 
 
-def test_the_runtime_in_python_will_do() -> None:
-    """Where the runtime has no compiled part, messages and the older names work as well."""
+def test_the_pure_python_runtime() -> None:
+    """If the runtime is pure Python, messages and the older names work as well."""
     program = (
         "from google.protobuf.internal import api_implementation as i; assert i.Type() == 'python';"
         "from tinker.proto import tinker_public_pb2 as pb;"
@@ -160,7 +160,7 @@ def test_the_runtime_in_python_will_do() -> None:
 
 
 def test_without_the_runtime_the_extra_is_named() -> None:
-    """The import says what to install; everything else of the package works without it."""
+    """The import error says what to install; the rest of the package works without the runtime."""
     program = "import sys; sys.modules['google.protobuf'] = None; import tinker.wire; import tinker.proto"
     done = run_python(program)
     assert "ImportError: tinker.proto needs Google's protobuf runtime: pip install" in done.stderr

@@ -1,4 +1,4 @@
-"""`tinker.wire`: what server authors read requests and write results with."""
+"""`tinker.wire`: the functions with which server authors read requests and write results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORK = {"data": [DATUM], "loss_fn": "ppo", "loss_fn_config": {"clip": 0.5}}
     "body", protobuf_bodies("ForwardBackwardRequest").values(), ids=list(protobuf_bodies("ForwardBackwardRequest"))
 )
 def test_recorded_requests_are_read(body: bytes) -> None:
-    """What the official client sent is read with its model, number and datums."""
+    """Requests of the official client are read with model, number and datums."""
     call = tinker.wire.decode_forward_backward(body, "application/x-protobuf")
     assert call.model_id != ""
     assert call.seq_id > 0
@@ -39,7 +39,7 @@ def test_recorded_requests_are_read(body: bytes) -> None:
 
 @pytest.mark.parametrize(("field", "forward_only"), [("forward_backward_input", False), ("forward_input", True)])
 def test_json_requests_are_read(field: str, forward_only: bool) -> None:
-    """Both operations of JSON give the same call, which says whether it is a forward pass."""
+    """Both JSON operations give the same call, which has a flag for forward passes."""
     body = json.dumps({"model_id": "m", "seq_id": 4, field: WORK}).encode()
     call = tinker.wire.decode_forward_backward(body, "application/json; charset=utf-8", forward_only=forward_only)
     assert (call.model_id, call.seq_id, call.loss_fn, call.forward_only) == ("m", 4, "ppo", forward_only)
@@ -51,13 +51,13 @@ def test_json_requests_are_read(field: str, forward_only: bool) -> None:
 @pytest.mark.parametrize("content_type", [tinker.wire.JSON, tinker.wire.PROTOBUF])
 @pytest.mark.parametrize("body", [b"\xff\xff", b'{"model_id": 1}'])
 def test_other_bodies_are_value_errors(content_type: str, body: bytes) -> None:
-    """Whatever is wrong with a body, a server has one kind of error to answer for."""
+    """Every invalid body raises a single kind of error for a server to handle."""
     with pytest.raises(ValueError):  # noqa: PT011 - the texts are those of two decoders
         tinker.wire.decode_forward_backward(body, content_type)
 
 
 def test_results_are_written_in_the_form_that_is_accepted() -> None:
-    """A result in either form holds the same; records are JSON whatever is accepted."""
+    """A result has the same contents in either form; records are JSON whatever the Accept header."""
     output = ForwardBackwardOutput("ArrayRecord", [{"logprobs": TensorData([-0.5], "float32", [1])}], {"loss:sum": 2.0})
     assert tinker.wire.choose_media_type("application/x-protobuf, application/json") == tinker.wire.PROTOBUF
     assert tinker.wire.choose_media_type("*/*") == tinker.wire.JSON
@@ -70,8 +70,8 @@ def test_results_are_written_in_the_form_that_is_accepted() -> None:
     assert json.loads(tinker.wire.encode_result(promise, tinker.wire.PROTOBUF))["request_id"] == "r"
 
 
-def test_what_json_cannot_carry_is_refused() -> None:
-    """Alternative tokens have no form in JSON, and are not lost silently."""
+def test_results_without_a_json_form_are_refused() -> None:
+    """Alternative tokens have no JSON form, and are refused instead of being lost silently."""
     table = TensorData([[5]], "int64", [1, 1])
     alternatives = PromptAltTokens(tokens=table, logprobs=TensorData([[-0.5]], "float32", [1, 1]))
     sample = SampleResponse([SampledSequence(stop_reason="stop", tokens=[1])], prompt_alt_tokens=alternatives)
@@ -81,7 +81,7 @@ def test_what_json_cannot_carry_is_refused() -> None:
 
 
 def test_compressed_bodies_are_unpacked_within_a_limit() -> None:
-    """A body of zstd is unpacked up to the limit and no further; other encodings and damaged bodies are refused."""
+    """A zstd body is decompressed up to the limit; other encodings and damaged bodies are refused."""
     zstandard = pytest.importorskip("zstandard")
     packed = zstandard.ZstdCompressor().compress(b"x" * 1000)
     assert tinker.wire.unpack_body(packed, "zstd", max_nbytes=1000) == b"x" * 1000

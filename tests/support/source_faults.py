@@ -22,7 +22,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         "tinker/_http/transport.py",
         'own[_IDEMPOTENCY_HEADER] = f"{self._key_prefix}{next(self._key_numbers):012x}"',
         "pass",
-        "client/test_exchanges.py::test_repetitions_are_told_by_their_key",
+        "client/test_exchanges.py::test_attempts_share_an_idempotency_key",
     ),
     "C7 zstd without Content-Encoding": (
         "tinker/_http/transport.py",

@@ -1,4 +1,4 @@
-"""The shape of the house: which way imports point, and what the client does without."""
+"""Architecture: the direction of imports, and packages that the client does not import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = find_modules(ROOT)
 IMPORTS = find_imports(MODULES)
 
-#: Packages from the ground up; what is not there is not looked for. A room imports none of a later line.
+#: Packages from the bottom up; others are not checked. A package imports none from a later line.
 LAYERS = (
     ("types",),
     ("_wire",),
@@ -24,7 +24,7 @@ LAYERS = (
 )
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
 
-#: What is not part of the client, and what the client imports of it all the same.
+#: Packages outside the client, and what the client imports from them nevertheless.
 APART = ("local", "testing", "cli", "__main__")
 ASKED_BY_CLIENT = {
     "tinker.local": "the server of base_url='local://' is imported by name when it is first used, and in one place"
@@ -32,26 +32,26 @@ ASKED_BY_CLIENT = {
 
 
 def complain(problems: Iterable[str], advice: str) -> None:
-    """Fail with every problem on a line of its own."""
+    """Fail with one line for each problem."""
     listed = list(dict.fromkeys(problems))  # an import of two names is one line
     if listed:
         pytest.fail("\n".join([advice, *listed]), pytrace=False)
 
 
 def shown(found: Import) -> str:
-    """Where an import is, and what of."""
+    """Return the place of an import, and what it imports."""
     return f"{found.importer.path.relative_to(ROOT)}:{found.line}: imports {found.target} ({found.way})"
 
 
-def test_there_is_something_to_look_at() -> None:
-    """A test of the structure that finds no modules would pass always."""
+def test_modules_are_found() -> None:
+    """At least some modules are found; without modules the tests of the structure would always pass."""
     assert len(MODULES) > 100
     assert len(IMPORTS) > 300
     assert {"types", "_wire"} <= {module.room for module in MODULES.values()}
 
 
 def test_packages_import_downwards_only() -> None:
-    """Clients, then training, sampling and checkpoints, then the session, HTTP, the codec, and the types at the bottom."""
+    """Clients are above training, sampling and checkpoints, then session, HTTP, codec and types; no import points upwards."""
     wrong = [found for found in IMPORTS if all(room in LEVELS for room in found.arrow)]
     complain(
         (shown(found) for found in wrong if LEVELS[found.arrow[0]] < LEVELS[found.arrow[1]] and found.way != "types"),
@@ -60,7 +60,7 @@ def test_packages_import_downwards_only() -> None:
 
 
 def test_internals_import_no_client() -> None:
-    """What a client is made of works without one."""
+    """Internal packages work without a client."""
     complain(
         (
             shown(found)
@@ -73,7 +73,7 @@ def test_internals_import_no_client() -> None:
 
 
 def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
-    """``pip install`` without extras must be enough for the client, and importing it must stay cheap."""
+    """The client needs only ``pip install`` without extras, and its import stays cheap."""
     imports = (found for found in IMPORTS if found.way != "face")  # `tinker.testing` is a name of the package, loaded on use
     across = [found for found in imports if found.arrow[1] in APART and found.arrow[0] not in APART]
     complain(
@@ -87,7 +87,7 @@ def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
 
 
 def test_generated_code_imports_nothing_of_the_client() -> None:
-    """The bindings can be used without the client, and so they cannot send. Type checkers may know what its methods return."""
+    """The bindings work without the client, and so cannot send; type checkers may know the return types."""
     bindings = find_modules(ROOT / "generated", "tinker_wire")
     both = {**MODULES, **bindings}
     complain(

@@ -1,4 +1,4 @@
-"""Rules of the house that name no module: packages have a door, a type has one name, functions are verbs, paths are left alone."""
+"""Architecture rules that name no module: package interfaces, unique type names, function names and import paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = find_modules(ROOT)
 IMPORTS = find_imports(MODULES)
 OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
-#: Scripts that change sys.path, and why nothing else would do.
+#: Scripts that change sys.path, and the reason.
 PATH_CHANGED = {
     "compat/surface/introspect.py": "runs beside the official client as well, and takes its own folder off the path",
     "conftest.py": "the generator is no part of the package, so it is found in the checkout, which is last on the path",
@@ -26,7 +26,7 @@ PATH_CHANGED = {
 PATH_CHANGES = ("sys.path.", "sys.path[")
 
 
-#: Functions that stay what they are called.
+#: Functions that keep their name.
 PARTICIPLES_KEPT = {
     "regularized": "public, and reads as it should: a base loss, regularized by terms",
     "TrainingClient._guaranteed_model_id": "scripts for the official client call it",
@@ -34,24 +34,24 @@ PARTICIPLES_KEPT = {
 
 
 def complain(problems: list[str], advice: str) -> None:
-    """Fail with every problem on a line of its own."""
+    """Fail with one line for each problem."""
     listed = list(dict.fromkeys(problems))  # an import of two names is one line
     if listed:
         pytest.fail("\n".join([advice, *listed]), pytrace=False)
 
 
 def place(path: Path, line: int) -> str:
-    """As editors open it."""
+    """Return the place in the form that editors open."""
     return f"{path.relative_to(ROOT)}:{line}"
 
 
 def shown(found: Import) -> str:
-    """Where an import is, and what of."""
+    """Return the place of an import, and what it imports."""
     return f"{place(found.importer.path, found.line)}: {found.importer.name} imports {found.target} ({found.way})"
 
 
 def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None:
-    """For type checkers neither: what is named in a signature is known there."""
+    """No private module names a client or an official path, not even for type checkers, as signatures would show it."""
     upwards = [
         found
         for found in IMPORTS
@@ -64,13 +64,13 @@ def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None
 
 
 def test_a_package_is_imported_through_its_init() -> None:
-    """Whoever uses a package reads one file of it; what is not offered there can change without notice."""
+    """Users of a package import only what its ``__init__`` offers, so everything else can change without notice."""
     around = [found for found in IMPORTS if found.arrow[0] != found.arrow[1] and is_around_the_door(found)]
     complain(list(map(shown, around)), "Import this from the package itself, whose __init__.py must offer it:")
 
 
 def is_around_the_door(found: Import) -> bool:
-    """Whether a module of a private package is imported that its ``__init__`` does not offer, or by the module's own path."""
+    """Return whether a private package's module is imported directly, or a name that its ``__init__`` does not offer."""
     package = MODULES.get(f"tinker.{found.arrow[1]}")
     if package is None or not package.is_package or not found.arrow[1].startswith("_") or found.target == package.name:
         return False
@@ -78,7 +78,7 @@ def is_around_the_door(found: Import) -> bool:
 
 
 def offered(package: Module) -> Iterator[str]:
-    """What an ``__init__`` imports, and the names that it spells, as in a table of lazy ones."""
+    """Return what an ``__init__`` imports, and the names it contains as strings, as in a table of lazy names."""
     for node in ast.walk(package.tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)
@@ -87,7 +87,7 @@ def offered(package: Module) -> Iterator[str]:
 
 
 def test_a_type_name_is_defined_once() -> None:
-    """One word has one meaning."""
+    """No two types have the same name."""
     repeated = [
         f"{name}: " + ", ".join(place(found.path, found.line) for found in places)
         for name, places in repeated_types(OURS).items()
@@ -96,7 +96,7 @@ def test_a_type_name_is_defined_once() -> None:
 
 
 def test_no_function_is_named_by_a_participle() -> None:
-    """A function does something: open, send, poll. What is left out is said at the top of tools/naming.py."""
+    """Function names are verbs, such as open, send, poll. Exceptions are listed at the top of tools/naming.py."""
     found = [one for one in find_participles(OURS) if one.name not in PARTICIPLES_KEPT and not is_conformance_check(one.path)]
     complain(
         [f"{place(one.path, one.line)}: {one.name}" for one in found],
@@ -105,12 +105,12 @@ def test_no_function_is_named_by_a_participle() -> None:
 
 
 def is_conformance_check(path: Path) -> bool:
-    """Whether functions are named after what must hold: reports show the names."""
+    """Return whether functions are named after what must hold, as reports show the names."""
     return path.parent == ROOT / "tinker" / "testing" / "conformance" / "checks"
 
 
 def test_no_test_changes_the_import_path() -> None:
-    """What tests share is in tests/support, and tools/ is on pytest's own path (pyproject.toml)."""
+    """Shared test code is in tests/support, and tools/ is on pytest's path (pyproject.toml)."""
     changes = [
         place(path, line)
         for path in python_files([ROOT / "tests"])
@@ -121,7 +121,7 @@ def test_no_test_changes_the_import_path() -> None:
 
 
 def path_changes(path: Path) -> Iterator[int]:
-    """The lines that change ``sys.path``, or let pytest do it."""
+    """Return the lines that change ``sys.path``, or make pytest do it."""
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Attribute) and node.attr == "syspath_prepend":
             yield node.lineno
@@ -134,6 +134,6 @@ def path_changes(path: Path) -> Iterator[int]:
 
 
 def test_the_checkout_is_not_on_the_path_of_tests() -> None:
-    """What is tested is the installed package: no folder of pytest's path holds one of the same name."""
+    """Tests run against the installed package: no folder on pytest's path contains a package of the same name."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert [folder for folder in settings["pythonpath"] if (ROOT / folder / "tinker").exists()] == []

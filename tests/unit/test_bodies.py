@@ -1,12 +1,12 @@
-"""Large bodies: their pieces, and memory that is used again."""
+"""Large bodies: their pieces, and reused memory."""
 
 from __future__ import annotations
 
 from tinker._wire.bodies import INLINE_NBYTES, KEPT_NBYTES, STEP_NBYTES, UPLOAD_PIECE, Buffers, as_pieces, slices
 
 
-def test_pieces_are_joined_in_memory_of_before() -> None:
-    """What was given back holds the next body of about the size, whatever it held before."""
+def test_released_memory_is_reused() -> None:
+    """Released memory is reused for the next body of about the same size, whatever it contained before."""
     buffers = Buffers()
     first = buffers.join([b"a" * 10, memoryview(b"b" * STEP_NBYTES)])
     assert bytes(first) == b"a" * 10 + b"b" * STEP_NBYTES
@@ -18,14 +18,14 @@ def test_pieces_are_joined_in_memory_of_before() -> None:
 
 
 def test_memory_in_use_is_left_alone() -> None:
-    """Two bodies at a time have memory of their own."""
+    """Two bodies in use at the same time have separate memory."""
     buffers = Buffers()
     one, other = buffers.join([b"1"]), buffers.join([b"2"])
     assert (bytes(one), bytes(other)) == (b"1", b"2")
 
 
 def test_memory_is_kept_within_bounds() -> None:
-    """Beyond some megabytes nothing is kept, and a view of foreign memory is not taken."""
+    """Beyond some megabytes no memory is kept, and a view of foreign memory is not reused."""
     buffers = Buffers()
     views = [buffers.join([bytes(8 * STEP_NBYTES)]) for _ in range(6)]
     for view in views:
@@ -38,13 +38,13 @@ def test_memory_is_kept_within_bounds() -> None:
     assert buffers.join([b""]).nbytes == 0
 
 
-def test_small_bodies_go_at_once() -> None:
-    """A body that fits into the buffers of the system is one piece, however it was made."""
+def test_small_bodies_are_one_piece() -> None:
+    """A body that fits into the socket buffers is one piece, however it was created."""
     assert as_pieces([b"a", memoryview(b"b"), bytearray(b"c")]) == (b"abc",)
 
 
 def test_large_pieces_are_not_copied() -> None:
-    """Few large pieces are handed over as they are; many small ones as a copy in few."""
+    """A few large pieces are passed without a copy; many small ones are copied into a few."""
     head, large = b"head", memoryview(bytes(3 * UPLOAD_PIECE + 1))
     pieces = as_pieces([head, *slices(large)])
     assert [len(piece) for piece in pieces] == [4, UPLOAD_PIECE, UPLOAD_PIECE, UPLOAD_PIECE, 1]

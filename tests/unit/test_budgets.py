@@ -1,4 +1,4 @@
-"""Budgets and the cool-down gate: who is admitted, in which order, and that nothing that was taken is lost."""
+"""Budgets and the cool-down gate: admission, its order, and the release of everything acquired."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinker._http.limits import THROTTLED_SECONDS, Budget, CoolDown, cool_down_f
 
 
 class Users:
-    """Users of a budget, each of which holds its amount until it is told to go."""
+    """Users of a budget, each of which holds its amount until released."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -48,7 +48,7 @@ class Users:
 
 
 async def settled() -> None:
-    """Until every task has done what it can do."""
+    """Wait until every task has run as far as it can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -67,15 +67,15 @@ def play(capacity: int, scenario: Scenario) -> None:
 
 
 async def check_free(users: Users, capacity: int) -> None:
-    """Exactly this much is free: one less leaves room for another user, all of it leaves none."""
+    """Check that exactly this much is free: after taking one less another user fits, after taking all of it none does."""
     await users.come("most", capacity - 1)
     await users.come("last", 1)
     await users.come("one too many", 1)
     assert users.inside == ["most", "last"]
 
 
-def test_what_is_taken_is_free_again() -> None:
-    """After users of all sizes, one of them larger than everything, there is as much as in the beginning."""
+def test_the_whole_budget_is_released() -> None:
+    """After users of all sizes, one of them larger than the budget, the whole budget is free again."""
 
     async def scenario(users: Users) -> None:
         for name, amount in (("a", 4), ("b", 3), ("huge", 25), ("c", 2), ("d", 9)):
@@ -89,8 +89,8 @@ def test_what_is_taken_is_free_again() -> None:
     play(10, scenario)
 
 
-def test_waiters_that_are_gone_are_not_charged() -> None:
-    """Users that are cancelled while they wait, or in the moment in which they are admitted, leave nothing taken."""
+def test_cancelled_waiters_are_not_charged() -> None:
+    """Users cancelled while they wait, or at the moment of their admission, leave nothing acquired."""
 
     async def scenario(users: Users) -> None:
         await users.come("holds all", 10)
@@ -110,8 +110,8 @@ def test_waiters_that_are_gone_are_not_charged() -> None:
 
 
 @pytest.mark.parametrize("amount", [1, 10])
-def test_newcomers_wait_behind_those_who_wait(amount: int) -> None:
-    """Nobody overtakes a user that waits, not even one for whom there would be room."""
+def test_new_users_queue_after_waiting_ones(amount: int) -> None:
+    """No user overtakes a waiting one, not even if there is room for it."""
 
     async def scenario(users: Users) -> None:
         await users.come("holds", 10)
@@ -128,22 +128,22 @@ def test_newcomers_wait_behind_those_who_wait(amount: int) -> None:
     play(10, scenario)
 
 
-def test_one_who_comes_when_room_is_made_does_not_overtake() -> None:
-    """What is given back belongs to those who wait, before anybody else can run."""
+def test_a_new_user_does_not_overtake_at_a_release() -> None:
+    """Released budget belongs to the waiting users, before any other task can run."""
 
     async def scenario(users: Users) -> None:
         await users.come("holds", 1)
         await users.come("waits", 1)
         users._ends["holds"].set()
-        await asyncio.sleep(0)  # room is made; the one who waits has not run yet
+        await asyncio.sleep(0)  # there is room; the waiting user has not run yet
         await users.come("newcomer", 1)
         assert users.inside == ["waits"]
 
     play(1, scenario)
 
 
-def test_all_who_fit_are_admitted_together() -> None:
-    """When much becomes free, users are admitted until nothing is left."""
+def test_all_waiters_that_fit_are_admitted_together() -> None:
+    """When much is released at once, users are admitted until nothing is left."""
 
     async def scenario(users: Users) -> None:
         await users.come("holds", 4)
@@ -155,7 +155,7 @@ def test_all_who_fit_are_admitted_together() -> None:
     play(4, scenario)
 
 
-# The cool-down
+# The cool-down gate
 
 
 @attrs.define
@@ -173,7 +173,7 @@ def too_much() -> errors.APIStatusError:
     return errors.RateLimitError("429", response=httpx.Response(429, request=request), body=None)
 
 
-def test_who_fails_fast_is_told_the_seconds_that_are_left() -> None:
+def test_failing_fast_reports_the_remaining_seconds() -> None:
     """While the gate is closed every check raises the error that closed it with the time left; later it passes."""
     time = Time()
     gate = CoolDown(time.clock())
@@ -185,7 +185,7 @@ def test_who_fails_fast_is_told_the_seconds_that_are_left() -> None:
         gate.check()
     assert caught.value.retry_after == 20.0
     assert caught.value.__cause__ is why
-    gate.close_for(caught.value, 100.0)  # it says that the gate is closed, and does not close it for longer
+    gate.close_for(caught.value, 100.0)  # it reports that the gate is closed, and does not close it for longer
     time.now += 20
     gate.check()
 
@@ -204,7 +204,7 @@ def test_throttling_ends_a_while_after_the_gate_has_opened() -> None:
 
 
 def test_gates_are_shared_by_server_and_key() -> None:
-    """Clients of one server, one key or command, and one clock share a gate; no others do."""
+    """Clients share a gate if server, key or command, and clock are the same; others do not."""
     clock, other = Time().clock(), Time().clock()
     key, command = Credential("k"), CredentialCommand("k")
     gate, printed = cool_down_for("http://a", key, clock), cool_down_for("http://a", command, clock)
@@ -218,8 +218,8 @@ def test_gates_are_shared_by_server_and_key() -> None:
     assert cool_down_for("http://a", key, other) is not gate
 
 
-def test_a_gate_goes_with_its_last_session() -> None:
-    """The table has no gate that nobody holds, so a program with ever new keys does not grow."""
+def test_a_gate_is_freed_with_its_last_session() -> None:
+    """The table holds no unused gates, so a program that keeps changing keys does not grow."""
     clock = Time().clock()
     gates = [cool_down_for("http://a", Credential(f"key {index}"), clock) for index in range(3)]
     assert len([server for server, _ in limits._cool_downs if server == "http://a"]) == len(gates)

@@ -1,4 +1,4 @@
-"""A test of many cases fails with all of those that break its rule."""
+"""Tests of many cases, which fail with all cases that break the rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_test(cases: list[Any]) -> Callable[..., None]:
 
 
 def test_every_problem_is_listed() -> None:
-    """The failure has each case that breaks the rule, what is wrong with it, and how many there were."""
+    """The failure lists each case that breaks the rule, with the reason, and the number of cases."""
     with pytest.raises(AssertionError) as caught:
         make_test([(1, 2), (5, 2), (7, 3)])(unit="bytes")
     assert "2 of 3 cases" in str(caught.value)
@@ -39,5 +39,5 @@ def test_no_case_is_a_failure() -> None:
 
 @for_each("number", [1, 2])
 def test_other_arguments_are_fixtures(number: int, request: pytest.FixtureRequest) -> None:
-    """Arguments that take no case are fixtures."""
+    """Arguments that do not receive a case are fixtures."""
     assert request.node.name == "test_other_arguments_are_fixtures"

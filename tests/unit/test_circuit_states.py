@@ -23,7 +23,7 @@ REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 
 
 class Time:
-    """A clock that tests move."""
+    """A clock that tests advance."""
 
     now = 100.0
 
@@ -38,7 +38,7 @@ def time() -> Time:
 
 @pytest.fixture
 def breaker(time: Time) -> tinker.CircuitBreaker:
-    """Opens after three failures, for ten seconds."""
+    """A breaker that opens after three failures, for ten seconds."""
     return tinker.CircuitBreaker(failures=3, reset_seconds=10, clock=time)
 
 
@@ -72,7 +72,7 @@ def status(code: int, body: object = "why", **headers: str) -> tinker.APIStatusE
 
 
 def test_failures_in_a_row_open_it(breaker: tinker.CircuitBreaker) -> None:
-    """The third failure opens it; the next call is not made, and says for how long."""
+    """The third failure opens it; the next call is not made, and its error states for how long."""
     try_to(breaker, times=3)
     with pytest.raises(tinker.CircuitOpenError, match=r"the circuit of 'fail' is open \(after 3 failures in a row\)") as caught:
         try_to(breaker)
@@ -81,7 +81,7 @@ def test_failures_in_a_row_open_it(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> None:
-    """Failures count only when nothing succeeds in between."""
+    """Failures count only if no success comes between them."""
     for _ in range(5):
         try_to(breaker, times=2)
         with attempt(breaker):
@@ -89,7 +89,7 @@ def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> Non
     assert breaker.state("fail") == "closed"
 
 
-def test_circuits_are_apart(breaker: tinker.CircuitBreaker) -> None:
+def test_circuits_are_independent(breaker: tinker.CircuitBreaker) -> None:
     """An open circuit stops no call of another name."""
     try_to(breaker, times=3)
     with attempt(breaker, "other"):
@@ -98,7 +98,7 @@ def test_circuits_are_apart(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_time_makes_it_half_open_and_a_probe_decides(breaker: tinker.CircuitBreaker, time: Time) -> None:
-    """After the reset time one call passes: its failure opens the circuit for as long again, its success closes it."""
+    """After the reset time one call passes: its failure opens the circuit for another reset time, its success closes it."""
     try_to(breaker, times=3)
     time.now += 9.9
     with pytest.raises(tinker.CircuitOpenError) as caught:
@@ -116,7 +116,7 @@ def test_time_makes_it_half_open_and_a_probe_decides(breaker: tinker.CircuitBrea
 
 @pytest.mark.parametrize("probes", [1, 3])
 def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
-    """Of forty threads that come at the same moment as many pass as there are probes, and the others are told to wait."""
+    """Of forty concurrent threads exactly the number of probes passes, and the others get an error with the time to wait."""
     breaker = tinker.CircuitBreaker(failures=1, probes=probes, reset_seconds=10, clock=time)
     try_to(breaker)
     time.now += 10
@@ -144,8 +144,8 @@ def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
     assert breaker.state("fail") == "closed"
 
 
-def test_a_probe_without_an_outcome_does_not_block_for_ever(breaker: tinker.CircuitBreaker, time: Time) -> None:
-    """A probe that hangs is not waited for longer than the reset time, and its late success still counts."""
+def test_a_hanging_probe_does_not_block_forever(breaker: tinker.CircuitBreaker, time: Time) -> None:
+    """A hanging probe blocks others no longer than the reset time, and its late success still counts."""
     try_to(breaker, times=3)
     time.now += 10
     with attempt(breaker):
@@ -158,7 +158,7 @@ def test_a_probe_without_an_outcome_does_not_block_for_ever(breaker: tinker.Circ
     another.__exit__(None, None, None)
 
 
-def test_a_probe_that_is_given_up_makes_room(breaker: tinker.CircuitBreaker, time: Time) -> None:
+def test_a_cancelled_probe_makes_room(breaker: tinker.CircuitBreaker, time: Time) -> None:
     """A cancelled probe is neither a success nor a failure; another one takes its place."""
     try_to(breaker, times=3)
     time.now += 10
@@ -170,8 +170,8 @@ def test_a_probe_that_is_given_up_makes_room(breaker: tinker.CircuitBreaker, tim
     assert breaker.state("fail") == "closed"
 
 
-def test_what_began_before_it_opened_changes_nothing_after(breaker: tinker.CircuitBreaker) -> None:
-    """A call that was let pass while the circuit was closed neither closes it when it succeeds late, nor prolongs it."""
+def test_calls_that_began_before_it_opened_change_nothing(breaker: tinker.CircuitBreaker) -> None:
+    """A call that started while the circuit was closed neither closes it by a late success, nor extends it."""
     with attempt(breaker):
         try_to(breaker, times=3)
     assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)
@@ -202,14 +202,14 @@ NEITHER: dict[str, BaseException] = {
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_of_the_server_count(breaker: tinker.CircuitBreaker, name: str) -> None:
-    """What the other side, or the way to it, is to blame for."""
+    """Failures of the server, or of the connection to it, count."""
     try_to(breaker, FAILURES[name], times=3)
     assert breaker.state("fail") == "open"
 
 
 @pytest.mark.parametrize("name", SUCCESSES)
-def test_an_answer_about_the_request_is_a_success(breaker: tinker.CircuitBreaker, name: str) -> None:
-    """A server that refuses a request is there: it ends a row of failures."""
+def test_a_refused_request_is_a_success(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """A response that refuses a request shows that the server works: it ends a series of failures."""
     try_to(breaker, times=2)
     try_to(breaker, SUCCESSES[name])
     try_to(breaker, times=2)
@@ -217,8 +217,8 @@ def test_an_answer_about_the_request_is_a_success(breaker: tinker.CircuitBreaker
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_what_says_nothing_about_the_server(breaker: tinker.CircuitBreaker, name: str) -> None:
-    """Neither ends a row of failures nor adds to it."""
+def test_neutral_failures(breaker: tinker.CircuitBreaker, name: str) -> None:
+    """A neutral failure neither ends a series of failures nor adds to it."""
     try_to(breaker, times=2)
     try_to(breaker, NEITHER[name], times=3)
     assert breaker.state("fail") == "closed"
@@ -226,8 +226,8 @@ def test_what_says_nothing_about_the_server(breaker: tinker.CircuitBreaker, name
     assert breaker.state("fail") == "open"
 
 
-def test_the_user_says_what_counts(time: Time) -> None:
-    """A function of the user's decides, also against the default."""
+def test_a_user_function_decides_what_counts(time: Time) -> None:
+    """A function of the user decides, also against the default."""
     breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: isinstance(error, tinker.NotFoundError))
     try_to(breaker, times=3)
     assert breaker.state("fail") == "closed"
@@ -235,8 +235,8 @@ def test_the_user_says_what_counts(time: Time) -> None:
     assert breaker.state("fail") == "open"
 
 
-def test_a_function_of_the_user_that_fails_keeps_no_place(time: Time) -> None:
-    """When ``counts`` itself raises, that is what the caller gets, and the probe's place is free again."""
+def test_a_user_function_that_raises_frees_its_place(time: Time) -> None:
+    """If ``counts`` itself raises, the caller gets that exception, and the probe's place is free again."""
 
     def broken(_: BaseException) -> bool:
         raise LookupError("a defect")
@@ -252,7 +252,7 @@ def test_a_function_of_the_user_that_fails_keeps_no_place(time: Time) -> None:
 
 
 def test_on_change_is_called(time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """The user's function gets every change in order; when it raises, that is logged and the call goes on."""
+    """The user's function gets every change in order; when it raises, that is logged and the call continues."""
     changes: list[CircuitChange] = []
 
     def note(change: CircuitChange) -> None:
@@ -275,7 +275,7 @@ def test_on_change_is_called(time: Time, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_reset(breaker: tinker.CircuitBreaker) -> None:
-    """Closes the circuits of one name, or all of them."""
+    """A reset closes the circuits of one name, or all of them."""
     for name in ("a", "b"):
         try_to(breaker, times=3, name=name)
     breaker.reset("a")
@@ -285,7 +285,7 @@ def test_reset(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_a_reset_is_a_change(time: Time) -> None:
-    """``on_change`` hears that an open circuit was closed by hand, and nothing of one that was closed already."""
+    """``on_change`` is called for an open circuit that was closed manually, and not for one that was already closed."""
     changes: list[CircuitChange] = []
     breaker = tinker.CircuitBreaker(failures=1, clock=time, on_change=changes.append)
     try_to(breaker)
@@ -295,7 +295,7 @@ def test_a_reset_is_a_change(time: Time) -> None:
 
 
 def test_a_cancelled_request_does_not_try_again() -> None:
-    """A request that is cancelled while it waits for its next attempt ends, whatever its circuit says."""
+    """A request that is cancelled while it waits for its next attempt ends, whatever its circuit's state."""
     rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     guard = CircuitGuard(Circuit("a", rules), rules, lambda change: None, None)
 
@@ -333,25 +333,25 @@ def test_a_cancelled_request_does_not_try_again() -> None:
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    """What can never be right is refused at once, by name."""
+    """Invalid arguments are refused at once, by name."""
     with pytest.raises(error, match=message):
         tinker.CircuitBreaker(**arguments)
 
 
 def test_wrong_breakers() -> None:
-    """A service client takes breakers only."""
+    """A service client accepts only breakers."""
     with pytest.raises(TypeError, match="circuit_breaker must be a CircuitBreaker, got int"):
         tinker.ServiceClient(circuit_breaker=5)  # type: ignore[arg-type]
 
 
-def test_its_repr(breaker: tinker.CircuitBreaker) -> None:
-    """Says how it is set."""
+def test_repr_of_a_breaker(breaker: tinker.CircuitBreaker) -> None:
+    """The repr shows the breaker's settings."""
     try_to(breaker)
     assert repr(breaker) == "CircuitBreaker(failures=3, reset_seconds=10, probes=1, circuits=1)"
 
 
-def test_ever_new_keys_do_not_fill_the_memory() -> None:
-    """Circuits without failures are forgotten when there are many, and those that count failures are kept."""
+def test_unused_circuits_are_dropped() -> None:
+    """If there are many circuits, those without failures are dropped, and those that count failures are kept."""
     rules = CircuitRules(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     registry = CircuitRegistry(rules, None)
     failing = registry.circuit("a", Credential("failing"))

@@ -11,7 +11,7 @@ from tinker.testing import SteppedClock
 
 
 def test_work_that_ends_in_time() -> None:
-    """A block that is done before its deadline gives what it gives, and leaves nothing behind."""
+    """A block that ends before its deadline returns its result, and leaves nothing behind."""
 
     async def scenario() -> int:
         stepped = SteppedClock()
@@ -24,8 +24,8 @@ def test_work_that_ends_in_time() -> None:
     assert asyncio.run(scenario()) == 1
 
 
-def test_work_that_does_not() -> None:
-    """One that is not ends with TimeoutError when the clock says so."""
+def test_work_that_does_not_end_in_time() -> None:
+    """A block that does not end in time raises TimeoutError by the client's clock."""
 
     async def scenario() -> float:
         stepped = SteppedClock()
@@ -39,7 +39,7 @@ def test_work_that_does_not() -> None:
 
 
 def test_more_time() -> None:
-    """A deadline may be put off, and is never put forward."""
+    """A deadline can be extended, and is never shortened."""
 
     stepped = SteppedClock()
     began = stepped.now
@@ -57,8 +57,8 @@ def test_more_time() -> None:
     assert stepped.now - began == 10.0
 
 
-def test_time_that_does_not_count() -> None:
-    """While a deadline is held its own time stands still; what was left of it counts on when it is released."""
+def test_held_deadlines() -> None:
+    """While a deadline is held its time does not run; the rest runs on when it is released."""
     stepped = SteppedClock()
     began = stepped.now
 
@@ -77,8 +77,8 @@ def test_time_that_does_not_count() -> None:
     assert error.value.args == ()
 
 
-def test_time_that_does_not_count_is_limited() -> None:
-    """A deadline that is held for too long ends, and says why it was held; after its end it is neither held nor released."""
+def test_held_deadlines_are_limited() -> None:
+    """A deadline held for too long ends, with the reason for the hold; after its end it is neither held nor released."""
     stepped = SteppedClock()
     began = stepped.now
 
@@ -100,7 +100,7 @@ def test_time_that_does_not_count_is_limited() -> None:
 
 
 def test_errors_and_cancellations_pass() -> None:
-    """What the block raises is raised, and who cancels it from outside cancels it."""
+    """Exceptions of the block are raised, and a cancellation from outside cancels it."""
 
     async def scenario() -> None:
         clock = SteppedClock().clock()
@@ -124,8 +124,8 @@ def test_errors_and_cancellations_pass() -> None:
     asyncio.run(scenario())
 
 
-def test_ending_it_now() -> None:
-    """A deadline can be over before its time."""
+def test_ending_a_deadline_now() -> None:
+    """A deadline can be ended before its time."""
 
     async def held() -> None:
         async with SteppedClock().clock().deadline(5.0) as deadline:

@@ -1,4 +1,4 @@
-"""How chunk results become one, and how data becomes chunks."""
+"""Combining the results of chunks, and splitting data into chunks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reductions(suffix: str, expected: float) -> None:
 
 
 def test_unique_keeps_every_value() -> None:
-    """A unique metric keeps the value of each chunk under a key of its own, equal ones too."""
+    """A unique metric keeps the value of each chunk under a separate key, equal ones too."""
     metrics = combine([result(1, m__unique=1.0), result(1, m__unique=1.0), result(1, m__unique=2.0)]).metrics
     assert metrics == {"m:unique": 1.0, "m:unique_1": 1.0, "m:unique_2": 2.0}
 
@@ -56,18 +56,18 @@ def test_hash_wraps_at_two_to_the_64th() -> None:
 
 
 def test_metrics_of_some_chunks_are_left_out() -> None:
-    """Of several chunks, a metric that one lacks or whose reduction is unknown is left out."""
+    """Of several chunks, a metric that is missing in one or has an unknown reduction is left out."""
     chunks = [result(1, a__sum=1.0, b__sum=1.0, c__odd=1.0, plain=1.0), result(1, a__sum=2.0, c__odd=1.0, plain=1.0)]
     assert combine(chunks).metrics == {"a:sum": 3.0}
 
 
 def test_one_chunk_keeps_everything() -> None:
-    """Of one chunk every metric is kept, also one without a reduction and one with several colons."""
+    """For a single chunk every metric is kept, also one without a reduction and one with several colons."""
     assert combine([result(0, plain=1.0, a__b__mean=2.0)]).metrics == {"plain": 1.0, "a:b:mean": 2.0}
 
 
 def test_mean_without_outputs_is_the_plain_mean() -> None:
-    """Chunks that have no outputs weigh the same."""
+    """Chunks without outputs have equal weights."""
     assert combine([result(0, m__mean=1.0), result(0, m__mean=2.0)]).metrics == {"m:mean": 1.5}
 
 
@@ -78,7 +78,7 @@ def test_outputs_keep_their_order() -> None:
 
 
 def datum(tokens: int) -> Datum:
-    """24 bytes for 2 tokens: 8 of text, 8 of weights, and a third array of 8."""
+    """Return a datum of 24 bytes for 2 tokens: 8 of text, 8 of weights, and a third array of 8."""
     ones = TensorData([1.0] * tokens, "float32")
     return Datum(ModelInput.from_ints([1] * tokens), {"weights": ones, "logprobs": ones})
 
@@ -96,7 +96,7 @@ def test_split_by_count() -> None:
 
 
 def test_oversized_datum_goes_alone() -> None:
-    """A datum larger than the limit makes a chunk of its own and order is kept."""
+    """A datum larger than the limit is a separate chunk, and the order is kept."""
     small, large = datum(1), datum(100)
     chunks = [data for data, _ in split([small, large, small], 1024, 100)]
     assert chunks == [[small], [large], [small]]
@@ -114,6 +114,6 @@ def test_oversized_datum_goes_alone() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_every_kind_of_input_counts(chunk: ModelInputChunk, nbytes: int) -> None:
-    """A datum's estimate counts what its kind of input is sent as."""
+    """The estimate of a datum includes every kind of input, at the size that is sent."""
     ((_, estimate),) = split([Datum(ModelInput(chunks=[chunk]), {})], 1024, 60)
     assert estimate == nbytes

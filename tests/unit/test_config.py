@@ -1,4 +1,4 @@
-"""Settings that cannot be right are refused where they are given; secrets in them go nowhere else."""
+"""Configuration: invalid settings are refused where they are given, and secrets in them are not exposed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ NOTHING: Mapping[str, str] = {}
         "host:8000",
     ],
 )
-def test_addresses_that_are_none(url: str) -> None:
-    """An address that cannot be one is a ValueError of the constructor that got it, without its password."""
+def test_invalid_addresses(url: str) -> None:
+    """An invalid address is a ValueError of the constructor, without its password."""
     with pytest.raises(ValueError, match="base_url") as caught:
         tinker.ServiceClient(base_url=url)
     assert "hush" not in str(caught.value)
@@ -45,7 +45,7 @@ def test_addresses_that_are_none(url: str) -> None:
 
 
 def test_an_address_must_be_text() -> None:
-    """Something else is a TypeError that says what it is."""
+    """An address of another type is a TypeError that names the type."""
     wrong: Any = 8000
     with pytest.raises(TypeError, match="base_url must be a string, got int"):
         tinker.ServiceClient(base_url=wrong)
@@ -71,7 +71,7 @@ def test_an_address_must_be_text() -> None:
     ],
 )
 def test_addresses(url: str, known: str) -> None:
-    """An address is taken in one form: no slash at its end, no name and password, no default port, a host in lower case."""
+    """An address is normalised: no trailing slash, no credentials, no default port, a lower-case host."""
     assert _config.load_config(base_url=url, environ=NOTHING).base_url == known
 
 
@@ -80,7 +80,7 @@ def test_addresses(url: str, known: str) -> None:
     [("http://user:hush@host", "user:hush"), ("http://a%40b:c%3Ad@host", "a@b:c:d"), ("http://user@host", "user:")],
 )
 def test_a_password_in_the_address(url: str, pair: str) -> None:
-    """Name and password of the address are sent as a header, and are shown nowhere; a header of the user's comes first."""
+    """Name and password in the address are sent as a header, and never shown; a header of the user takes precedence."""
     config = _config.load_config(base_url=url, environ=NOTHING)
     assert config.headers["Authorization"] == f"Basic {base64.b64encode(pair.encode()).decode()}"
     assert "hush" not in repr(config)
@@ -89,7 +89,7 @@ def test_a_password_in_the_address(url: str, pair: str) -> None:
 
 
 def test_the_password_of_the_environment() -> None:
-    """A client of the address without its password, such as a sampler in another process, finds it in the environment."""
+    """A client of the address without its password, such as a sampler in another process, takes it from the environment."""
     environ = {"TINKER_BASE_URL": "http://user:hush@host/x/"}
     assert "Authorization" in _config.load_config(base_url="http://host/x", environ=environ).headers
     assert "Authorization" in _config.load_config(environ=environ).headers
@@ -105,7 +105,7 @@ def test_patience_must_be_a_number(seconds: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), -0.1])
-def test_patience_that_makes_no_sense(seconds: float) -> None:
+def test_invalid_patience(seconds: float) -> None:
     """Patience below 0, or not a number, is a ValueError of the constructor."""
     with pytest.raises(ValueError, match="patience_seconds must be at least 0"):
         tinker.ServiceClient(base_url="http://host", patience_seconds=seconds)
@@ -113,12 +113,12 @@ def test_patience_that_makes_no_sense(seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0, 2, 2.5, float("inf")])
 def test_patience(seconds: float | None) -> None:
-    """Any number from 0 on will do."""
+    """Any number from 0 is accepted."""
     assert _config.load_config(base_url="http://host", patience_seconds=seconds, environ=NOTHING).patience_seconds == seconds
 
 
 @pytest.mark.parametrize("key", ["tml-hush\nX-Other: 1", "tml-hush\r\n x", "tml-hush\x00", "tml-h\u00fcsh", "tml-hush\u2028x"])
-def test_keys_that_no_header_can_carry(key: str) -> None:
+def test_keys_that_cannot_be_sent(key: str) -> None:
     """A key that cannot be sent is refused at once, and not shown."""
     for give in (
         lambda: tinker.ServiceClient(base_url="http://host", api_key=key),
@@ -131,19 +131,19 @@ def test_keys_that_no_header_can_carry(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["tml-key\n", " tml-key\r\n", "tml-key"])
 def test_keys_from_files(key: str) -> None:
-    """The line break that a file of a key ends with is no part of it."""
+    """The trailing line break of a key file is not part of the key."""
     assert _config.load_config(base_url="http://host", api_key=key, environ=NOTHING).api_key == "tml-key"
     assert _config.load_config(base_url="http://host", environ={"TINKER_API_KEY": key}).api_key == "tml-key"
 
 
 def test_an_empty_key_counts_as_none() -> None:
-    """An argument that is blank leaves the key to the environment."""
+    """A blank argument leaves the key to the environment."""
     config = _config.load_config(base_url="http://host", api_key=" \n", environ={"TINKER_API_KEY": "tml-key"})
     assert config.api_key == "tml-key"
 
 
 @pytest.mark.parametrize("header", [{"X-A": "a\nb"}, {"X-A\r\n": "a"}, {"X-A": "a\0"}])
 def test_headers_with_a_line_break(header: dict[str, str]) -> None:
-    """A header that would end early is refused, by name."""
+    """A header with a line break is refused, by name."""
     with pytest.raises(ValueError, match="must not contain a line break"):
         _config.load_config(base_url="http://host", headers=header, environ=NOTHING)

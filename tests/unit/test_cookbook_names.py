@@ -54,12 +54,12 @@ def test_paths(module: str, name: str, same: object) -> None:
      "LossFnType", "SaveWeightsExternalResponse"],
 )  # fmt: skip
 def test_names_of_types_alone(name: str) -> None:
-    """Names that are in ``tinker.types`` only."""
+    """Some names exist only in ``tinker.types``."""
     assert getattr(types, name)
 
 
 def test_annotations_at_run_time() -> None:
-    """Types are subscripted and joined while modules are imported."""
+    """Types can be subscripted and joined while modules are imported."""
     assert list[types.ModelInputChunk]
     assert types.PromptProvenanceSpan | types.SampledProvenanceSpan
     assert tinker.APIFuture[tinker.ForwardBackwardOutput]
@@ -76,7 +76,7 @@ def test_replaced_datum() -> None:
 
 
 def test_replaced_spans() -> None:
-    """Spans are moved by ``dataclasses.replace`` and compared by value; it checks as the constructor does."""
+    """Spans can be moved by ``dataclasses.replace``, which validates like the constructor, and are compared by value."""
     moved = dataclasses.replace(SPAN, offset=SPAN.offset + 1, length=SPAN.length - 1)
     assert moved == types.PromptProvenanceSpan(sequence_id="a", offset=2, length=1)
     assert moved != types.SampledProvenanceSpan(sequence_id="a", offset=2, length=1)
@@ -95,7 +95,7 @@ def test_as_dataclasses() -> None:
 
 
 def test_tokens_are_copied() -> None:
-    """A list that is cleared after a chunk was made of it leaves the chunk as it was."""
+    """Clearing a list after creating a chunk from it does not change the chunk."""
     tokens = [1, 2, 3]
     chunk = types.EncodedTextChunk(tokens=tokens)
     tokens.clear()
@@ -103,7 +103,7 @@ def test_tokens_are_copied() -> None:
 
 
 def test_inputs_keep_their_chunks() -> None:
-    """Chunks are the objects that were given, in a list of the input's own."""
+    """Chunks of an input are the given objects, in a new list."""
     chunks: list[types.ModelInputChunk] = [types.EncodedTextChunk(tokens=[1]), types.ImageChunk(data=b"", format="png")]
     value = types.ModelInput(chunks=chunks)
     chunks.clear()
@@ -114,14 +114,14 @@ def test_inputs_keep_their_chunks() -> None:
 
 
 def test_equal_inputs() -> None:
-    """Inputs are compared by their chunks, and survive a pickle."""
+    """Inputs are compared by their chunks, and can be pickled."""
     assert types.ModelInput.from_ints([1, 2]) == TEXT
     assert types.ModelInput.from_ints([1]).append_int(2) != TEXT
     assert pickle.loads(pickle.dumps(TEXT)) == TEXT
 
 
 def test_sequences_by_hand() -> None:
-    """Tests build sampled sequences from lists and from arrays, by the private names too."""
+    """Sampled sequences can be created from lists and from arrays, by the private names too."""
     lists = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1, 2], _logprobs_list=[-1.0, -2.0])
     arrays = types.SampledSequence(
         stop_reason="stop",
@@ -134,21 +134,21 @@ def test_sequences_by_hand() -> None:
 
 
 def test_responses_by_hand() -> None:
-    """Tests build responses with lists of log-probabilities, some of them None."""
+    """Responses can be created with lists of log-probabilities, some of them None."""
     sequence = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1], _logprobs_list=[-1.0])
     response = types.SampleResponse(sequences=[sequence], prompt_cache_hit_tokens=3, _prompt_logprobs_list=[None, -0.5])
     assert (response.prompt_logprobs, response.prompt_cache_hit_tokens) == ([None, -0.5], 3)
 
 
 def test_errors_by_hand() -> None:
-    """An error is built from a real response, and says the message it was given."""
+    """An error can be created from a real response, and has the given message."""
     response = httpx.Response(400, request=httpx.Request("POST", "http://server"))
     error = tinker.BadRequestError("too long", response=response, body=None)
     assert (str(error), error.status_code, error.body) == ("too long", 400, None)
 
 
 def test_error_families() -> None:
-    """Handlers are written from the special to the general."""
+    """Handlers may go from specific to general exceptions."""
     assert issubclass(tinker.APITimeoutError, tinker.APIConnectionError)
     for kind in (tinker.AuthenticationError, tinker.RateLimitError, tinker.BadRequestError, tinker.APIConnectionError):
         assert issubclass(kind, tinker.TinkerError)
@@ -156,7 +156,7 @@ def test_error_families() -> None:
 
 
 def test_futures_by_hand() -> None:
-    """Any ``concurrent.futures.Future`` becomes one that is awaited; ``future()`` is the one that was given."""
+    """Any ``concurrent.futures.Future`` can be wrapped and awaited; ``future()`` returns the wrapped one."""
     source: concurrent.futures.Future[int] = concurrent.futures.Future()
     source.set_result(7)
     future = AwaitableConcurrentFuture[int](source)
@@ -181,7 +181,7 @@ KNOWN_TO_TRACES = {
 
 @pytest.mark.parametrize("client", KNOWN_TO_TRACES)
 def test_methods_that_traces_replace(client: type) -> None:
-    """The methods whose annotations say Future are those that the cookbook knows, functions of the class itself."""
+    """The methods annotated to return a Future are those that the cookbook knows, as functions of the class itself."""
     found = {
         name
         for name, value in vars(client).items()
@@ -204,7 +204,7 @@ def test_methods_that_traces_replace(client: type) -> None:
     ],
 )
 def test_twins_that_captures_replace(client: type, name: str) -> None:
-    """The twins are coroutine functions; a wrapper has their name and signature, and takes attributes."""
+    """Async twins are coroutine functions; a wrapper has their name and signature, and accepts attributes."""
     twin = getattr(client, name)
 
     @functools.wraps(twin)
@@ -217,7 +217,7 @@ def test_twins_that_captures_replace(client: type, name: str) -> None:
 
 
 def test_specifications() -> None:
-    """A mock after a client has its methods, and no others."""
+    """A mock with a client as its spec has the methods of the client, and no others."""
     mock = MagicMock(spec=tinker.SamplingClient)
     assert mock.sample
     assert mock.get_base_model
@@ -226,5 +226,5 @@ def test_specifications() -> None:
 
 
 def test_version() -> None:
-    """The installed version is one that the cookbook takes."""
+    """The installed version satisfies the requirement of the cookbook."""
     assert Version(importlib.metadata.version("tinker")) >= Version("0.38.0")

@@ -1,4 +1,4 @@
-"""What the docstrings show, run."""
+"""Examples in docstrings, run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEED_TORCH = ("tinker._tokenizers", "tinker.service_client")
 
 
 def modules_with_examples() -> list[str]:
-    """Every module of the client whose docstrings hold an example."""
+    """Yield every module of the client whose docstrings contain an example."""
     folder = Path(tinker.__file__).parent
     names = ["tinker", *(info.name for info in pkgutil.walk_packages([str(folder)], "tinker."))]
     sources = {name: folder.joinpath(*name.split(".")[1:]) for name in names}
@@ -28,7 +28,7 @@ def modules_with_examples() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every example of a docstring gives what it says."""
+    """Every example in a docstring gives the output shown."""
     if name in NEED_TORCH:
         pytest.importorskip("torch")
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))

@@ -23,7 +23,7 @@ class CountedFile(io.BytesIO):
 
 
 class Receiver(httpx.AsyncBaseTransport):
-    """Notes the length of each piece of a body, and how much of the file had been read by then."""
+    """A receiver that records the length of each piece of a body, and how much of the file had been read by then."""
 
     def __init__(self, file: CountedFile) -> None:
         self.file = file
@@ -39,7 +39,7 @@ class Receiver(httpx.AsyncBaseTransport):
 
 
 def test_files_of_a_form_are_read_as_they_are_sent() -> None:
-    """A large file is never in memory as a whole: each piece is read when the one before it has been taken."""
+    """A large file is never in memory as a whole: each piece is read after the previous one was consumed."""
     size = FormPieces.CHUNK_NBYTES
     file = CountedFile(bytes(2 * size + 5))
     receiver = Receiver(file)

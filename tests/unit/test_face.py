@@ -1,4 +1,4 @@
-"""What is shown of values and clients, what arrays are taken, and how many futures are waited for."""
+"""Reprs of values and clients, accepted arrays, and progress of several futures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def long_datum(length: int = 4096) -> tinker.Datum:
 
 
 def test_the_repr_of_a_long_example_is_short() -> None:
-    """Of 4,096 tokens two lines of a terminal are shown, with their number; of few tokens every one."""
+    """Of 4,096 tokens the repr shows two terminal lines and their number; of a few tokens every one."""
     shown = repr(long_datum())
     assert len(shown) <= 2 * 160
     assert "tokens=[0, 1, 2, 3, ..., 4094, 4095], 4,096 tokens" in shown
@@ -46,12 +46,12 @@ def test_the_repr_of_a_long_example_is_short() -> None:
     ],
 )
 def test_a_service_client_shows_its_server(url: str, shown: str) -> None:
-    """The address is shown without name and password, and without opening anything; no key is shown."""
+    """The repr shows the address without credentials and without connecting; it shows no key."""
     assert repr(tinker.ServiceClient(base_url=url, api_key="tml-hidden")) == shown
 
 
 def test_values_are_tables_in_notebooks() -> None:
-    """Fields are rows, lists of values are tables with their fields as columns; everything is escaped and secrets are hidden."""
+    """Fields are rows, lists of values are tables with fields as columns; everything is escaped and secrets are hidden."""
     time = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     checkpoint = models.Checkpoint(
         checkpoint_id="<script>", checkpoint_type="training", time=time, tinker_path="tinker://r/weights/1"
@@ -68,7 +68,7 @@ def test_values_are_tables_in_notebooks() -> None:
 
 
 def test_memory_maps_and_masks(tmp_path: Path) -> None:
-    """Tokens of an uint16 file and a boolean mask are taken as they are, by numpy and by torch."""
+    """Tokens of a uint16 file and a boolean mask are accepted unchanged, by numpy and by torch."""
     file = tmp_path / "tokens.bin"
     np.arange(60_000, 60_008, dtype=np.uint16).tofile(file)
     tokens = np.memmap(file, np.uint16, "r")
@@ -94,8 +94,8 @@ def futures_of(*values: object) -> list[Future[Any]]:
     return futures
 
 
-def test_progress_gives_the_results() -> None:
-    """By iteration, as a list and awaited, the results come in the order of the futures; the first failure is raised."""
+def test_progress_returns_the_results() -> None:
+    """Iterated, as a list or awaited, the results come in the order of the futures; the first failure is raised."""
     futures = futures_of(1, 2, 3)
     assert list(tinker.progress(futures)) == tinker.progress(futures).results(5) == [1, 2, 3]
     assert len(tinker.progress(futures)) == 3
@@ -123,7 +123,7 @@ class Screen(io.StringIO):
 
 
 def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal gets a bar with the description and the count, a pipe nothing; also where ipykernel is merely imported."""
+    """A terminal gets a bar with description and count, a pipe gets nothing; also if ipykernel is merely imported."""
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     screen, pipe = Screen(), io.StringIO()
     assert FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
@@ -134,7 +134,7 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_charts() -> None:
-    """Curves are within their frame, names are escaped, and what is not finite is left out."""
+    """Curves stay within their frame, names are escaped, and values that are not finite are left out."""
     curve = [(step, 4.0 / step) for step in range(1, 50)] + [(50, float("nan"))]
     text = charts.draw_text({"loss": curve}, width=40, height=5)
     assert max(map(len, text.splitlines())) <= 40

@@ -1,4 +1,4 @@
-"""The headers of requests: what many requests share is made once, and what only one has stays apart."""
+"""Request headers: common headers are built once, and those of a single request are kept separately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Prepare = Callable[[Config], Transport]
 
 @pytest.fixture
 def open_transport() -> Prepare:
-    """Makes a transport that has not sent anything."""
+    """Create a transport that has not sent anything."""
 
     def make(config: Config) -> Transport:
         clock, tasks = Clock(), TaskScope(loop_thread())
@@ -42,7 +42,7 @@ def prepare(transport: Transport, request_id: str, credential: Credential | None
 
 
 def test_requests_of_one_client_share_their_headers(open_transport: Prepare) -> None:
-    """Requests that accept and send the same under one key have one object of headers; their own ones are beside it."""
+    """Requests with the same media types and key share one headers object; their own headers are separate."""
     transport = open_transport(load_config(base_url="http://server", headers={"X-Team": "a"}))
     first, second = (prepare(transport, name).header_parts for name in "ab")
     assert first.shared is second.shared
@@ -52,7 +52,7 @@ def test_requests_of_one_client_share_their_headers(open_transport: Prepare) -> 
 
 
 def test_credentials_do_not_share_headers(open_transport: Prepare) -> None:
-    """A request under another credential has headers of its own."""
+    """A request with another credential has separate headers."""
     transport = open_transport(load_config(base_url="http://server"))
     first, other = prepare(transport, "a"), prepare(transport, "b", Credential("tml-two"))
     assert (first.headers["X-API-Key"], other.headers["X-API-Key"]) == ("tml-one", "tml-two")
@@ -68,7 +68,7 @@ def test_an_operation_overrides_the_headers_of_the_settings(open_transport: Prep
 
 
 def test_no_value_is_shown() -> None:
-    """The repr of headers names them and shows no value."""
+    """The repr of headers lists their names and shows no value."""
     headers = Headers(SharedHeaders({"X-API-Key": "tml-secret"}), {"X-Own": "hush"})
     shown = f"{headers!r} {headers.shared!r}"
     assert "X-API-Key" in shown

@@ -1,4 +1,4 @@
-"""`help()`, and what notebooks and editors ask of an object."""
+"""`help()`, and what notebooks and editors read from an object."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_modules(name: str) -> None:
 
 
 def test_the_package_without_protobuf() -> None:
-    """`help(tinker)` and what looks at every name of it need no package that an installation may lack."""
+    """`help(tinker)`, and code that reads every name of it, need no optional package."""
     look = "import inspect, pydoc, tinker; inspect.getmembers(tinker); pydoc.render_doc(tinker)"
     absent = "import sys; sys.modules.update({'google.protobuf': None, 'google': None})"
     done = subprocess.run([sys.executable, "-c", f"{absent}; {look}"], capture_output=True, text=True, check=False)
@@ -48,13 +48,13 @@ def test_the_package_without_protobuf() -> None:
 
 
 def members() -> dict[str, Any]:
-    """Every public method and property of every public class, by its path."""
+    """Yield every public method and property of every public class, by its path."""
     classes = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
     return {
         f"{name}.{member}": found
         for name, value in classes.items()
         for member, found in inspect.getmembers_static(value)
-        if not member.startswith("_") and not isinstance(found, str)  # text is a name to look up for `help()`
+        if not member.startswith("_") and not isinstance(found, str)  # `help()` looks up text as a name
     }
 
 
@@ -75,22 +75,22 @@ def test_fields_on_the_page() -> None:
 
 
 def test_defaults_in_the_signature() -> None:
-    """A signature shows each default by its value, also where records make it anew."""
+    """A signature shows each default as a value, also if records create it by a factory."""
     assert "learning_rate: float = 0.0001, beta1: float = 0.9" in str(inspect.signature(tinker.AdamParams))
 
 
 def test_types_in_the_signature() -> None:
-    """A signature shows the types that type checkers know, also of a field whose decoder knows less."""
+    """A signature shows the types that type checkers know, also for a field whose decoder declares less."""
     shown = inspect.signature(tinker.SamplingParams).parameters["stop"].annotation
     assert shown == get_type_hints(stops)["stop"]
 
 
 def stops(stop: str | Sequence[str] | Sequence[int] | None) -> None:
-    """What a type checker says of the parameter."""
+    """A function with the parameter as type checkers see it."""
 
 
 def test_type_checkers_see_plain_defaults() -> None:
-    """No default of a generated field is a function, which editors would show in the place of the value."""
+    """No default of a generated field is a function, which editors would show instead of the value."""
     source = Path(str(models.__file__)).read_text()
     values = re.findall(r"default_factory=lambda: (.*)\)$", source, re.MULTILINE)
     assert values
@@ -105,6 +105,6 @@ def test_instances(value: object) -> None:
 
 @for_each("name", [name for name, value in PUBLIC.items() if inspect.isclass(value)])
 def test_bases(name: str) -> None:
-    """Every class above a public class can be inspected member by member."""
+    """Every base class of a public class can be inspected member by member."""
     for base in inspect.getmro(PUBLIC[name]):
         assert inspect.classify_class_attrs(base)

@@ -1,4 +1,4 @@
-"""What a distribution of this package is called, what its extras add, and mixed installations that are found out."""
+"""Installation: names and versions of the distribution, its extras, and the detection of mixed installations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OFFICIAL = "tinker-official"
 
 
 def test_versions() -> None:
-    """The surface's version, which code compares and servers are told, is not ours; the distribution's has both."""
+    """The surface's version, which code compares and servers receive, is not ours; the distribution's version has both."""
     assert (tinker.__version__, tinker.OPEN_VERSION) == ("0.38.0", "1.0.0")
     assert DISTRIBUTION_VERSION == "0.38.0+open.1.0.0"
 
@@ -38,7 +38,7 @@ def test_dependents_are_satisfied(wanted: str) -> None:
 
 
 def test_one_place_has_the_version() -> None:
-    """The build reads the version from the module that has it; an installed wheel says that one."""
+    """The build reads the version from the module that defines it; an installed wheel reports the same."""
     assert PROJECT["project"]["dynamic"] == ["version"]
     where = PROJECT["tool"]["hatch"]["version"]
     assert (where["path"], where["expression"]) == ("tinker/_version.py", "DISTRIBUTION_VERSION")
@@ -48,7 +48,7 @@ def test_one_place_has_the_version() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
 def test_source_distribution() -> None:
-    """The source distribution has every file and folder of the repository, so that the tests run from it."""
+    """The source distribution has every file and folder of the repository, so the tests run from it."""
     command = ["git", "ls-files"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     included = {name.removeprefix("/") for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
@@ -60,15 +60,15 @@ def test_source_distribution() -> None:
 
 
 def test_extras_are_those_of_the_project() -> None:
-    """What the error messages say that an extra adds is what installing the extra adds."""
+    """The packages that the error messages list for an extra are those that installing it adds."""
     declared = PROJECT["project"]["optional-dependencies"]
     assert {name: list(adds) for name, adds in EXTRAS.items()} == {
         name: declared[name] for name in declared if name != "tested"
     }
 
 
-def test_what_was_tested_is_what_is_locked() -> None:
-    """The extra `tested` names the releases in the lock, so that a renewed lock changes both."""
+def test_tested_releases_are_the_locked_ones() -> None:
+    """The extra `tested` pins the releases of the lock, so a renewed lock changes both."""
     locked = (ROOT / "locks" / "project.txt").read_text().splitlines()
     for requirement in PROJECT["project"]["optional-dependencies"]["tested"]:
         assert requirement.replace("<=", "==") in locked
@@ -76,7 +76,7 @@ def test_what_was_tested_is_what_is_locked() -> None:
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "locks").glob("*.txt"))])
 def test_locks_are_exact(name: str) -> None:
-    """Every line of a lock is one version, and the lock has every package that is asked for."""
+    """Every line of a lock is one version, and the lock has every required package."""
     lines = (ROOT / "locks" / f"{name}.txt").read_text().splitlines()
     assert [line for line in lines if not re.match(r"[\w.-]+==[\w.+]+( ;|$)", line)] == []
     if name == "project":
@@ -91,21 +91,21 @@ def test_locks_are_exact(name: str) -> None:
 
 @pytest.mark.parametrize("extra", [name for name, adds in EXTRAS.items() if adds])
 def test_commands(extra: str) -> None:
-    """The command names packages, and never the name that the official SDK has on the index."""
+    """The command names packages, and never the official SDK's name on the index."""
     command = install_command(extra)
     assert command.startswith("pip install ")
     assert not re.search(r"\btinker\b", command)
 
 
-def test_commands_leave_out_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only missing packages are named; all of them where none is missing."""
+def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only missing packages are named, or all of them if none is missing."""
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
     assert install_command("local") == "pip install 'torch>=2.4' 'peft>=0.17'"
     assert install_command("tokenizers") == "pip install 'transformers>=4.45'"
 
 
 def test_no_text_advises_the_official_package() -> None:
-    """No message, and not the README, has a requirement that the package index answers with the official SDK."""
+    """Neither a message nor the README has a requirement that the package index resolves to the official SDK."""
     files = [*(ROOT / "tinker").rglob("*.py"), ROOT / "README.md"]
     advice = re.compile(rf"tinker\[({'|'.join(EXTRAS)})\]")
     assert [path.name for path in files if advice.search(path.read_text())] == []
@@ -133,7 +133,7 @@ THEIRS = ["__init__.py", "_models.py", "types/__init__.py"]
 
 
 def test_sound_installation(tmp_path: Path) -> None:
-    """An installation with all files of ours and no others has no problem, whatever else is installed beside it."""
+    """An installation with all of our files and no others has no problem, whatever else is installed."""
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
     installed(tmp_path, "tinker-cookbook", "0.6.1", [])
     found = inspect_installation(tmp_path / "tinker")
@@ -142,14 +142,14 @@ def test_sound_installation(tmp_path: Path) -> None:
 
 
 def test_source_tree() -> None:
-    """A package that no distribution lies beside, as in an editable installation, has no problem and says where it is."""
+    """A package without a distribution next to it, as in an editable installation, has no problem and reports its place."""
     found = inspect_installation(ROOT / "tinker")
     assert found.problem is None
     assert str(ROOT) in str(found)
 
 
 def test_two_distributions(tmp_path: Path) -> None:
-    """Two distributions with the same package are named, both, with a command that repairs it."""
+    """Two distributions with the same package are both named, with a command that repairs the installation."""
     wheel = tmp_path / "tinker-0.38.0+open.1.0.0-py3-none-any.whl"
     wheel.touch()
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS, wheel)
@@ -163,7 +163,7 @@ def test_two_distributions(tmp_path: Path) -> None:
 
 
 def test_two_versions_of_one_name(tmp_path: Path) -> None:
-    """Two distributions of the same name are two."""
+    """Two distributions with the same name are reported as two."""
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
     installed(tmp_path, "tinker", "0.38.0", THEIRS)
     problem = inspect_installation(tmp_path / "tinker").problem
@@ -192,7 +192,7 @@ def test_files_left_behind(tmp_path: Path, left: str) -> None:
     assert f"tinker/{left}" in problem
 
 
-def test_files_gone(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     """A module that was removed with another distribution is named."""
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
     (tmp_path / "tinker" / "types" / "__init__.py").unlink()
@@ -202,6 +202,6 @@ def test_files_gone(tmp_path: Path) -> None:
 
 
 def test_this_installation() -> None:
-    """The installation that these tests run in is sound."""
+    """The installation that runs these tests has no problem."""
     assert (PACKAGE / "__init__.py").exists()
     assert inspect_installation().problem is None

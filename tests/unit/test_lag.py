@@ -1,4 +1,4 @@
-"""Code that holds the interpreter is noticed, and the log says so."""
+"""The lag watch: blocking of the interpreter is detected and logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker._loop import NEWS_SECONDS, LagWatch
 
 
 def watched(lateness: list[float], caplog: pytest.LogCaptureFixture, share: float = 1.0) -> list[str]:
-    """The lines about ticks that come so late, one after the other, in a process that has that share of a processor."""
+    """Return the log lines for consecutive ticks with these delays, in a process with that share of a processor."""
     left, now = list(lateness), [1000.0]
 
     async def sleep(seconds: float) -> None:
@@ -27,32 +27,32 @@ def watched(lateness: list[float], caplog: pytest.LogCaptureFixture, share: floa
 
 
 def test_a_long_hold_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """A tick that comes seconds late is told with the seconds."""
+    """A tick that is seconds late is logged with the seconds."""
     (line,) = watched([0.0, 0.3, 3.2, 0.0], caplog)
     assert line.startswith(
         "nothing could be sent or received for 3.2 s, heartbeats included, because code in this process held"
     )
 
 
-def test_a_process_that_did_not_run_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the process used little processor time, the line blames the machine, not the user's computations."""
+def test_a_process_without_processor_time_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    """If the process got little processor time, the line blames the machine, not the user's computations."""
     (line,) = watched([0.0, 3.2, 0.0], caplog, share=0.1)
     assert line.startswith("nothing could be sent or received for 3.2 s, heartbeats included, because this process got little")
 
 
-def test_little_delays_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A busy process is no news."""
+def test_short_delays_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Short delays of a busy process are not logged."""
     assert watched([1.0] * 500, caplog) == []
 
 
-def test_holds_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Holds one after the other make one line a minute, each with the longest since the last."""
+def test_holds_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Repeated blocking is logged once a minute, with the longest delay since the last line."""
     lines = watched([3.0, 9.0, 4.0, *[0.0] * int(2 * NEWS_SECONDS), 0.0], caplog)
     assert [line.partition(" s,")[0].rpartition(" ")[2] for line in lines] == ["3.0", "9.0"]
 
 
-def test_imports_are_not_told(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a module is being imported, however long that takes, nobody is told to compute elsewhere."""
+def test_imports_are_not_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a module is being imported, however long that takes, no line advises to compute elsewhere."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "takes_long.py").write_text("import test_lag\nlines = test_lag.during_import()\n")
     monkeypatch.setitem(sys.modules, "test_lag", sys.modules[__name__])

@@ -1,4 +1,4 @@
-"""Handing work to the I/O thread: in order, seldom waking it, whatever interrupts the caller and whatever a callback raises."""
+"""Handing work to the I/O thread: in order, with few wake-ups, despite interrupts of the caller and failing callbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinker.futures import APIFuture, immediate
 from tinker.observing import QueueChange
 
 SECONDS = 10.0
-# Where a signal may interrupt the caller; what lies below is C, or holds locks that signals cannot break.
+# Functions in which a signal may interrupt the caller; those below are C, or hold locks that signals cannot break.
 HANDING_OVER: frozenset[CodeType] = frozenset(
     {LoopThread.call.__code__, LoopThread._start.__code__, asyncio.BaseEventLoop.call_soon_threadsafe.__code__}
 )
@@ -45,12 +45,12 @@ def end(loop: Any, over: threading.Event) -> None:
         loop.close()
         over.set()
 
-    loop.run_forever = close  # what the thread does next
+    loop.run_forever = close  # the next step of the thread
     loop.stop()
 
 
 def runs(thread: LoopThread) -> bool:
-    """Whether a call that is made now is run."""
+    """Return whether a call made now is run."""
     done = threading.Event()
     thread.call(done.set)
     return done.wait(SECONDS)
@@ -83,7 +83,7 @@ def interrupt(at: int, function: Callable[[], object]) -> bool:
 
 
 def test_an_interrupt_anywhere_in_a_call_leaves_a_loop_that_runs() -> None:
-    """Wherever Ctrl-C hits a caller, calls made later run, and what was handed over before them has run by then."""
+    """Wherever Ctrl-C interrupts a caller, later calls run, and everything handed over before them has run by then."""
     with loop_of_its_own() as thread:
         assert runs(thread)
         seen: list[int] = []
@@ -109,7 +109,7 @@ def test_an_interrupt_anywhere_in_the_first_call_leaves_a_loop_that_runs() -> No
 
 
 def test_the_first_calls_of_many_threads_share_one_loop() -> None:
-    """However many threads make the first call at the same time, one loop runs them all, each thread's in its order."""
+    """If many threads make the first call concurrently, one loop runs them all, in the order of each thread."""
     with loop_of_its_own() as thread:
         together, seen, done = threading.Barrier(8), [], threading.Semaphore(0)
 
@@ -130,7 +130,7 @@ def test_the_first_calls_of_many_threads_share_one_loop() -> None:
 
 
 def test_a_burst_of_calls_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls made while the loop is busy are announced to it once, and run in their order."""
+    """Calls made while the loop is busy wake it once, and run in order."""
     with loop_of_its_own() as thread:
         assert runs(thread)
         loop, woken, seen = thread._loop, [], []
@@ -150,8 +150,8 @@ def test_a_burst_of_calls_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), ValueError("x")])
-def test_what_a_callback_raises_does_not_end_the_loop(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a callback raises on the I/O thread is logged, and the thread goes on."""
+def test_exceptions_of_callbacks_do_not_end_the_loop(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """Any exception of a callback on the I/O thread is logged, and the thread continues."""
 
     def fail() -> None:
         raise error
@@ -164,7 +164,7 @@ def test_what_a_callback_raises_does_not_end_the_loop(error: BaseException, capl
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
 def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """A done callback that raises anything is logged; the callbacks behind it are called, and so is who awaits."""
+    """Any exception of a done callback is logged; later callbacks are called, and the awaiting task is resumed."""
 
     def fail(_: object) -> None:
         raise error
@@ -184,7 +184,7 @@ def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptu
 
 
 def test_a_callback_in_the_callers_thread_may_end_the_program() -> None:
-    """SystemExit of a callback that is called at once, as its future is done, belongs to the caller."""
+    """SystemExit of a callback that is called at once, as its future is done, reaches the caller."""
 
     def leave(_: object) -> None:
         raise SystemExit(3)
@@ -195,7 +195,7 @@ def test_a_callback_in_the_callers_thread_may_end_the_program() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
 def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """An observer that raises anything on the I/O thread is logged; the observers behind it are told."""
+    """Any exception of an observer on the I/O thread is logged; later observers are notified."""
     seen: list[object] = []
 
     def fail(*_: object) -> None:
@@ -217,7 +217,7 @@ def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFix
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("wait", ["result", "exception", "await"])
 def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
-    """In a child made by fork a future of the parent that is not done says at once that it is to be waited for there."""
+    """In a forked child, a pending future of the parent raises at once that it must be waited for in the parent."""
     pending: APIFuture[int] = APIFuture("a test")
 
     async def awaited() -> int:
@@ -237,7 +237,7 @@ def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
 
 
 def test_the_loop_thread_knows_itself() -> None:
-    """Only the thread that runs the loop is the loop thread: waiting there would never end, so it is refused there."""
+    """Only the thread that runs the loop is the loop thread: waiting there would block forever and is refused."""
     with loop_of_its_own() as thread:
         answers: list[bool] = []
         asked = threading.Event()
@@ -248,7 +248,7 @@ def test_the_loop_thread_knows_itself() -> None:
 
 
 def test_the_loop_ends_with_the_program() -> None:
-    """A program that has nothing else to do ends, although the thread that runs the loop never does by itself."""
+    """A program that has nothing else to do ends, although the loop thread never ends by itself."""
     with loop_of_its_own() as thread:
         found: list[bool] = []
         thread.call(lambda: found.append(threading.current_thread().daemon))
@@ -256,8 +256,8 @@ def test_the_loop_ends_with_the_program() -> None:
         assert found == [True]
 
 
-def test_a_failure_that_nobody_waits_for_any_more(caplog: pytest.LogCaptureFixture) -> None:
-    """A task whose waiter has gone fails in silence: asyncio does not report it as forgotten."""
+def test_a_failure_without_a_waiter(caplog: pytest.LogCaptureFixture) -> None:
+    """The failure of a task without a waiter is not reported by asyncio as never retrieved."""
 
     async def fail() -> None:
         raise LookupError
@@ -271,8 +271,8 @@ def test_a_failure_that_nobody_waits_for_any_more(caplog: pytest.LogCaptureFixtu
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_what_has_ended_is_not_kept() -> None:
-    """A loop keeps no task that has ended, however it ended: a program of days would grow by each."""
+def test_finished_tasks_are_not_kept() -> None:
+    """A loop keeps no finished task, however it ended, so programs that run for days do not grow."""
     with loop_of_its_own() as thread:
         kept: list[Any] = []
         thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0)))))
@@ -284,7 +284,7 @@ def test_what_has_ended_is_not_kept() -> None:
 
 
 def test_reports_end_with_the_interpreter(caplog: pytest.LogCaptureFixture) -> None:
-    """When the interpreter ends, what a connection says of being closed by that is not logged."""
+    """Messages of connections that are closed by the end of the interpreter are not logged."""
 
     def fail() -> None:
         raise ValueError
@@ -299,8 +299,8 @@ def test_reports_end_with_the_interpreter(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("ending", [None, LookupError("x"), SystemExit(3)])
-def test_functions_of_the_user_run_beside_the_loop(ending: BaseException | None) -> None:
-    """A function of the user runs on another thread; its result or error comes back, and what would end a program as an error."""
+def test_user_functions_run_off_the_loop(ending: BaseException | None) -> None:
+    """The function runs on another thread; its result or error is returned, and SystemExit and the like as an error."""
 
     def work() -> bool:
         if ending is not None:
@@ -316,11 +316,11 @@ def test_functions_of_the_user_run_beside_the_loop(ending: BaseException | None)
             future.result(SECONDS)
 
 
-def test_what_is_about_to_begin_is_unfinished_too(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation counts as unfinished from the moment it is started, also between the queue of calls and its task."""
+def test_started_operations_are_unfinished(caplog: pytest.LogCaptureFixture) -> None:
+    """An operation counts as unfinished from its start, also between the queue of calls and its task."""
     logged = threading.Event()
 
-    def log() -> None:  # runs when the loop has taken the operation from the queue and not begun it
+    def log() -> None:  # runs after the loop has taken the operation from the queue and before it begins
         thread.log_unfinished("in the test")
         logged.set()
 

@@ -1,4 +1,4 @@
-"""Every module of the official client that has types is here, with the types that are exported."""
+"""Older paths: every module of the official client that has types exists here, with its exported types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOME = Path(tinker.types.__file__).parent
 
 
 def made_modules() -> dict[str, ModuleType]:
-    """Return the modules that `python -m codegen generate` makes, by their names."""
+    """Return the modules that `python -m codegen generate` creates, by their names."""
     files = [file for file in HOME.rglob("*.py") if "older code imports from; made by" in file.read_text()[:80]]
     paths = [file.relative_to(HOME.parent.parent).with_suffix("").parts for file in files]
     names = [".".join(path).removesuffix(".__init__") for path in paths]
@@ -26,7 +26,7 @@ def made_modules() -> dict[str, ModuleType]:
 
 
 def test_each_module_offers_what_is_exported() -> None:
-    """The very same classes, so that `isinstance` and pickles agree."""
+    """An older module exports the same classes, so `isinstance` and pickles agree."""
     modules = made_modules()
     assert len(modules) > 100
     exported = {(path, name) for path, module in modules.items() for name in getattr(module, "__all__", ())}
@@ -35,29 +35,29 @@ def test_each_module_offers_what_is_exported() -> None:
 
 @pytest.mark.parametrize("module", ["service_client", "sampling_client", "training_client"])
 def test_retry_settings_are_where_scripts_import_them_from(module: str) -> None:
-    """One class under every path."""
+    """RetryConfig is the same class under every path."""
     from tinker.lib.retry_handler import RetryConfig
 
     assert importlib.import_module(f"tinker.lib.public_interfaces.{module}").RetryConfig is RetryConfig
 
 
 def test_importing_an_older_path_first_works() -> None:
-    """In a fresh process no order of imports makes a circle."""
+    """In a fresh process no order of imports is circular."""
     lines = [f"import tinker.types.{path}" for path in ("shared.untyped_api_future", "loss_fn_type", "checkpoint")]
     for line in [*lines, "import tinker.lib.public_interfaces.training_client", "import tinker.lib.telemetry"]:
         subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(("status", "again"), [(200, False), (400, False), (404, False), (408, True), (429, True), (503, True)])
-def test_statuses_that_are_tried_again(status: int, again: bool) -> None:
-    """As this client tries them again."""
+def test_statuses_that_are_retried(status: int, again: bool) -> None:
+    """The older helper returns what this client's retries do."""
     from tinker.lib.retry_handler import is_retryable_status_code
 
     assert is_retryable_status_code(status) is again
 
 
 def test_user_errors() -> None:
-    """The user's fault is what the server calls so, a status that says so, and what came of one."""
+    """A user error is what the server reports as one, a status that means one, and any exception caused by one."""
     from tinker.lib.telemetry import is_user_error
 
     failed = [tinker.RequestFailedError("m", "r", category) for category in ("user", "server")]
@@ -68,7 +68,7 @@ def test_user_errors() -> None:
 
 
 def test_metrics_of_several_results_are_reduced_by_their_names() -> None:
-    """The outputs are in order; no results make an empty one; every reduction may be called without weights."""
+    """Outputs are in order; no results give an empty result; every reduction may be called without weights."""
     from tinker.lib import chunked_fwdbwd_helpers as helpers
 
     def output(count: int, **metrics: float) -> tinker.ForwardBackwardOutput:
@@ -85,7 +85,7 @@ def test_metrics_of_several_results_are_reduced_by_their_names() -> None:
 
 
 def test_a_tokenizer_needs_the_name_of_a_model() -> None:
-    """What is no name is refused by the argument's name."""
+    """A value that is not a name is refused by the name of the argument."""
     for wrong in ("", None):
         with pytest.raises(ValueError, match="model_name must be the name of a model"):
             tinker.get_tokenizer(wrong)  # type: ignore[arg-type]

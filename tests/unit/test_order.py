@@ -1,4 +1,4 @@
-"""The sequencer and the limits, driven on a plain loop without a network."""
+"""The sequencer and the limits, on a plain loop without a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinker.futures import APIFuture
 
 
 def take(sequencer: Sequencer, operation: str = "") -> Turn:
-    """A place of an operation that is called now."""
+    """Take a place for an operation that is called now."""
     return sequencer.take_turn(APIFuture(operation), sequencer.now())
 
 
@@ -68,8 +68,8 @@ def test_cancelled_place_lets_the_next_one_go_in_its_turn() -> None:
     assert asyncio.run(scenario()) == (["first", "third"], 3)
 
 
-def test_a_failure_stops_what_is_behind_it_until_it_is_received() -> None:
-    """Places behind a failure raise, earlier ones and those of calls after the receipt do not."""
+def test_a_failure_stops_later_places_until_it_is_received() -> None:
+    """Places after a failure raise; earlier ones and those of calls after the receipt do not."""
 
     async def scenario() -> None:
         sequencer = Sequencer()
@@ -95,7 +95,7 @@ def test_a_failure_stops_what_is_behind_it_until_it_is_received() -> None:
 
 
 def test_budget_admits_one_larger_than_itself() -> None:
-    """A request larger than the whole budget runs, alone; the next one waits for it, first come first served."""
+    """A request larger than the whole budget runs alone; the next one waits for it, first come first served."""
 
     async def scenario() -> list[str]:
         budget, log = Budget(100), list[str]()
@@ -132,6 +132,6 @@ def test_cancelled_waiter_does_not_lose_the_budget() -> None:
         await asyncio.wait_for(second, 5)
         assert first.cancelled()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(budget.take().__aenter__(), 0)  # the second has the one there was
+            await asyncio.wait_for(budget.take().__aenter__(), 0)  # the second waiter gets the only turn
 
     asyncio.run(scenario())

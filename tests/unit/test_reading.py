@@ -1,4 +1,4 @@
-"""Records are read on several threads."""
+"""Reading records on several threads."""
 
 from __future__ import annotations
 

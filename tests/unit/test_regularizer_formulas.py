@@ -1,4 +1,4 @@
-"""Every formula of ``tinker.regularizers`` against numpy written anew, and every gradient against finite differences of that."""
+"""Every formula of ``tinker.regularizers``, compared with a numpy version, and its gradient with finite differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @attrs.frozen
 class Batch:
-    """Random datums: log-probabilities, those of a reference, and a mask that leaves something."""
+    """Random datums: log-probabilities, those of a reference, and a mask that keeps at least one."""
 
     parts: list[Array]
     references: list[Array]
@@ -56,7 +56,7 @@ def log_softmax(values: Array) -> Array:
 
 
 def make_batch(seed: int, *, rows: bool, ragged: bool = True) -> Batch:
-    """One to three datums of one to four tokens; with ``rows`` two to four candidates for each."""
+    """Create one to three datums of one to four tokens, with ``rows`` two to four candidates for each."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 5, size=rng.integers(1, 4)) if ragged else np.full(rng.integers(2, 4), rng.integers(2, 5))
     width = (int(rng.integers(2, 5)),) if rows else ()
@@ -70,12 +70,12 @@ def make_batch(seed: int, *, rows: bool, ragged: bool = True) -> Batch:
     for reference, mask in zip(batch.references, batch.masks, strict=True):
         inputs = {"target_tokens": np.zeros(reference.shape, np.int64), "ref": reference.astype(np.float32), "mask": mask}
         batch.data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints([0] * len(reference)), loss_fn_inputs=inputs))
-        reference[:] = reference.astype(np.float32)  # what a datum can hold
+        reference[:] = reference.astype(np.float32)  # the types that a datum can hold
     return batch
 
 
 def evaluate(term: Any, batch: Batch) -> tuple[float, list[Array], dict[str, float]]:
-    """The term in double precision: value, gradient, metrics."""
+    """Return value, gradient and metrics of the term, in double precision."""
     leaves = [torch.tensor(part, dtype=torch.float64, requires_grad=True) for part in batch.parts]
     value, metrics = term(batch.data, leaves)
     gradients = torch.autograd.grad(value, leaves, allow_unused=True)
@@ -83,7 +83,7 @@ def evaluate(term: Any, batch: Batch) -> tuple[float, list[Array], dict[str, flo
 
 
 def differentiate(function: Callable[[list[Array]], float], parts: list[Array]) -> list[Array]:
-    """By central differences."""
+    """Return the gradient by central differences."""
     gradients = [np.zeros_like(part) for part in parts]
     for index, part in enumerate(parts):
         for cell in np.ndindex(part.shape):
@@ -97,7 +97,7 @@ def differentiate(function: Callable[[list[Array]], float], parts: list[Array]) 
 
 
 def hold(term: Any, batch: Batch, expected: Callable[[list[Array]], float]) -> dict[str, float]:
-    """The term has the value of the function, and the gradient of its finite differences."""
+    """Check that the term has the value of the function, and the gradient by finite differences."""
     value, gradients, metrics = evaluate(term, batch)
     assert value == pytest.approx(expected(batch.parts), rel=1e-9, abs=1e-9)
     for found, wanted in zip(gradients, differentiate(expected, batch.parts), strict=True):
@@ -107,7 +107,7 @@ def hold(term: Any, batch: Batch, expected: Callable[[list[Array]], float]) -> d
 
 
 def kept(parts: list[Array], masks: list[Array] | None) -> list[float]:
-    """The numbers that count, one by one."""
+    """Return the unmasked numbers one by one."""
     found = []
     for index, part in enumerate(parts):
         for token in range(len(part)):
@@ -117,7 +117,7 @@ def kept(parts: list[Array], masks: list[Array] | None) -> list[float]:
 
 
 def kept_rows(parts: list[Array], masks: list[Array] | None) -> list[list[float]]:
-    """The rows that count."""
+    """Return the unmasked rows."""
     return [
         [float(one) for one in row]
         for index, part in enumerate(parts)
@@ -143,7 +143,7 @@ few = settings(max_examples=10, deadline=None)
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_norms(seed: int, rows: bool, target: Any, mask: Any, reduction: Any) -> None:
-    """L1, L2 and the elastic net are what their names say, of everything that counts in all datums."""
+    """L1, L2 and the elastic net are computed over all unmasked values of all datums."""
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
 
@@ -167,7 +167,7 @@ def test_norms(seed: int, rows: bool, target: Any, mask: Any, reduction: Any) ->
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
-    """L2 is taken from a number, from the mean of what counts, or from an input of the datums, and cut where it is asked for."""
+    """L2 is taken from a number, from the mean of unmasked values, or from an input of the datums, and clipped on request."""
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
     common: Any = {"mask": mask, "reduction": reduction}
@@ -185,7 +185,9 @@ def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
 
     assert hold(L2(center="mean", **common), batch, from_mean)["center"] == pytest.approx(np.mean(kept(batch.parts, masks)))
     assert "center" not in hold(L2(center=LossInput("ref"), **common), batch, from_input) or len(kept(batch.parts, masks)) == 1
-    if all(abs(abs(x + 1.5) - 0.7) > 1e-4 for x in kept(batch.parts, masks)):  # not at the edge, where there is no derivative
+    if all(
+        abs(abs(x + 1.5) - 0.7) > 1e-4 for x in kept(batch.parts, masks)
+    ):  # away from the edge, where the derivative does not exist
         hold(L2(center=-1.5, clip=0.7, **common), batch, cut)
 
 
@@ -215,7 +217,7 @@ def shannon(ours: list[float], theirs: list[float]) -> float:
 @few
 @given(seed=SEEDS)
 def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> None:
-    """KL in its three directions, the Jensen-Shannon divergence, and consistency by KL, row by row of all datums."""
+    """KL in its three directions, the Jensen-Shannon divergence, and consistency by KL are computed per row of all datums."""
     batch = make_batch(seed, rows=True)
     masks = batch.masks if mask else None
     references = kept_rows(batch.references, masks)
@@ -244,7 +246,7 @@ def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> Non
 @few
 @given(seed=SEEDS)
 def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
-    """With one log-probability for each token KL is estimated by k1, k2 or k3, and entropy by the mean surprise."""
+    """With one log-probability per token KL is estimated by k1, k2 or k3, and entropy by the mean surprise."""
     batch = make_batch(seed, rows=False)
     masks = batch.masks if mask else None
     references = kept(batch.references, masks)
@@ -276,9 +278,8 @@ def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
 
 @few
 @given(seed=SEEDS)
-def test_what_estimates_train_on_average(seed: int) -> None:
-    """Over all tokens a model can draw, the gradients of k2, k3 and of the entropy's score are those of the exact quantities, and
-    that of k1 is 0: what the guide says of each."""
+def test_expected_gradients_of_estimates(seed: int) -> None:
+    """Averaged over all tokens, the gradients of k2, k3 and the entropy score are exact, and that of k1 is 0, as documented."""
     rng = np.random.default_rng(seed)
     logits, reference = rng.normal(size=4), log_softmax(rng.normal(size=4))
 
@@ -286,7 +287,7 @@ def test_what_estimates_train_on_average(seed: int) -> None:
         return differentiate(lambda parts: function(log_softmax(parts[0])), [logits])[0]
 
     def on_average(term: Any) -> Array:
-        """The expected gradient by the logits, of tokens drawn with these logits."""
+        """Return the expected gradient by the logits, over tokens drawn with these logits."""
         logprobs, total = log_softmax(logits), np.zeros(4)
         for token in range(4):
             inputs = {"target_tokens": [token], "ref": reference[[token]].astype(np.float64)}
@@ -315,7 +316,7 @@ def test_what_estimates_train_on_average(seed: int) -> None:
 @settings(max_examples=3, deadline=None)
 @given(seed=SEEDS)
 def test_entropy_of_distributions(seed: int, normalize: bool, temperature: float, mask: Any, reduction: Any) -> None:
-    """The entropy of each row, at a temperature, as a share of the largest one, to be lowered or raised."""
+    """The entropy of each row, at a temperature, as a fraction of the maximum, can be lowered or raised."""
     batch = make_batch(seed, rows=True)
     masks = batch.masks if mask else None
 
@@ -341,7 +342,7 @@ def test_entropy_of_distributions(seed: int, normalize: bool, temperature: float
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
-    """The squared and the absolute difference for each token, and the cosine distance for each datum."""
+    """Consistency is the squared or absolute difference per token, or the cosine distance per datum."""
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
     references = kept(batch.references, masks)
@@ -379,7 +380,7 @@ def test_impossible_tokens() -> None:
     assert evaluate(KL([theirs]), Batch([ours], [theirs], [], data))[0] == pytest.approx(0.5 * 100)
 
 
-def test_what_is_too_small_adds_nothing() -> None:
+def test_tiny_values_add_nothing() -> None:
     """Probabilities below 1e-10 add nothing to a divergence, log-probabilities below -50 nothing to an entropy."""
     data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs={"target_tokens": [[0]]})]
     for logprob, divergence, entropy in ((-24.0, 0.0, 24 * math.exp(-24)), (-22.0, -22 * math.exp(-22), 22 * math.exp(-22))):
@@ -390,7 +391,7 @@ def test_what_is_too_small_adds_nothing() -> None:
 
 
 def test_sparse_targets() -> None:
-    """Of sparse targets only the candidates that are stored count."""
+    """Of sparse targets only the stored candidates count."""
     targets = tinker.TensorData([5, 6, 7], "int64", [2, 3], [0, 2, 3], [0, 2, 1])
     reference = np.log(np.full((2, 3), 0.25))
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": targets})
@@ -410,7 +411,7 @@ def test_sparse_targets() -> None:
 @settings(max_examples=3, deadline=None)
 @given(seed=SEEDS, rows=st.booleans())
 def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: Any) -> None:
-    """The products of all pairs of rows of the matrix that the datums make, by each of its axes."""
+    """Orthogonality sums the products of all pairs of rows of the matrix of the datums, along each axis."""
     batch = make_batch(seed, rows=rows, ragged=False)
 
     def matrix(parts: list[Array]) -> Array:
@@ -444,7 +445,7 @@ def cubes(data: Any, logprobs: Any) -> Any:
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_gradient_penalty(seed: int, rows: bool) -> None:
-    """The length of the gradient of a loss over all datums, at the log-probabilities or between them and a reference."""
+    """The penalty is the gradient norm of a loss over all datums, at the log-probabilities or between them and a reference."""
     batch = make_batch(seed, rows=rows)
     share = float(np.random.default_rng(7).random())
 
@@ -458,14 +459,14 @@ def test_gradient_penalty(seed: int, rows: bool) -> None:
     hold(GradientPenalty(cubes), batch, lambda parts: penalty(parts, 1.0))
     mixing = GradientPenalty(cubes, mode="interpolated", reference="ref", target_norm=0.5, seed=7)
     assert hold(mixing, batch, between)["share"] == share
-    assert evaluate(mixing, batch)[2]["share"] != share  # drawn anew
+    assert evaluate(mixing, batch)[2]["share"] != share  # drawn again
 
 
 # --------------------------------------------------------------------------------------------------------- losses by name
 
 
 def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
-    """The documented formula for one token; ``fixed`` is the ratio where it counts as a constant."""
+    """Return the documented formula for one token; ``fixed`` is the ratio where it counts as a constant."""
     ratio = math.exp(x - q)
     if name == "cross_entropy":
         return -x
@@ -482,7 +483,7 @@ def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
 @few
 @given(seed=SEEDS)
 def test_losses_by_name(seed: int, name: str) -> None:
-    """Each is the sum of its documented formula times the weights, with the gradient of that."""
+    """Each loss is the sum of its documented formula times the weights, with the matching gradient."""
     batch = make_batch(seed, rows=False)
     rng = np.random.default_rng(seed)
     data, sampled, advantages, weights = [], [], [], []
@@ -517,7 +518,7 @@ def test_losses_by_name(seed: int, name: str) -> None:
 
 @given(step=st.integers(0, 1000), steps=st.integers(1, 100), start=st.floats(0, 10), end=st.floats(0, 10))
 def test_schedules(step: int, steps: int, start: float, end: float) -> None:
-    """Weights are on the line, or the curve, that the schedule names, and within its ends."""
+    """Weights follow the line or curve named by the schedule, and stay within its ends."""
     on_line = start + (end - start) * min(step, steps) / steps
     assert LinearWeight(start, end, steps)(step) == pytest.approx(on_line)
     assert WarmUpWeight(end, steps)(step) == pytest.approx(end * min(step, steps) / steps)

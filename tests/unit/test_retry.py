@@ -1,4 +1,4 @@
-"""The retry table, row by row, in no time: the clock is a fake that a sleep moves on."""
+"""The retry table, row by row, on a simulated clock that sleeping advances."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def test_verdicts(error: BaseException, verdict: Verdict) -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    """The server's hint is read in seconds, in milliseconds and as a date, capped, and ignored when it makes no sense."""
+    """The server's hint is read in seconds, in milliseconds and as a date, capped, and ignored if invalid."""
     error = status(429, **{name.replace("-", "_"): value for name, value in headers.items()})
     assert read_hint(error) == (None if seconds is None else pytest.approx(seconds))
 
 
 def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: float = 1.0) -> tuple[FakeTime, object]:
-    """Run an attempt that fails with each of these in turn and then succeeds; the clock, and the value or the error."""
+    """Run an attempt that fails with each of these in turn and then succeeds; return the clock, and the value or the error."""
     time = FakeTime()
     clock = time.clock(random)
     retries, observers = Retries(policy, clock.monotonic(), clock.random), Observers(clock)
@@ -126,7 +126,7 @@ def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: flo
 
 
 def test_delays_double_up_to_the_longest() -> None:
-    """Without a hint the ceiling of the delay doubles from the base to the longest, and the draw scales it."""
+    """Without a hint the upper limit of the delay doubles from the base to the longest, and the random draw scales it."""
     time, value = attempt_run([status(503) for _ in range(7)], SUBMIT)
     assert value == "done"
     assert time.slept == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
@@ -135,7 +135,7 @@ def test_delays_double_up_to_the_longest() -> None:
 
 
 def test_the_log_has_one_line_for_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """A traceback that a server sends is cut to a line there; the error has all of it."""
+    """A traceback from the server is cut to one line in the log; the error has all of it."""
     said = "it broke\n" + "  File somewhere\n" * 1000
     error = status(500)
     error.args = (said,)
@@ -147,19 +147,19 @@ def test_the_log_has_one_line_for_a_failure(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_hint_is_a_floor() -> None:
-    """A hint is waited out in full, with at most a second of jitter on top."""
+    """The retry waits at least as long as the hint, with at most a second of jitter added."""
     time, _ = attempt_run([status(429, retry_after="7")], SUBMIT, random=0.5)
     assert time.slept == [7.25]
 
 
 def test_pause_is_steady() -> None:
-    """A blocked account is asked again at a steady pace."""
+    """A blocked account is retried at a constant interval."""
     time, _ = attempt_run([status(402), status(402)], SUBMIT)
     assert time.slept == [PAUSE_SECONDS, PAUSE_SECONDS]
 
 
 def test_gives_up_at_the_total_with_the_last_error() -> None:
-    """When the total time is up the last real error is raised, unchanged but for a note on the attempts."""
+    """When the total time is up the last real error is raised, unchanged except for a note on the attempts."""
     time, error = attempt_run([status(500 + i % 4 * 2) for i in range(1000) if i % 4 != 0.5], SUBMIT)
     assert isinstance(error, errors.APIError)
     assert sum(time.slept) <= SUBMIT.total_seconds
@@ -167,15 +167,15 @@ def test_gives_up_at_the_total_with_the_last_error() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 401, 404, 409, 410, 422])
-def test_hopeless_failures_are_not_repeated(code: int) -> None:
-    """A failure that a repeat cannot help is raised at once."""
+def test_permanent_failures_are_not_retried(code: int) -> None:
+    """A failure that a retry cannot help is raised at once."""
     time, error = attempt_run([status(code)], SUBMIT)
     assert isinstance(error, errors.APIStatusError)
     assert time.slept == []
 
 
-def test_rate_limits_are_waited_out_for_longer() -> None:
-    """A server that asks samples for patience gets hours of it; one that says nothing or fails, minutes from then on."""
+def test_rate_limits_are_retried_for_longer() -> None:
+    """A sample whose server sends hints is retried for hours; without hints or with failures, for minutes from then on."""
     patient, error = attempt_run((status(429) for _ in itertools.count()), SAMPLE)
     assert isinstance(error, errors.RateLimitError)
     assert SAMPLE.total_seconds < SAMPLE.limit(Verdict.COOL_DOWN) - 11 < sum(patient.slept) <= SAMPLE.limit(Verdict.COOL_DOWN)
@@ -187,16 +187,16 @@ def test_rate_limits_are_waited_out_for_longer() -> None:
 
 @pytest.mark.parametrize("policy", [START, REST, SUBMIT, SAMPLE])
 @pytest.mark.parametrize("code", [429, 503])
-def test_the_longest_hint_is_followed_by_another_try(policy: Policy, code: int) -> None:
-    """Whoever is asked to come back in a minute, or in more, does."""
+def test_the_longest_hint_is_followed_by_another_attempt(policy: Policy, code: int) -> None:
+    """A retry hint of a minute or longer is followed by one more attempt."""
     time, value = attempt_run([status(code, retry_after="600")], policy)
     assert value == "done"
     assert MAX_HINT_SECONDS <= sum(time.slept) <= MAX_HINT_SECONDS + 1
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_hints_are_heeded_for_two_minutes_where_others_wait(code: int) -> None:
-    """Where somebody waits in front of the screen a server that goes on asking for patience gets two minutes, one that fails one."""
+def test_retry_hints_extend_the_deadline_to_two_minutes(code: int) -> None:
+    """Interactive calls are retried for two minutes while the server sends hints, and for one minute without."""
     time, error = attempt_run((status(code, retry_after="30") for _ in itertools.count()), REST)
     assert isinstance(error, errors.APIStatusError)
     assert 60 < sum(time.slept) <= HINTED_SECONDS
@@ -205,15 +205,15 @@ def test_hints_are_heeded_for_two_minutes_where_others_wait(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_patience_beats_hints(code: int) -> None:
-    """Somebody who waits for seconds only does not wait for a minute because the server says so."""
+def test_patience_overrides_hints(code: int) -> None:
+    """A patience of a few seconds overrides a retry hint of a minute."""
     time, error = attempt_run([status(code, retry_after="60")], REST.within(2.0))
     assert isinstance(error, errors.APIStatusError)
     assert time.slept == []
 
 
 def test_failing_fast() -> None:
-    """Where rate limits are not waited out, the first one is raised; other failures are tried again as ever."""
+    """A policy that fails fast raises the first rate limit; other failures are retried as usual."""
     fast = msgspec.structs.replace(SUBMIT, fails_fast=True)
     time, error = attempt_run([status(503), status(429, retry_after="7"), status(503)], fast)
     assert isinstance(error, errors.RateLimitError)
@@ -221,8 +221,8 @@ def test_failing_fast() -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])
-def test_answers_that_cannot_be_read(failures: int) -> None:
-    """The third answer that cannot be read is the last."""
+def test_unreadable_responses(failures: int) -> None:
+    """The third unreadable response is the last."""
     garbled = errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None)
     time, outcome = attempt_run([status(503), *[garbled] * failures], SUBMIT)
     assert outcome is (garbled if failures == 3 else "done")

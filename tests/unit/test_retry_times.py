@@ -1,4 +1,4 @@
-"""From when time is counted while something is tried again, and what is forgotten when there was progress."""
+"""Retry times: when the total time starts, and what progress resets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Attempts:
     retries: Retries
 
     def next_delay(self, error: errors.APIError) -> float:
-        """Return the seconds until the next attempt; raises the error if there is none."""
+        """Return the seconds until the next attempt; raise the error if there is none."""
         step = self.retries.after(error, self.time.now)
         if isinstance(step, Fail):
             raise step.error
@@ -54,8 +54,8 @@ def garbled() -> errors.APIResponseValidationError:
 
 
 @pytest.mark.parametrize("code", [402, 429])
-def test_time_counts_from_the_last_answer_that_asked_for_patience(code: int) -> None:
-    """A server that asked for patience a moment ago is alive: other failures have their full time from then on."""
+def test_time_counts_from_the_last_hint(code: int) -> None:
+    """A server that has just sent a hint is alive: other failures have their full time from then on."""
     time = Time()
     attempts = time.attempts(msgspec.structs.replace(POLICY, cool_down_seconds_total=1000.0))
     time.now += 95
@@ -68,8 +68,8 @@ def test_time_counts_from_the_last_answer_that_asked_for_patience(code: int) -> 
 
 
 @pytest.mark.parametrize(("code", "seconds"), [(402, 1000.0), (429, 500.0)])
-def test_patience_counts_from_the_first_try(code: int, seconds: float) -> None:
-    """What asks for patience is not heeded for ever: its own time is not prolonged by asking again."""
+def test_hints_count_from_the_first_attempt(code: int, seconds: float) -> None:
+    """The total time for hints is not extended by further hints."""
     time = Time()
     attempts = time.attempts(msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0))
     end = time.now + seconds
@@ -79,8 +79,8 @@ def test_patience_counts_from_the_first_try(code: int, seconds: float) -> None:
         attempts.next_delay(status(code))
 
 
-def test_a_try_at_the_very_end_is_made() -> None:
-    """The last delay may end exactly when the time does, and not a moment later."""
+def test_an_attempt_at_the_deadline_is_made() -> None:
+    """The last delay may end exactly when the total time does, and not later."""
     for late, allowed in ((99.0, True), (99.001, False)):
         time = Time()
         attempts = time.attempts()
@@ -92,8 +92,8 @@ def test_a_try_at_the_very_end_is_made() -> None:
                 attempts.next_delay(status(503))
 
 
-def test_the_last_error_says_how_often_it_was_tried() -> None:
-    """After several tries the error has a note on their number and time; a first one that is final has none."""
+def test_the_last_error_has_the_number_of_attempts() -> None:
+    """After several attempts the error has a note on their number and time; a first, final one has none."""
     time = Time()
     attempts = time.attempts()
     attempts.next_delay(status(503))
@@ -106,8 +106,8 @@ def test_the_last_error_says_how_often_it_was_tried() -> None:
     assert not hasattr(alone.value, "__notes__")
 
 
-def test_progress_forgets_the_failures_before_it() -> None:
-    """After a reset delays, times and answers that could not be read count anew."""
+def test_progress_resets_earlier_failures() -> None:
+    """A reset restarts delays, times and the count of unreadable responses."""
     time = Time()
     attempts = time.attempts()
     for delay in (1.0, 2.0, 4.0, 4.0):
@@ -150,12 +150,12 @@ def test_progress_forgets_the_failures_before_it() -> None:
     ],
 )
 def test_what_became_of_a_request(error: Exception, fate: Fate) -> None:
-    """Each failure says whether the server has read the request, has refused it, or may have accepted it."""
+    """Each failure states whether the server has read the request, has refused it, or may have accepted it."""
     assert fate_of(error) is fate
 
 
-def test_an_earlier_try_may_have_arrived() -> None:
-    """A refusal of a later try says nothing of an earlier one that was cut off; a reset forgets that one."""
+def test_an_earlier_attempt_may_have_arrived() -> None:
+    """A refusal of a later attempt does not settle an earlier one that was cut off; a reset forgets that one."""
     attempts = Time().attempts()
     attempts.next_delay(errors.APIConnectionError(request=REQUEST))
     refusal = status(422)
@@ -177,8 +177,8 @@ def test_an_earlier_try_may_have_arrived() -> None:
     assert fate_of(forgotten) is Fate.REFUSED
 
 
-def test_what_never_ran_was_not_seen() -> None:
-    """Where no connection was made, or the server said that it did not begin, the server has seen nothing."""
+def test_requests_that_never_ran_were_not_seen() -> None:
+    """If no connection was made, or the server reports that it did not begin, the server has not seen the request."""
     error = errors.APIConnectionError(request=REQUEST)
     error.never_ran = True
     assert fate_of(error) is Fate.UNSEEN
@@ -187,7 +187,7 @@ def test_what_never_ran_was_not_seen() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0.0, 30.0, 10_000.0])
 def test_impatience_shortens_every_kind_of_wait(seconds: float | None) -> None:
-    """A policy within some seconds is never longer than they are, and never longer than it was."""
+    """A policy limited to some seconds is never longer than they are, and never longer than before."""
     policy = msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0)
     short = policy.within(seconds)
     limit = float("inf") if seconds is None else seconds

@@ -1,4 +1,4 @@
-"""Settings: by argument and by variable, validated wherever they come from, each of them on the page of settings."""
+"""Settings: by argument and by variable, validated from every source, and documented on the page of settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOTHING: Mapping[str, str] = {}
     ],
 )
 def test_variables(variable: str, text: str, name: str, value: object) -> None:
-    """A variable sets its setting, an empty one nothing, and an argument comes before it."""
+    """A variable sets its setting, an empty one nothing, and an argument takes precedence."""
     default = getattr(load_config(environ=NOTHING), name)
     assert getattr(load_config(environ={variable: text}), name) == value
     assert getattr(load_config(environ={variable: ""}), name) == default
@@ -64,8 +64,8 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "error", "match"), WRONG)
-def test_what_cannot_be_right(name: str, value: Any, error: type[Exception], match: str) -> None:
-    """A wrong setting is refused where it is given, whether loaded, constructed or changed."""
+def test_invalid_settings(name: str, value: Any, error: type[Exception], match: str) -> None:
+    """An invalid setting is refused where it is given, whether loaded, constructed or changed."""
     given = {name: value}
     makers: tuple[Callable[..., Config], ...] = (load_config, Config, partial(override, Config()))
     for make in makers:
@@ -85,14 +85,14 @@ def test_what_cannot_be_right(name: str, value: Any, error: type[Exception], mat
         ("TINKER_PROXY_HEADERS", "a: b"),
     ],
 )
-def test_variables_that_cannot_be_right(variable: str, text: str) -> None:
-    """A wrong variable is a ValueError that names it."""
+def test_invalid_variables(variable: str, text: str) -> None:
+    """An invalid variable is a ValueError that names it."""
     with pytest.raises(ValueError, match=variable):
         load_config(environ={variable: text})
 
 
-def test_there_is_no_other_setting() -> None:
-    """A name that is no setting is a TypeError, and so is something else than settings."""
+def test_unknown_settings() -> None:
+    """An unknown setting is a TypeError, as is a value that is not settings."""
     with pytest.raises(TypeError, match="nonsense"):
         Config.load(nonsense=1)  # type: ignore[call-arg]
     wrong: Any = {"base_url": "local://toy"}
@@ -101,7 +101,7 @@ def test_there_is_no_other_setting() -> None:
 
 
 def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings take the place of the environment, and arguments of the client come before both."""
+    """Settings replace the environment, and arguments of the client take precedence over both."""
     config = Config.load(base_url="http://one", api_key="tml-one", headers={"X-A": "a"}, heartbeat_seconds=3)
     monkeypatch.setenv("TINKER_BASE_URL", "http://other")
     service: Any = tinker.ServiceClient(
@@ -115,12 +115,12 @@ def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_pool_can_be_set() -> None:
-    """Each purpose of a connection has the pool of its name in the settings, and no pool is without a purpose."""
+    """Each purpose of a connection has a pool with its name in the settings, and each pool has a purpose."""
     assert {purpose.pool.pool_name for purpose in Purpose} == CONNECTIONS.keys()
 
 
-def test_a_pool_has_as_many_connections_as_the_settings_say() -> None:
-    """More exchanges than that wait for a connection, while those of another pool go on."""
+def test_pools_are_limited_by_the_settings() -> None:
+    """More exchanges than that wait for a connection, while those of another pool continue."""
 
     async def exchange() -> int:
         engine = HttpEngine(connections={"session": 2})
@@ -155,12 +155,12 @@ def test_a_pool_has_as_many_connections_as_the_settings_say() -> None:
 
 
 def test_every_setting_is_a_keyword() -> None:
-    """`Config.load` takes each setting by its name, and editors know it."""
+    """`Config.load` accepts each setting by its name, and editors know it."""
     assert ConfigSettings.__annotations__.keys() - {"proxy"} == {field.name for field in attrs.fields(Config)}
 
 
-def test_every_setting_says_what_it_means() -> None:
-    """The docstring, of which the page of settings is made, has each field; a variable or an argument sets it."""
+def test_every_setting_is_documented() -> None:
+    """The docstring, from which the page of settings is made, has each field; a variable or an argument sets it."""
     lines = inspect.cleandoc(Config.__doc__ or "").splitlines()
     for field in attrs.fields(Config):
         assert any(line.startswith(f"    {field.name}: ") for line in lines), field.name

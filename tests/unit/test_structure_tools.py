@@ -1,4 +1,4 @@
-"""The scripts that measure the structure see what is there: imports of every kind, floors, repeated names, participles."""
+"""The scripts that measure the structure: imports of every kind, levels, repeated names, participles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structure import ROOT, body_lines, code_lines, measure_size, read_budget
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    """A checkout with these files."""
+    """Write a checkout with these files."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def graph(tmp_path: Path) -> Graph:
 
 
 def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
-    """Relative ones, those of functions, for type checkers, and by name; inside a package there are none."""
+    """Relative imports and those in functions, for type checkers and by name are found; those inside a package do not count."""
     assert graph.arrows == {
         ("__init__", "top"): {"face"},
         ("_pack", "middle"): {"lazy"},
@@ -53,14 +53,14 @@ def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
 
 
 def test_floors_follow_imports_at_run_time(graph: Graph) -> None:
-    """What is against them is upward, and a ring is one even when it is closed inside a function."""
+    """An import against the levels is reported as upward, and a cycle also if it is closed inside a function."""
     assert graph.floors == {"_pack": 1, "middle": 2, "top": 3, "__init__": 4}
     assert graph.upward == [("_pack", "middle"), ("_pack", "top"), ("middle", "top")]
     assert graph.circles == [("_pack", "middle", "top")]
 
 
 def test_the_drawing_is_an_svg_document_that_does_not_change(graph: Graph) -> None:
-    """The same graph gives the same bytes, with a box for each room and a curve for each arrow."""
+    """The same graph gives the same bytes, with a box for each package and a curve for each arrow."""
     drawing = draw(graph, "a & b")
     assert drawing == draw(graph, "a & b")
     tags = [element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawing).iter()]
@@ -82,15 +82,15 @@ def test_the_drawing_is_an_svg_document_that_does_not_change(graph: Graph) -> No
         ("def __init_subclassed__(self): ...", False),
     ],
 )
-def test_participles_are_told_from_verbs(source: str, named: bool) -> None:
-    """Properties and predicates may be participles; what does something is a verb."""
+def test_participles_are_distinguished_from_verbs(source: str, named: bool) -> None:
+    """Properties and predicates may be participles; functions with an effect are verbs."""
     (function,) = ast.parse(source).body
     assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
     assert is_named_by_participle(function) is named
 
 
 def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
-    """Classes and aliases, with an underscore or without; not constants, and not what is inside a function."""
+    """Classes and aliases count, with or without underscore; constants, and names inside a function, do not."""
     write(
         tmp_path,
         {
@@ -107,7 +107,7 @@ def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
 
 
 def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
-    """Three files, four moves, two of them back; the types, accessors and properties are not opened by a reader."""
+    """The route has three files and four moves, two of them back; types, accessors and properties do not count."""
     route = follow([Entry(name, "f", 1, False) for name in ("a", "b", "b", "a", "c", "a")])
     assert (route.calls, route.files, route.moves, route.returns) == (6, 3, 4, 2)
     source = "class A:\n    @property\n    def p(self):\n        return g()\n\ndef accessor():\n    return g\n\ndef f():\n    return g()\n"
@@ -119,15 +119,15 @@ def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
     assert not is_control(Entry("<attrs generated>", "__init__", 1, False), root)
 
 
-def test_docstring_and_decorators_are_no_part_of_a_length() -> None:
-    """So documentation is never shortened for a figure."""
+def test_docstring_and_decorators_do_not_count() -> None:
+    """Docstring and decorators do not count as lines of a function, so documentation is never shortened for a figure."""
     (function,) = ast.parse('@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    a = 1\n    return a\n').body
     assert isinstance(function, ast.FunctionDef)
     assert body_lines(function) == 3
 
 
 def test_code_lines_are_those_of_code(tmp_path: Path) -> None:
-    """Docstrings, comments and blank lines are left out, and a string over several lines counts each of them."""
+    """Docstrings, comments and blank lines are not counted, and a string over several lines counts each of them."""
     path = tmp_path / "one.py"
     path.write_text(
         '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""  # code\n\ndef f():\n    "Doc."\n    return (\n        1\n    )\n'
@@ -136,7 +136,7 @@ def test_code_lines_are_those_of_code(tmp_path: Path) -> None:
 
 
 def test_no_building_is_larger_than_its_budget() -> None:
-    """The code lines of each building and the files are at most those of budget.toml, which follows when they fall."""
+    """The code lines of each area and the number of files are at most those of budget.toml, which is lowered when they fall."""
     there = {figure.name: figure.value for figure in measure_size(ROOT)}
     budget = read_budget()
     assert {name: there[name] for name, most in budget.items() if there[name] > most} == {}, (

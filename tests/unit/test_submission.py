@@ -25,7 +25,7 @@ UNKNOWN_FIELD = {"detail": [{"type": "extra_forbidden", "loc": ["body", "known_f
 
 
 class Body(msgspec.Struct):
-    """The JSON form of a request; ``known_failure`` is at its default."""
+    """The JSON form of a request; ``known_failure`` has its default."""
 
     seq_id: int
     known_failure: int = 0
@@ -92,7 +92,7 @@ class Server:
         self.sent = Variant(5, forms.form)
 
     def refuse(self, outcome: str) -> str:
-        """Answer what was sent, and tell what follows: ``0.5j7`` waits for half a second and sends JSON under the number 7."""
+        """Refuse the request and return what follows: ``0.5j7`` waits for half a second and sends JSON under the number 7."""
         is_json = self.sent.form is not None and self.sent.form.media == "json"
         record = self.fields.without("x", Body(self.sent.number)) if is_json else None
         step = self.submission.fail(OUTCOMES[outcome](self.sent.number), self.sent, record, self.now)
@@ -162,7 +162,7 @@ def read_table(table: str) -> Iterator[tuple[list[str], str]]:
 
 @pytest.mark.parametrize(("wire", "table"), [("auto", UNSETTLED), ("json", SETTLED)])
 def test_what_follows_each_pair_of_outcomes(wire: WireChoice, table: str) -> None:
-    """Every pair of outcomes leads to what the table says, and the table has every pair that is possible."""
+    """Every pair of outcomes leads to what the table states, and the table has every possible pair."""
     expected = {tuple(outcomes): cell for outcomes, cell in read_table(table)}
     found: dict[tuple[str, ...], str] = {}
     for first in OUTCOMES:
@@ -175,14 +175,14 @@ def test_what_follows_each_pair_of_outcomes(wire: WireChoice, table: str) -> Non
 
 
 def test_a_form_refused_then_a_busy_server_then_a_number() -> None:
-    """After a wait the form that was not refused goes on; the request under another number begins with the form in use."""
+    """After a wait the form that was not refused is kept; the request under another number starts with the form in use."""
     server = Server("auto")
     assert [server.refuse(one) for one in ("415", "429", "409=7")] == ["j5", "0.5j5", "p7"]
 
 
 @pytest.mark.parametrize("wire", ["auto", "json"])
 def test_no_request_runs_under_two_numbers(wire: WireChoice) -> None:
-    """Once the server may have accepted a request, it is never sent under another number; three outcomes, all of them."""
+    """Once the server may have accepted a request, it is never sent under another number, after any three outcomes."""
     for outcomes in itertools.product(OUTCOMES, repeat=3):
         server, may_have_run = Server(wire), False
         for outcome in outcomes:
@@ -195,7 +195,7 @@ def test_no_request_runs_under_two_numbers(wire: WireChoice) -> None:
 
 @pytest.mark.parametrize("wire", ["auto", "json"])
 def test_every_request_ends(wire: WireChoice) -> None:
-    """Whatever a server answers, in whatever order, the request is given up within the time of its policy."""
+    """Whatever responses a server sends, in whatever order, the request ends within the time of its policy."""
     random = Random(7)
     for _ in range(200):
         server, favourites = Server(wire), random.sample(sorted(OUTCOMES), 3)

@@ -1,4 +1,4 @@
-"""TensorData: whose memory it is, sparse forms, and what cannot be one."""
+"""TensorData: owned and shared memory, sparse forms, and invalid values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def frozen(values: Any) -> Any:
 
 
 def test_memory_is_shared_where_it_may_be_written() -> None:
-    """A writable array of the right type is kept as it is, in and out; a read-only one is copied, also for torch."""
+    """A writable array of the right type is kept without a copy, in and out; a read-only one is copied, also for torch."""
     torch = pytest.importorskip("torch")
     mine = np.asarray([1.0, 2.0], np.float32)
     for tensor in (TensorData.from_numpy(mine), TensorData(mine, "float32")):
@@ -56,8 +56,8 @@ def test_memory_is_shared_where_it_may_be_written() -> None:
     assert isinstance(tensor.to_torch(), torch.Tensor)
 
 
-def test_copies_have_memory_of_their_own() -> None:
-    """A deep copy and a pickle are equal in everything and share nothing."""
+def test_copies_have_separate_memory() -> None:
+    """A deep copy and a pickle are equal in everything and share no memory."""
     tensor = TensorData([5.0], "float32", [2, 3], [0, 1, 1], [2])
     for other in (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
         assert not np.shares_memory(other.values, tensor.values)
@@ -79,7 +79,7 @@ def test_values_cannot_be_set() -> None:
 
 
 def test_absent_cells_have_the_pad_value() -> None:
-    """A sparse tensor is made dense with the value that is asked for; its data are the listed values only."""
+    """A sparse tensor is made dense with the given pad value; its data are the listed values only."""
     tensor = TensorData([7, 8, 9], "int64", [3, 2], [0, 1, 1, 3], [1, 0, 1])
     assert tensor.is_sparse
     assert tensor.tolist() == tensor.to_numpy().tolist() == [[0, 7], [0, 0], [8, 9]]
@@ -93,7 +93,7 @@ def test_absent_cells_have_the_pad_value() -> None:
 
 @pytest.mark.parametrize(("kept", "sparse"), [(0, True), (1, True), (3, True), (4, False), (12, False)])
 def test_tensors_are_sparse_where_that_is_smaller(kept: int, sparse: bool) -> None:
-    """Row starts, columns and values are counted against the cells of the whole table."""
+    """The size of row starts, columns and values is compared with that of the whole table."""
     table = np.zeros((3, 4), np.float32)
     table.reshape(-1)[:kept] = np.arange(1, kept + 1)
     tensor = TensorData.from_numpy_sparse(table)
@@ -102,7 +102,7 @@ def test_tensors_are_sparse_where_that_is_smaller(kept: int, sparse: bool) -> No
     assert tensor.dtype == "float32"
 
 
-def test_what_is_padding_is_left_out() -> None:
+def test_padding_is_left_out() -> None:
     """Another pad value, integers and other ranks keep their values."""
     table = np.full((2, 10), -1, np.int64)
     table[1, 3] = 5
@@ -131,15 +131,15 @@ def test_what_is_padding_is_left_out() -> None:
         ([1.0], "float32", [1, 2], [0, 1], [-1]),
     ],
 )
-def test_what_is_no_sparse_tensor(arguments: Any) -> None:
-    """Indices that do not fit the shape or each other are refused; those at the edges are taken."""
+def test_invalid_sparse_tensors(arguments: Any) -> None:
+    """Indices that do not fit the shape or each other are refused; those at the edges are accepted."""
     with pytest.raises(ValueError, match=r"sparse|shape"):
         TensorData(*arguments)
     assert TensorData([1.0, 2.0], "float32", [3, 2], [0, 1, 1, 2], [1, 0]).tolist() == [[0, 1], [0, 0], [2, 0]]
 
 
 def test_a_type_is_needed() -> None:
-    """The two types of the wire have names; without one, or with another one, there is no tensor."""
+    """The two types of the wire have names; a missing or other type is refused."""
     with pytest.raises(TypeError, match="needs a dtype: 'float32' or 'int64'"):
         TensorData([1.0])
     with pytest.raises(ValueError, match="dtype must be 'float32' or 'int64', got"):
@@ -150,7 +150,7 @@ def test_a_type_is_needed() -> None:
 
 
 def test_torch_gets_the_same_cells() -> None:
-    """A sparse tensor is dense for torch, zero where nothing is said otherwise."""
+    """A sparse tensor is dense for torch, with zero by default."""
     pytest.importorskip("torch")
     tensor = TensorData([[7.0, 8.0]], "float32", [2, 2], [0, 0, 2], [0, 1])
     assert tensor.values.shape == (2,)
@@ -158,8 +158,8 @@ def test_torch_gets_the_same_cells() -> None:
     assert tensor.to_torch(-1).tolist() == [[-1.0, -1.0], [7.0, 8.0]]
 
 
-def test_tensors_are_equal_by_what_they_hold() -> None:
-    """dtype, shape, indices and values decide; so do copies of a datum compare, and equal ones have one hash."""
+def test_tensors_are_compared_by_value() -> None:
+    """Tensors and copies of datums compare by dtype, shape, indices and values, and equal ones have one hash."""
     one, same = (TensorData.from_numpy(np.asarray([[1.0, 2.0]], np.float32)) for _ in range(2))
     assert one == same
     assert hash(one) == hash(same)
@@ -171,7 +171,7 @@ def test_tensors_are_equal_by_what_they_hold() -> None:
 
 
 def test_numpy_takes_a_tensor() -> None:
-    """`np.asarray` gives the dense array, of another dtype where that is asked for."""
+    """`np.asarray` returns the dense array, in another dtype on request."""
     tensor = TensorData([5.0], "float32", [1, 2], [0, 1], [1])
     assert np.asarray(tensor).tolist() == [[0.0, 5.0]]
     assert np.asarray(tensor, np.int64).dtype == np.int64
@@ -180,8 +180,8 @@ def test_numpy_takes_a_tensor() -> None:
     assert np.array(dense) is not dense.values
 
 
-def test_what_cannot_be_a_tensor_is_said_in_words() -> None:
-    """A shape that does not fit, a list where torch is expected, floats where integers are needed."""
+def test_errors_of_invalid_tensors() -> None:
+    """A shape that does not fit, a list instead of a torch tensor, and floats instead of integers raise a readable error."""
     with pytest.raises(ValueError, match=r"a tensor of shape \[3\] has 3 values, got 2"):
         TensorData([1, 2], "int64", [3])
     with pytest.raises(TypeError, match="from_torch takes a torch tensor, got list"):
@@ -193,6 +193,6 @@ def test_what_cannot_be_a_tensor_is_said_in_words() -> None:
 
 
 def test_ctrl_c_does_not_reach_the_import_of_numpy() -> None:
-    """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that every later use waits for."""
+    """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that later uses wait for."""
     done = subprocess.run([sys.executable, "-c", IMPORTER], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False"]

@@ -1,4 +1,4 @@
-"""Public types: what they accept, what they refuse, and how they behave as values."""
+"""Public types: accepted and refused values, and value semantics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tinker import types
 
 @pytest.mark.parametrize("tokens", [[1, 2, 3], (1, 2, 3), range(1, 4), np.asarray([1, 2, 3]), "torch"])
 def test_tokens_of_any_kind(tokens: Any) -> None:
-    """Lists, tuples, ranges, numpy and torch tokens are the same tokens, as int32."""
+    """Lists, tuples, ranges, numpy and torch tokens become the same tokens, as int32."""
     if isinstance(tokens, str):
         tokens = pytest.importorskip("torch").tensor([1, 2, 3])
     chunk = types.EncodedTextChunk(tokens=tokens)
@@ -24,14 +24,14 @@ def test_tokens_of_any_kind(tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1.5], [[1]], ["x"], [2**31], [None]])
-def test_what_is_no_token(tokens: Any) -> None:
-    """Values that are no 32-bit integers are refused."""
+def test_invalid_tokens(tokens: Any) -> None:
+    """Values that are not 32-bit integers are refused."""
     with pytest.raises(ValueError, match="tokens must"):
         types.EncodedTextChunk(tokens=tokens)
 
 
 def test_model_input_is_an_immutable_value() -> None:
-    """Inputs compare by value, are copied on construction, cannot be changed, and survive pickle and deepcopy."""
+    """Inputs compare by value, are copied on construction, cannot be changed, and can be pickled and deep-copied."""
     tokens = [1, 2]
     one = tinker.ModelInput.from_ints(tokens)
     tokens.append(3)
@@ -48,7 +48,7 @@ def test_model_input_is_an_immutable_value() -> None:
 
 
 def test_images_and_audio() -> None:
-    """Chunks that are not text count as what they say, and have no tokens."""
+    """Chunks that are not text have the length that they state, and no tokens."""
     image = types.ImageChunk(data=b"x", format="png", expected_tokens=7)
     audio = types.DmelChunk(dmel=bytes([254, 0, 2, 0x85, 0x01, 3]))
     mixed = tinker.ModelInput(chunks=[image, audio])
@@ -64,7 +64,7 @@ def test_images_and_audio() -> None:
 
 
 def test_tensor_data_keeps_its_array() -> None:
-    """An array of the wire's dtype is kept without a copy; others are converted; lists are made on request."""
+    """An array of the wire's dtype is kept without a copy; others are converted; lists are created on request."""
     array = np.asarray([[1.0, 2.0]], np.float32)
     assert tinker.TensorData.from_numpy(array).to_numpy() is array
     assert tinker.TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
@@ -96,7 +96,7 @@ def test_tensor_data_and_torch() -> None:
         (lambda: tinker.TensorData([1.0], "float32", None, [0, 1], [0]), ValueError),
     ],
 )
-def test_what_is_no_tensor(make: Any, error: type[Exception]) -> None:
+def test_invalid_tensors(make: Any, error: type[Exception]) -> None:
     """A missing or unknown dtype, a shape that does not fit and broken sparse rows are refused."""
     with pytest.raises(error):
         make()
@@ -156,7 +156,7 @@ def test_parameters_refuse_typos() -> None:
 
 @pytest.mark.parametrize("path", ["run/weights/1", "tinker://run/weights", "tinker://run/other/1", "tinker://a/weights/b/c"])
 def test_checkpoint_paths(path: str) -> None:
-    """A checkpoint path has a scheme, a run, a known kind and a name; anything else is refused with the form."""
+    """A checkpoint path has a scheme, a run, a known kind and a name; anything else is refused with the expected form."""
     parsed = types.ParsedCheckpointTinkerPath.from_tinker_path("tinker://s:train:0/sampler_weights/x")
     assert (parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id) == (
         "s:train:0",
@@ -168,14 +168,14 @@ def test_checkpoint_paths(path: str) -> None:
 
 
 def test_loss_of_an_output() -> None:
-    """The loss is the sum metric; without one the error says which metrics there are."""
+    """The loss is the sum metric; without it the error lists the existing metrics."""
     assert tinker.ForwardBackwardOutput("x", [], {"loss:sum": 2.0}).loss == 2.0
     with pytest.raises(AttributeError, match="total:mean"):
         _ = tinker.ForwardBackwardOutput("x", [], {"total:mean": 2.0}).loss
 
 
 def test_every_public_name_exists() -> None:
-    """Each name of the packages' lists can be had, and an unknown one is an AttributeError."""
+    """Each name in the packages' lists exists, and an unknown one is an AttributeError."""
     for module in (tinker, types):
         assert len(set(module.__all__)) == len(module.__all__)
         for name in module.__all__:
@@ -187,14 +187,14 @@ def test_every_public_name_exists() -> None:
 
 
 def test_tokens_are_plain_integers() -> None:
-    """Numpy integers, whole floats and booleans among tokens come back as integers, and a tuple as a tuple."""
+    """Numpy integers, whole floats and booleans among tokens are returned as integers, and a tuple as a tuple."""
     tokens = tinker.ModelInput.from_ints([np.int64(1), 2.0, True]).to_ints()  # type: ignore[list-item]
     assert [(token, type(token)) for token in tokens] == [(1, int), (2, int), (1, int)]
     assert types.EncodedTextChunk(tokens=(np.int32(5),)).tokens == (5,)  # type: ignore[arg-type]
 
 
 def test_images_have_a_known_format() -> None:
-    """A format that no server reads is refused."""
+    """An image format that no server reads is refused."""
     with pytest.raises(ValueError, match="png, jpeg, got 'webp'"):
         types.ImageChunk(data=b"", format="webp")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="png, jpeg"):
@@ -202,7 +202,7 @@ def test_images_have_a_known_format() -> None:
 
 
 def test_tensors_for_torch() -> None:
-    """A read-only array becomes a tensor of its own; what is not two-dimensional stays dense; absent cells are filled in."""
+    """A read-only array becomes a new tensor; what is not two-dimensional stays dense; absent cells are filled in."""
     torch = pytest.importorskip("torch")
     frozen = np.ones(2, np.float32)
     frozen.setflags(write=False)
@@ -216,8 +216,8 @@ def test_tensors_for_torch() -> None:
         tinker.TensorData.from_numpy_sparse(np.eye(8), True)
 
 
-def test_sequences_as_older_tests_make_them() -> None:
-    """A sequence is made by position, from arrays, or from lists under their older names."""
+def test_older_forms_of_sequences() -> None:
+    """A sequence can be created by position, from arrays, or from lists under their older names."""
     one = tinker.SampledSequence("stop", "q", np.asarray([1], np.int32), np.asarray([-0.5], np.float32))
     two = tinker.SampledSequence(
         stop_reason="stop", sequence_id="q", _tokens_list=[1], _logprobs_list=[-0.5], _topk_logprobs_list=[[(1, -0.5)]]

@@ -1,4 +1,4 @@
-"""Types as dataclasses, in pydantic models, in pickles and with values of numpy; and what they refuse."""
+"""Types as dataclasses, in pydantic models, in pickles and with numpy values; and refused values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VALUES: list[Any] = [
 
 @for_each("value", VALUES)
 def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
-    """Their fields can be listed and read as a dictionary, and a copy can be made with another value of each."""
+    """Fields of a value can be listed and read as a dictionary, and a copy can have another value of each."""
     assert dataclasses.is_dataclass(value)
     names = [field.name for field in dataclasses.fields(value)]
     assert list(dataclasses.asdict(value)) == names == list(type(value).model_fields)
@@ -53,7 +53,7 @@ def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
 
 
 def test_one_field_is_replaced() -> None:
-    """`dataclasses.replace` changes what it is told to and nothing else."""
+    """`dataclasses.replace` changes the given fields and nothing else."""
     assert dataclasses.replace(types.AdamParams(learning_rate=0.5), beta1=0.8) == types.AdamParams(learning_rate=0.5, beta1=0.8)
     datum = dataclasses.replace(VALUES[4], model_input=types.ModelInput.from_ints([7]))
     assert datum.model_input.to_ints() == [7]
@@ -62,7 +62,7 @@ def test_one_field_is_replaced() -> None:
 
 @for_each("value", VALUES)
 def test_values_in_pydantic_models(value: Any) -> None:
-    """A pydantic model may have a field of any of these types; it is kept as it is, written, and read back."""
+    """A pydantic model may have a field of any of these types; it is kept unchanged, written, and read back."""
     model = pydantic.create_model("Record", value=(type(value), ...))
     record: Any = model(value=value)
     assert record.value is value
@@ -72,7 +72,7 @@ def test_values_in_pydantic_models(value: Any) -> None:
 
 @for_each("value, mode", itertools.product(VALUES, ["validation", "serialization"]))
 def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> None:
-    """The schema of a pydantic model with such a field names the fields of the value, which FastAPI wants of every body."""
+    """The schema of a pydantic model with such a field names the fields of the value, which FastAPI needs for every body."""
     schema = pydantic.create_model("Record", value=(type(value), ...)).model_json_schema(mode=mode)
     described = schema["properties"]["value"]
     assert (described["type"], described["title"]) == ("object", type(value).__name__)
@@ -81,7 +81,7 @@ def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> N
 
 @for_each("value", VALUES)
 def test_pickles_name_the_public_package(value: Any) -> None:
-    """A pickle names `tinker`, not the package behind it, and comes back; a deep copy is the same, too."""
+    """A pickle names `tinker`, not the internal package, and can be loaded; a deep copy is equal, too."""
     data = pickle.dumps(value)
     assert b"tinker_wire" not in data
     assert pickle.loads(data).model_dump() == value.model_dump()
@@ -90,14 +90,14 @@ def test_pickles_name_the_public_package(value: Any) -> None:
 
 @for_each("value", VALUES)
 def test_values_do_not_change(value: Any) -> None:
-    """A field cannot be set, to whatever."""
+    """A field cannot be set to any value."""
     for field in dataclasses.fields(value):
         with pytest.raises(AttributeError):
             setattr(value, field.name, None)
 
 
 def test_numbers_of_numpy_become_plain() -> None:
-    """Parameters take numbers of numpy and numbers as text, and hold plain ones, which every wire can write."""
+    """Parameters accept numpy numbers and numbers as text, and hold plain ones, which every wire can write."""
     adam = types.AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25), eps="1e-8")  # type: ignore[arg-type]
     assert adam == types.AdamParams(learning_rate=0.5, beta1=0.25, eps=1e-8)
     assert {type(value) for value in adam.model_dump().values()} == {float}
@@ -107,7 +107,7 @@ def test_numbers_of_numpy_become_plain() -> None:
     assert types.SamplingParams(stop=("a", "b")).stop == ["a", "b"]
 
 
-def test_plain_data_in_the_place_of_values() -> None:
+def test_plain_data_instead_of_values() -> None:
     """Chunks and model inputs may be given as the plain data that `model_dump` returns, alone and among values."""
     plain = PROMPT.model_dump()
     assert types.ModelInput(chunks=[*plain["chunks"], PROMPT.chunks[0]]).to_ints() == [1, 2, 3, 1, 2, 3]
@@ -133,13 +133,13 @@ def test_plain_data_in_the_place_of_values() -> None:
         (lambda: types.OptimStepRequest(model_id="m"), "one set of optimizer parameters"),
     ],
 )
-def test_what_is_no_number_is_refused_where_it_is_given(make: Any, message: str) -> None:
-    """A parameter that cannot be right is a ValueError that names it, before anything is asked of a server."""
+def test_invalid_numbers_are_refused(make: Any, message: str) -> None:
+    """An invalid parameter is a ValueError that names it, before any request."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_optimizer_steps_go_by_three_names() -> None:
+def test_optimizer_parameters_have_three_names() -> None:
     """The parameters of a step may be given under each of their names; they are written under that of their kind."""
     adam, dimuon = types.AdamParams(), types.DimuonParams(learning_rate=0.1)
     for name in ("optim_params", "adam_params", "optimizer_params"):
@@ -155,7 +155,7 @@ def test_optimizer_steps_go_by_three_names() -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    """Records with tokens or signed addresses hide them when printed, and have them when asked."""
+    """Records with tokens or signed addresses hide them in their repr, and return them on access."""
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     secret = "https://storage/file?signature=secret"
     records: list[Any] = [
@@ -170,8 +170,8 @@ def test_secrets_are_not_printed() -> None:
         assert "secret" in record.model_dump_json()
 
 
-def test_sequences_compare_by_what_they_hold() -> None:
-    """Samples are equal when their tokens and log-probabilities are; NaN is equal to itself; hashes agree."""
+def test_sequences_are_compared_by_value() -> None:
+    """Samples are equal if their tokens and log-probabilities are; NaN is equal to itself; hashes agree."""
     same = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25])
     other = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 3], logprobs=[-0.5, -0.25])
     assert same == SEQUENCE
@@ -183,7 +183,7 @@ def test_sequences_compare_by_what_they_hold() -> None:
 
 
 def test_errors_name_the_package_and_their_status() -> None:
-    """Tracebacks say `tinker.NotFoundError`, and the classes know their status."""
+    """Tracebacks show `tinker.NotFoundError`, and the classes know their status."""
     assert tinker.NotFoundError.__module__ == "tinker"
     assert (tinker.NotFoundError.status_code, tinker.RateLimitError.status_code) == (404, 429)
     assert issubclass(tinker.ClientClosedError, RuntimeError)
@@ -191,7 +191,7 @@ def test_errors_name_the_package_and_their_status() -> None:
 
 @for_each("value", VALUES)
 def test_the_older_names_of_methods(value: Any) -> None:
-    """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do what the methods with the newer names do."""
+    """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do the same as the methods with the newer names."""
     assert value.dict() == value.model_dump()
     assert value.dict(exclude_none=True) == value.model_dump(exclude_none=True)
     assert value.json(indent=2) == value.model_dump_json(indent=2)
@@ -202,7 +202,7 @@ def test_the_older_names_of_methods(value: Any) -> None:
 
 
 def test_a_copy_under_the_older_name_takes_new_values() -> None:
-    """As `model_copy` does."""
+    """`copy` accepts new values as `model_copy` does."""
     assert types.LoraConfig(rank=8).copy(update={"rank": 16}) == types.LoraConfig(rank=16)
 
 
@@ -223,8 +223,8 @@ def test_a_copy_under_the_older_name_takes_new_values() -> None:
         (lambda: types.SamplingParams(extra={1: 2}), "extra: a name must be a string, got 1"),  # type: ignore[dict-item]
     ],
 )
-def test_a_misspelt_parameter_is_told_its_spelling(make: Any, words: str) -> None:
-    """The TypeError names the class, the argument, and what was probably meant."""
+def test_a_misspelt_parameter_gets_a_suggestion(make: Any, words: str) -> None:
+    """The TypeError names the class and the argument, and suggests a name."""
     with pytest.raises(TypeError, match=words):
         make()
 
@@ -238,13 +238,13 @@ def test_a_misspelt_parameter_is_told_its_spelling(make: Any, words: str) -> Non
     ],
 )
 def test_extra_parameters_that_cannot_be_sent(extra: dict[str, Any], words: str) -> None:
-    """They are refused when they are given."""
+    """Extra parameters that cannot be sent are refused when they are given."""
     with pytest.raises(ValueError, match=words):
         types.SamplingParams(extra=extra)
 
 
 def test_extra_parameters_are_part_of_the_value() -> None:
-    """Dumped, copied, pickled and compared with the rest; without any, nothing says that there could be."""
+    """They are dumped, copied, pickled and compared with the rest; without any, they do not appear."""
     given = {"min_p": 0.1}
     params = types.SamplingParams(max_tokens=3, extra=given)
     given["min_p"] = 0.2
@@ -264,7 +264,7 @@ def test_extra_parameters_are_part_of_the_value() -> None:
     [(None, "None"), ([], "[]"), ([-0.5], "[-0.5]"), ([-2.0812345] * 16, "[-2.081, ... 16 values]")],
 )
 def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, shown: str) -> None:
-    """The repr of a sequence says whether there are log-probabilities, and how many."""
+    """The repr of a sequence shows whether there are log-probabilities, and how many."""
     count = len(logprobs or ())
     sequence = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs)
     assert repr(sequence).endswith(f", logprobs={shown})")

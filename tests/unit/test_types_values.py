@@ -79,7 +79,7 @@ def test_plain_form(value: Any, plain: dict[str, Any]) -> None:
     "value", [DATUM, DATUM.with_provenance(SPANS, SPANS), SEQUENCE, RESPONSE, OUTPUT], ids=lambda value: type(value).__name__
 )
 def test_values_with_arrays(value: Any) -> None:
-    """What holds arrays dumps lists and reads them back, dtypes, spans and top-k tables included."""
+    """Values with arrays dump lists and read them back, including dtypes, spans and top-k tables."""
     plain = value.model_dump(mode="json")
     assert json.loads(value.model_dump_json()) == json.loads(json.dumps(plain))
     again = type(value).model_validate(plain)
@@ -101,7 +101,7 @@ def test_array_values_come_back_as_they_were() -> None:
 
 
 def test_dates() -> None:
-    """A date stays one in Python and is spelled in JSON; both forms are read."""
+    """A date stays a date in Python and is text in JSON; both forms are read."""
     plain = {
         "checkpoint_id": "weights/1",
         "checkpoint_type": "training",
@@ -115,7 +115,7 @@ def test_dates() -> None:
     assert types.Checkpoint.model_validate(checkpoint.model_dump()) == checkpoint
 
 
-def test_what_is_dumped_can_be_chosen() -> None:
+def test_dumped_fields_can_be_chosen() -> None:
     """Fields without a value, and fields by name, can be left out."""
     params = tinker.SamplingParams(max_tokens=5)
     assert params.model_dump(exclude_none=True) == {"max_tokens": 5, "temperature": 1, "top_k": -1, "top_p": 1}
@@ -125,7 +125,7 @@ def test_what_is_dumped_can_be_chosen() -> None:
 
 
 def test_copies() -> None:
-    """A copy has the replaced fields and shares the rest, unless it is deep; the original stays."""
+    """A copy has the replaced fields and shares the rest, unless it is deep; the original is unchanged."""
     assert tinker.AdamParams().model_copy(update={"learning_rate": 1.0}) == tinker.AdamParams(learning_rate=1.0)
     assert TEXT.model_copy(update={"chunks": []}) == types.ModelInput.empty()
     assert TEXT.length == 3
@@ -155,14 +155,14 @@ def test_copies() -> None:
         (types.Datum, {"model_input": {"chunks": []}, "nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_does_not_fit(kind: Any, plain: Any, message: str) -> None:
-    """What is no plain form of the type is a ValueError that says what is wrong."""
+def test_invalid_data(kind: Any, plain: Any, message: str) -> None:
+    """Data that do not fit the type are a ValueError that says what is wrong."""
     with pytest.raises(ValueError, match=message):
         kind.model_validate(plain)
 
 
 def test_chunks_without_a_type() -> None:
-    """A chunk that does not say its type, as clients of 2025 wrote it, is told by its fields."""
+    """The type of a chunk without one, as clients of 2025 wrote it, is derived from its fields."""
     chunks = [{"tokens": [1]}, {"data": "YWJj", "format": "png"}, {"location": "x", "format": "png"}, {"dmel": "aGk="}]
     read = types.ModelInput.model_validate({"chunks": chunks}).chunks
     assert [chunk.type for chunk in read] == ["encoded_text", "image", "image_asset_pointer", "dmel"]
@@ -180,7 +180,7 @@ def test_console_addresses() -> None:
 
 
 def test_requests_of_public_types() -> None:
-    """A request is made of public types, or of their plain forms, and dumps as what is sent."""
+    """A request can be created from public types or their plain forms, and dumps as it is sent."""
     params = tinker.SamplingParams(max_tokens=5)
     request = types.SampleRequest(prompt=TEXT, sampling_params=params, sampling_session_id="s", seq_id=1)
     assert request.model_dump(exclude_none=True)["prompt"] == TEXT.model_dump()
@@ -194,7 +194,7 @@ def test_requests_of_public_types() -> None:
 
 
 def test_billing_time() -> None:
-    """The ends of a time are datetimes or RFC 3339 text with a time zone, in their order."""
+    """The ends of a period are datetimes or RFC 3339 text with a time zone, in order."""
     given = {"starting_on": "2026-01-02T00:00:00Z", "ending_before": "2026-01-02T05:00:00+02:00"}
     request = types.GetBillingUsageRequest.model_validate(given)
     assert (request.ending_before - request.starting_on).total_seconds() == 3 * 3600
@@ -204,7 +204,7 @@ def test_billing_time() -> None:
 
 
 def test_error_categories_are_text() -> None:
-    """A known category equals its text, as errors carry it; they are those of the contract."""
+    """A known category equals its text, as errors carry it; all are those of the contract."""
     assert types.RequestErrorCategory.User == "user"
     known, _ = typing.get_args(models.RequestErrorCategory)
     assert tuple(types.RequestErrorCategory) == typing.get_args(known)

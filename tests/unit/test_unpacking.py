@@ -1,4 +1,4 @@
-"""Packed answers: every form that was asked for, the ones that are broken, and the ones that would fill the memory."""
+"""Compressed responses: every requested encoding, damaged bodies, and decompression bombs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def raw_deflate(content: bytes) -> bytes:
     ],
 )
 def test_every_packing(encoding: str, pack, content: bytes) -> None:  # type: ignore[no-untyped-def]
-    """What was packed comes out again, in one part or several, however small or large."""
+    """Compressed data is restored, in one part or several, however small or large."""
     assert asyncio.run(unpack(pack(content), encoding)) == content
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 def test_an_answer_without_a_body(encoding: str) -> None:
-    """A body that is empty has nothing to unpack, whatever the header says."""
+    """An empty body is not decompressed, whatever the header states."""
     assert asyncio.run(unpack(b"", encoding)) == b""
 
 
@@ -59,14 +59,14 @@ def test_an_answer_without_a_body(encoding: str) -> None:
         ("gzip, gzip", gzip.compress(gzip.compress(b"x", mtime=0), mtime=0)),
     ],
 )
-def test_what_cannot_be_unpacked(encoding: str, body: bytes) -> None:
-    """A body that is broken, cut off, or packed as nobody asked for is a ValueError."""
+def test_bodies_that_cannot_be_unpacked(encoding: str, body: bytes) -> None:
+    """A body that is damaged, truncated, or in an encoding that was not requested is a ValueError."""
     with pytest.raises(ValueError, match=r"compressed|Content-Encoding"):
         asyncio.run(unpack(body, encoding))
 
 
 def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that unpacks to more than the limit is refused before there is more than that of it."""
+    """A body that decompresses to more than the limit is refused before more than that is in memory."""
     monkeypatch.setattr(_unpacking, "MAX_UNPACKED_NBYTES", 4 << 20)
     seen: list[int] = []
     step = _unpacking._Packed.step
@@ -82,7 +82,7 @@ def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_bodies_are_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large body only the first step is taken on the thread of the loop; a small one needs no other thread."""
+    """Only the first step of a large body runs on the loop thread; a small one needs no other thread."""
     threads: list[bool] = []
     step = _unpacking._Packed.step
 

@@ -137,8 +137,8 @@ class Transport:
         self.engine = engine
         self.observers = observers
         self.tasks = tasks
-        self.findings = Findings()
-        self.reachability = Reachability()
+        self.findings: Findings = Findings()
+        self.reachability: Reachability = Reachability()
         self._circuits = circuits
         self._dump = dump
         self._refused = RefusedFields(self.findings)
@@ -363,7 +363,7 @@ class Transport:
         return connection_error(self.prepare(request, Purpose.SESSION), failure)
 
     def _refuse(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
-        """Return the error for a response that is no success."""
+        """Return the error for a response that is not a success."""
         error = status_error(response, self.clock)
         if prepared.confined and response.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")

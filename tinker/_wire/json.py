@@ -44,9 +44,9 @@ def _fragment(value: object) -> msgspec.Raw:
 
     float32 goes through Python floats, which keeps every bit.
     """
-    if isinstance(value, np.ndarray) and value.ndim:
+    if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
-        return msgspec.Raw(msgspec.json.encode(array.reshape(-1).tolist()))
+        return msgspec.Raw(msgspec.json.encode((array.reshape(-1) if array.ndim else array).tolist()))
     if (number := to_plain(value)) is not value:
         return msgspec.Raw(msgspec.json.encode(number))
     raise TypeError(f"{type(value).__name__} has no JSON form")

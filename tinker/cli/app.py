@@ -189,7 +189,7 @@ class Main(LazyGroup):
             return super().invoke(ctx)
 
 
-main = Main(
+main: Main = Main(
     """Train and sample models with the Tinker API, or serve it from this machine.
 
     These options can also be given after the command.

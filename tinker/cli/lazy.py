@@ -36,7 +36,9 @@ class Entry:
     """
 
     def __init__(self, module: str, help: str, *examples: str) -> None:
-        self.module, self.help, self.examples = module, help, examples
+        self.module = module
+        self.help = help
+        self.examples = examples
 
     def load(self, name: str) -> click.Command:
         """Import the command. Its help ends with the examples."""

@@ -16,7 +16,7 @@ Prompt: TypeAlias = str | list[Any]
 _EXPECTED = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
 _TABLE_SUFFIXES = (".csv", ".tsv")
 #: Names of the keys in other data sets.
-OTHER_NAMES = {
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("instruction", "input", "question", "query", "problem"),
     "completion": ("output", "target", "label", "solution", "chosen"),
     "messages": ("conversations", "conversation", "dialog", "dialogue", "chat"),

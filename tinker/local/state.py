@@ -99,7 +99,8 @@ class State(ServerEvents):
         now: Callable[[], float] = time.time,
     ) -> None:
         self.settings: Settings = settings or Settings()
-        self.clock, self.now = clock, now
+        self.clock = clock
+        self.now = now
         root, lock = self.settings.data_dir, threading.RLock()
         self.journal: Journal = Journal(root if self.settings.durability == "step" else None)
         self.journal.add_tables(*RUN_TABLES)

@@ -29,7 +29,7 @@ def deserialize_sample_response(proto_bytes: bytes) -> SampleResponse:
         The result; its arrays are views of one copy of the bytes.
 
     Raises:
-        google.protobuf.message.DecodeError: The bytes are no protobuf message.
+        google.protobuf.message.DecodeError: The bytes are not a protobuf message.
         ValueError: They are one, but its arrays do not fit together.
 
     >>> deserialize_sample_response(b"").sequences
@@ -48,7 +48,7 @@ def deserialize_forward_backward_output(proto_bytes: bytes) -> ForwardBackwardOu
         The result; its arrays are views of one copy of the bytes.
 
     Raises:
-        google.protobuf.message.DecodeError: The bytes are no protobuf message.
+        google.protobuf.message.DecodeError: The bytes are not a protobuf message.
         ValueError: They are one, but its arrays do not fit together.
 
     >>> deserialize_forward_backward_output(b"").loss_fn_outputs
@@ -77,7 +77,7 @@ def deserialize_proto_response(proto_bytes: bytes, model_cls: type) -> object:
 
     Raises:
         ValueError: Results of that type are not sent as protobuf, or the arrays do not fit together.
-        google.protobuf.message.DecodeError: The bytes are no protobuf message.
+        google.protobuf.message.DecodeError: The bytes are not a protobuf message.
 
     >>> deserialize_proto_response(b"", SampleResponse).sequences
     []

@@ -49,7 +49,7 @@ class CallTracker:
     """The requests of one client that are under way or have failed, and how many there were. May be used from any thread."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._lock = threading.Lock()
         self._tracked: dict[APIFuture[Any], None] = {}
 
@@ -97,7 +97,7 @@ class RunKeeper:
         on_failure: Callable[[RecoveryFailedError], object] | None,
     ) -> None:
         self.run: TrainingRun = first
-        self.calls = CallTracker()
+        self.calls: CallTracker = CallTracker()
         first.on_call = self.calls.track
         self._use = use
         self._first: Creation = first.creation

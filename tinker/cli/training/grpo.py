@@ -96,7 +96,9 @@ class GRPO:
     steps_ahead: int = 0
 
     def __init__(self, plan: Plan, rows: Sequence[PromptRow], reward: Reward, tokenizer: Any) -> None:
-        self.plan, self.reward, self.tokenizer = plan, reward, tokenizer
+        self.plan = plan
+        self.reward = reward
+        self.tokenizer: Any = tokenizer
         self.examples: int = len(rows)
         self._prompts = [[row for batch in batches for row in batch] for batches in plan.split(rows)]
         self.steps: int = len(self._prompts)

@@ -43,7 +43,9 @@ class Table(Generic[Row]):
     def __init__(
         self, name: str, row: type[Row], *keys: str, conflict: Literal["ignore", "replace", "sum"] = "replace"
     ) -> None:
-        self.name, self.row, self.columns = name, row, row.__struct_fields__
+        self.name = name
+        self.row = row
+        self.columns: tuple[str, ...] = row.__struct_fields__
         listed, marks, last = ", ".join(self.columns), ", ".join("?" for _ in self.columns), self.columns[-1]
         primary = f", primary key ({', '.join(keys)})" if keys else ""
         self.schema: str = f"create table if not exists {name} ({listed}{primary})"

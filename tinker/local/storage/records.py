@@ -243,7 +243,9 @@ class RunHistory:
 
     def __init__(self, journal: Journal, model_id: str, base_model: str, rank: int) -> None:
         self._journal = journal
-        self.model_id, self.base_model, self.rank = model_id, base_model, rank
+        self.model_id = model_id
+        self.base_model = base_model
+        self.rank = rank
         rows = journal.read(_POINTS, "where model_id = ? order by step", model_id)
         kept = (HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows)
         self.points: deque[HistoryPoint] = deque(kept, maxlen=MAX_POINTS)

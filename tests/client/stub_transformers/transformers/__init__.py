@@ -1,4 +1,4 @@
-"""In the place of transformers: notes what it is asked for, one line each in the file that ASKED names, and waits for nobody."""
+"""A stub of transformers: writes each call as one line to the file named by ASKED and returns at once."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class AutoTokenizer:
-    """Makes tokenizers whose tokens are the code points of the text."""
+    """A factory of tokenizers whose tokens are the code points of the text."""
 
     @staticmethod
     def from_pretrained(name: str, **options: Any) -> "AutoTokenizer":
