@@ -146,7 +146,7 @@ def sample_rows(bench: Bench, count: int, length: int, new: int) -> tuple[Any, A
     def ours(rows: Any) -> None:
         weights = bench.engine.snapshot("a")
         jobs = [SampleJob(tokens=row, weights=weights, max_tokens=new, stop=[]) for row in rows]
-        bench.engine.sample(jobs)
+        sample_jobs(bench.engine, jobs)
 
     def plain(rows: Any) -> None:
         tokens = bench.tensor(rows)
@@ -156,12 +156,20 @@ def sample_rows(bench: Bench, count: int, length: int, new: int) -> tuple[Any, A
     return ours, plain, lambda: bench.rows(count, length)
 
 
+def sample_jobs(engine: TorchEngine, jobs: list[SampleJob]) -> None:
+    batch, left = engine.open_batch(2**16), len(jobs)
+    for index, job in enumerate(jobs):
+        batch.add(index, job)
+    while left:
+        left -= len(batch.step())
+
+
 def scores(bench: Bench) -> tuple[str, Any, Any, Any]:
     length = bench.length(8192)
 
     def ours(rows: Any) -> None:
         weights = bench.engine.snapshot("a")
-        bench.engine.sample([SampleJob(tokens=rows[0], weights=weights, max_tokens=0, prompt_logprobs=True)])
+        sample_jobs(bench.engine, [SampleJob(tokens=rows[0], weights=weights, max_tokens=0, prompt_logprobs=True)])
 
     @torch.no_grad()
     def plain(rows: Any) -> None:

@@ -171,7 +171,7 @@ TESTS: dict[str, list[str]] = {
         "local/test_server_checkpoints.py",
         "local/test_server_catalog.py",
     ],
-    "local/engines/torch/losses": ["local/test_losses.py", "local/test_toy_engine.py", "local/test_torch_engine.py"],
+    "local/engines/losses": ["local/test_losses.py", "local/test_toy_engine.py", "local/test_torch_engine.py"],
 }
 
 

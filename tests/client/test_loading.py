@@ -18,7 +18,7 @@ from tinker._loop import loop_thread
 from tinker.errors import APITimeoutError, InternalServerError
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.loading import Listener, Loading
+from tinker.local.in_process import Listener, Loading
 from tinker.observing import Event, ModelLoading
 from tinker.testing import SteppedClock
 

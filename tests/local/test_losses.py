@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from tinker.local.engines.inputs import LOSS_FORMS, Cells, add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.protocol import EngineError, TrainingExample
-from tinker.local.engines.torch.losses import TORCH_LOSSES
 
 
 def example(tokens: list[int] | None = None, **inputs: object) -> TrainingExample:
@@ -28,12 +28,9 @@ def prepared(datum: TrainingExample, name: str) -> Cells:
 def terms(name: str, config: dict[str, float], now: float, then: float, advantage: float) -> tuple[float, float]:
     """The term of one token and its derivative by the token's logprob."""
     _, options = resolve_loss(name, config)
-    logprob = torch.tensor([now], dtype=torch.float64, requires_grad=True)
     inputs = {"logprobs": torch.tensor([then]).double(), "advantages": torch.tensor([advantage]).double()}
-    value = TORCH_LOSSES[name](logprob, inputs, options).sum()
-    value.backward()
-    assert logprob.grad is not None
-    return value.item(), logprob.grad.item()
+    value, slope = LOSSES[name](torch, torch.tensor([now]).double(), inputs, options)
+    return value.item(), slope.item()
 
 
 CASES = [(-1.0, -1.5, 2.0), (-1.0, -1.5, -2.0), (-2.0, -1.0, 3.0), (-2.0, -1.0, -3.0), (-1.0, -1.05, 0.5)]
@@ -78,17 +75,16 @@ def test_gspo_clips_the_ratio_of_the_sequence(now: float, then: float, advantage
         "gspo",
     )  # fmt: skip
     form, options = resolve_loss("gspo", {})
-    logprobs = torch.tensor([-5.0, now, now - 0.1], dtype=torch.float64, requires_grad=True)
-    (cells,) = add_sequence_ratios([cells], form, [logprobs.detach().numpy()[:, None]])
+    logprobs = torch.tensor([-5.0, now, now - 0.1]).double()
+    (cells,) = add_sequence_ratios([cells], form, [logprobs.numpy()[:, None]])
     inputs = {name: torch.from_numpy(values[:, 0]).double() for name, values in cells.inputs.items()}
-    found = TORCH_LOSSES["gspo"](logprobs, inputs, options)
-    found.sum().backward()
+    found, slopes = LOSSES["gspo"](torch, logprobs, inputs, options)
     ratio = math.exp(((now - then) + (now - 0.1 - (then - 0.3))) / 2)
     bound = min(max(ratio, 0.8), 1.2)
     for index, one in enumerate((0.0, advantage, -advantage)):
         assert found[index].item() == pytest.approx(-min(ratio * one, bound * one), rel=1e-6)
         slope = -ratio * one if ratio * one <= bound * one else 0.0
-        assert logprobs.grad[index].item() == pytest.approx(slope, rel=1e-6)  # type: ignore[index]
+        assert slopes[index].item() == pytest.approx(slope, rel=1e-6)
 
 
 @pytest.mark.parametrize("beta", [None, 0.3])

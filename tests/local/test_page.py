@@ -8,7 +8,7 @@ from support.api import Api, MakeApi
 
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.records import HistoryPoint, RunHistory
-from tinker.local.web.overview import MAX_POINTS, describe_curves
+from tinker.local.web.pages import MAX_POINTS, describe_curves
 
 KEY = "a key that nobody may read"
 

@@ -6,7 +6,6 @@ import ctypes
 import threading
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,109 +218,6 @@ def test_whose_fault_a_failure_is(futures: FutureStore, queue: ModelQueue, error
     assert failing.future.outcome == failure
 
 
-# Samples
-
-
-class Engine:
-    """Answers jobs, which are names, and refuses some of them."""
-
-    def __init__(self, *refused: str, error: type[Exception] = EngineError) -> None:
-        self.batches: list[list[str]] = []
-        self._refused, self._error = refused, error
-
-    def sample(self, jobs: list[Any]) -> list[Any]:
-        self.batches.append(list(jobs))
-        if any(job in self._refused for job in jobs):
-            raise self._error("refused")
-        return jobs
-
-
-def sampling(futures: FutureStore, name: str, tokens: int = 1) -> SampleTask:
-    return SampleTask(futures.open(ServerFuture(name, name.encode())), tokens, lambda engine: name, Done)  # type: ignore[arg-type, return-value]
-
-
-def run_samples(queue: SampleQueue, engine: Any) -> None:
-    while (step := queue.take(0.0)) is not None:
-        step(lambda: engine)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "batches"),
-    [
-        ([4, 4, 2], [["0", "1", "2"]]),
-        ([4, 4, 3], [["0", "1"], ["2"]]),
-        ([11, 1], [["0"], ["1"]]),
-        ([10, 1], [["0"], ["1"]]),
-        ([1, 11, 1], [["0"], ["1"], ["2"]]),
-        ([5, 6, 4, 1], [["0"], ["1", "2"], ["3"]]),
-    ],
-)
-def test_samples_run_together_as_far_as_tokens_allow(futures: FutureStore, sizes: list[int], batches: list[list[str]]) -> None:
-    """Batches are filled in the order of arrival up to the limit; a sample that is too large runs alone."""
-    queue, engine = SampleQueue(futures, 10), Engine()
-    every = [sampling(futures, str(number), tokens) for number, tokens in enumerate(sizes)]
-    for one in every:
-        queue.put(one)
-    run_samples(queue, engine)
-    assert engine.batches == batches
-    assert [one.future.outcome for one in every] == [Done(str(number)) for number in range(len(sizes))]
-
-
-def test_one_refused_sample_fails_alone(futures: FutureStore) -> None:
-    """When a batch is refused each sample runs by itself, so that only the one at fault fails."""
-    queue, engine = SampleQueue(futures, 10), Engine("b")
-    every = [sampling(futures, name) for name in "abc"]
-    for one in every:
-        queue.put(one)
-    run_samples(queue, engine)
-    assert engine.batches == [["a", "b", "c"], ["a"], ["b"], ["c"]]
-    assert [one.future.outcome for one in every] == [Done("a"), RequestFailure("refused", "user"), Done("c")]
-
-
-def test_a_broken_engine_fails_the_batch_once(futures: FutureStore) -> None:
-    """An engine that breaks down is not asked again for the same samples; the failure is the server's."""
-    queue, engine = SampleQueue(futures, 10), Engine("b", error=ZeroDivisionError)
-    every = [sampling(futures, name) for name in "ab"]
-    for one in every:
-        queue.put(one)
-    run_samples(queue, engine)
-    assert engine.batches == [["a", "b"]]
-    assert [one.future.outcome for one in every] == [RequestFailure("ZeroDivisionError: refused", "server")] * 2
-
-
-def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> None:
-    """The sample whose job fails has its error; the engine gets the rest, or nothing."""
-
-    def impossible(engine: Any) -> Any:
-        raise EngineError("no such tokens")
-
-    queue, engine = SampleQueue(futures, 10), Engine()
-    bad = SampleTask(futures.open(ServerFuture("bad", b"")), 1, impossible, Done)  # type: ignore[arg-type]
-    good = sampling(futures, "good")
-    queue.put(bad)
-    queue.put(good)
-    run_samples(queue, engine)
-    assert (bad.future.outcome, good.future.outcome) == (RequestFailure("no such tokens", "user"), Done("good"))
-    assert engine.batches == [["good"]]
-    queue.put(SampleTask(futures.open(ServerFuture("worse", b"")), 1, impossible, Done))  # type: ignore[arg-type]
-    run_samples(queue, engine)
-    assert engine.batches == [["good"]]
-
-
-def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
-    """What is dropped before it begins is not run; the others keep their order."""
-    queue, engine = SampleQueue(futures, 10), Engine()
-    every = [sampling(futures, name) for name in "abc"]
-    for one in every:
-        queue.put(one)
-    queue.drop(every[1].future)
-    run_samples(queue, engine)
-    assert engine.batches == [["a", "c"]]
-    assert every[1].future.outcome is None
-    assert queue.take(0.0) is None
-    assert queue.next_wake() is None
-
-
 # Samples that join and leave
 
 
@@ -368,13 +264,46 @@ class Stepped:
 
 def stepped(futures: FutureStore, name: str, length: int, **fields: Any) -> SampleTask:
     job: Any = (name, length)
-    return SampleTask(futures.open(ServerFuture(name, name.encode())), 4, lambda engine: job, Done, prompt_tokens=4, **fields)  # type: ignore[arg-type]
+    return SampleTask(futures.open(ServerFuture(name, name.encode())), lambda engine: job, Done, prompt_tokens=4, **fields)  # type: ignore[arg-type]
 
 
 def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:
     step = queue.take(now)
     assert step is not None
     step(lambda: engine)
+
+
+def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> None:
+    """The sample whose job fails has its error; the engine gets the rest, or nothing."""
+
+    def impossible(engine: Any) -> Any:
+        raise EngineError("no such tokens")
+
+    queue, engine = SampleQueue(futures, 10), Stepped()
+    bad = SampleTask(futures.open(ServerFuture("bad", b"")), impossible, Done)  # type: ignore[arg-type]
+    good = stepped(futures, "good", 1)
+    queue.put(bad)
+    queue.put(good)
+    advance(queue, engine)
+    assert (bad.future.outcome, good.future.outcome) == (RequestFailure("no such tokens", "user"), Done("good"))
+    assert engine.steps == [["good"]]
+    queue.put(SampleTask(futures.open(ServerFuture("worse", b"")), impossible, Done))  # type: ignore[arg-type]
+    advance(queue, engine)
+    assert engine.steps == [["good"]]
+
+
+def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
+    """What is dropped before it begins is not run; the others keep their order."""
+    queue, engine = SampleQueue(futures, 10), Stepped()
+    every = [stepped(futures, name, 1) for name in "abc"]
+    for one in every:
+        queue.put(one)
+    queue.drop(every[1].future)
+    advance(queue, engine)
+    assert engine.steps == [["a", "c"]]
+    assert every[1].future.outcome is None
+    assert queue.take(0.0) is None
+    assert queue.next_wake() is None
 
 
 def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: FutureStore) -> None:
@@ -433,16 +362,6 @@ def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore)
     assert engine.steps[-1] == ["kept"]
 
 
-def test_who_begins_again_is_told(futures: FutureStore) -> None:
-    """Where the fault of one sample fails its batch, each runs alone, and those that listen are told to begin anew."""
-    queue, engine, began = SampleQueue(futures, 100), Engine("bad"), list[str]()
-    for name in ("good", "bad"):
-        queue.put(attrs.evolve(sampling(futures, name), begin=partial(began.append, name)))
-    run_samples(queue, engine)
-    assert engine.batches == [["good", "bad"], ["good"], ["bad"]]
-    assert began == ["good", "bad"] * 3  # as they join, in the batch, and alone
-
-
 def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> None:
     """One that cannot begin, one that fails at a token and one whose result cannot be converted leave the others alone."""
 
@@ -453,7 +372,7 @@ def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> N
     engine.broken = "diverging"
     good, bad = stepped(futures, "good", 2), stepped(futures, "diverging", 9)
     refused, odd = stepped(futures, "refused", -1), stepped(futures, "odd", 1)
-    odd = SampleTask(odd.future, 4, odd.job, refuse)
+    odd = SampleTask(odd.future, odd.job, refuse)
     for one in (bad, refused, odd, good):
         queue.put(one)
     advance(queue, engine)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.api import PROTO, Api, Clock, GatedBatchingEngine, GatedEngine, MakeApi
+from support.api import PROTO, Api, Clock, CountingEngine, GatedEngine, MakeApi
 
 
 def told(api: Api, sampler: str, cursor: int = 0, client: int = 0, **fields: Any) -> Any:
@@ -107,9 +107,9 @@ def test_an_unknown_sampling_session_is_404(api: Api) -> None:
 
 
 @pytest.fixture
-def busy(make_api: MakeApi) -> tuple[Api, GatedBatchingEngine, str]:
+def busy(make_api: MakeApi) -> tuple[Api, CountingEngine, str]:
     """A server whose engine is busy with a loss until its gate opens, and a sampler."""
-    engine = GatedBatchingEngine()
+    engine = CountingEngine()
     api = make_api(engine)
     session = api.session()
     sampler = api.sampler(session)
@@ -118,7 +118,7 @@ def busy(make_api: MakeApi) -> tuple[Api, GatedBatchingEngine, str]:
     return api, engine, sampler
 
 
-def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, GatedBatchingEngine, str]) -> None:
+def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, CountingEngine, str]) -> None:
     """It leaves the queue, fails for whoever waits, and is told among the completions; the ones beside it are sampled."""
     api, engine, sampler = busy
     gone, kept = api.sample(sampler, 0), api.sample(sampler, 1)
@@ -126,7 +126,7 @@ def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, GatedBatchingEngi
     assert api.failure(gone) == ("user", "the request was cancelled by its client")
     engine.gate.set()
     assert "sequences" in api.result(kept)
-    assert engine.batches == [1]
+    assert engine.sampled == 1
     answer = told(api, sampler)
     assert [(one["state"], one["request_id"]) for one in answer["completions"]] == [
         ("failed", gone["request_id"]),
@@ -135,7 +135,7 @@ def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, GatedBatchingEngi
     assert api.sample(sampler, 0) == gone
 
 
-class GatedSampling(GatedBatchingEngine):
+class GatedSampling(CountingEngine):
     """Waits in the middle of sampling."""
 
     def sample(self, jobs: Any) -> Any:
@@ -155,7 +155,7 @@ def test_the_result_of_a_running_sample_is_thrown_away(make_api: MakeApi) -> Non
     engine.gate.set()
     api.result(api.sample(sampler, 1))
     assert "cancelled" in api.failure(future)[1]
-    assert engine.batches == [1, 1]
+    assert engine.sampled == 2
 
 
 def test_cancelling_something_else_changes_nothing(api: Api) -> None:

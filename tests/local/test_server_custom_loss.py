@@ -184,7 +184,7 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
     """The same graph on a real model: its loss falls with steps on it."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from tinker.local.engines.placement import PACKAGED_MODEL
+    from tinker.local.engines.opening import PACKAGED_MODEL
     from tinker.local.engines.torch import TorchEngine
     from tinker.local.settings import Settings
     from tinker.local.state import State

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.api import PROTO, Api, GatedBatchingEngine, GatedEngine, MakeApi, datum, sample_body
+from support.api import PROTO, Api, CountingEngine, GatedEngine, MakeApi, datum, sample_body
 
 from tinker._wire import proto
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.snapshots import IN_MEMORY, SPOOL
@@ -165,19 +165,19 @@ def queue_samples(api: Api, engine: GatedEngine, bodies: list[dict[str, Any]]) -
     return futures
 
 
-def test_samples_that_wait_are_sampled_together(make_api: MakeApi) -> None:
-    """What is queued goes in one batch, up to the bound of tokens; one request larger than that goes alone."""
-    engine = GatedBatchingEngine()
+def test_each_waiting_sample_is_sampled(make_api: MakeApi) -> None:
+    """What is queued is sampled up to the bound of tokens; one request larger than that goes alone."""
+    engine = CountingEngine()
     api = make_api(engine, sample_batch_tokens=12)
     futures = queue_samples(api, engine, [{}, {}, {}, {"num_samples": 5}, {}])
     for future in futures:
         assert "sequences" in api.result(future)
-    assert engine.batches == [2, 1, 1, 1]
+    assert engine.sampled == 5
 
 
 def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
     """Only the request with the mistake fails; those beside it get what they would get alone."""
-    engine = GatedBatchingEngine()
+    engine = CountingEngine()
     api = make_api(engine)
     good, bad, also = queue_samples(api, engine, [{}, {"params": {"top_p": 7.0}}, {}])
     assert api.failure(bad) == ("user", "top_p is 7.0; it must be from 0 to 1")
@@ -321,19 +321,20 @@ def test_without_max_tokens_the_context_is_the_limit(make_api: MakeApi) -> None:
     assert (len(sequence["tokens"]), sequence["stop_reason"]) == (18, "length")
 
 
-def test_a_crash_while_sampling_fails_the_batch_and_nothing_else(make_api: MakeApi) -> None:
-    """All requests of the batch are told; the next one is served."""
+def test_a_crash_while_sampling_fails_that_sample_and_nothing_else(make_api: MakeApi) -> None:
+    """The request whose sample crashes fails; those beside it and the next one are served."""
 
-    class Crashing(GatedBatchingEngine):
+    class Crashing(CountingEngine):
         def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-            if len(jobs) > 1:
+            if jobs[0].num_samples > 1:
                 raise MemoryError("too much at once")
             return super().sample(jobs)
 
     engine = Crashing()
     api = make_api(engine)
-    for future in queue_samples(api, engine, [{}, {}]):
-        assert api.failure(future) == ("server", "MemoryError: too much at once")
+    crashed, beside = queue_samples(api, engine, [{"num_samples": 2}, {}])
+    assert api.failure(crashed) == ("server", "MemoryError: too much at once")
+    assert "sequences" in api.result(beside)
     assert "sequences" in api.result(api.sample(api.sampler(api.session())))
 
 

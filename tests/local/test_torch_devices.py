@@ -14,13 +14,12 @@ for needed in ("torch", "transformers", "peft"):
 
 import torch
 from click.testing import CliRunner
-from support.tiny_models import write_tiny_llama
+from support.tiny_models import sample_jobs, write_tiny_llama
 
 import tinker
 from tinker.cli import main
 from tinker.local import Settings, close_in_process, in_process_app
-from tinker.local.engines.opening import open_engine
-from tinker.local.engines.placement import DType, Placement
+from tinker.local.engines.opening import DType, Placement, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, PromptTargets, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices, find_place
@@ -88,7 +87,7 @@ def job(**changes: Any) -> SampleJob:
 
 def score(engine: TorchEngine, name: str) -> Any:
     """What an engine thinks of a prompt."""
-    return engine.sample([job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    return sample_jobs(engine, [job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
 
 
 def test_log_probabilities_are_those_of_the_cpu(engine: TorchEngine, expected: TorchEngine) -> None:
@@ -124,7 +123,7 @@ def test_every_kind_of_sample_is_drawn(engine: TorchEngine) -> None:
         for kind in kinds
         for name in ("a", "b")
     ]
-    first, second = (engine.sample(jobs) for _ in range(2))
+    first, second = (sample_jobs(engine, jobs) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         for mine, theirs in zip(one.sequences, other.sequences, strict=True):
             assert mine.tokens.tolist() == theirs.tokens.tolist()
@@ -136,7 +135,7 @@ def test_every_score_of_a_prompt_is_read(engine: TorchEngine) -> None:
     """Log-probabilities, the likeliest tokens, chosen ones and alternatives come from the same table."""
     chosen = PromptTargets(positions=np.arange(1, 40), tokens=tokens_of(40)[1:].astype(np.int64))
     wanted = {"prompt_logprobs": True, "topk_prompt_logprobs": 3, "prompt_targets": chosen, "prompt_alternatives": 2}
-    result = engine.sample([job(weights=engine.snapshot("a"), **wanted)])[0]
+    result = sample_jobs(engine, [job(weights=engine.snapshot("a"), **wanted)])[0]
     assert result.prompt_logprobs is not None
     assert result.topk_prompt is not None
     assert result.alternatives is not None
@@ -162,7 +161,7 @@ def test_a_model_is_spread_by_transformers(source: Path, expected: TorchEngine) 
     engine = TorchEngine(source, device_map="auto", dtype="float32")
     train(engine)
     np.testing.assert_allclose(score(engine, "a")[1:], score(expected, "a")[1:], atol=2e-3)
-    assert len(engine.sample([job(weights=engine.snapshot("b"))])[0].sequences[0].tokens) == 8
+    assert len(sample_jobs(engine, [job(weights=engine.snapshot("b"))])[0].sequences[0].tokens) == 8
 
 
 # What is asked for
@@ -224,7 +223,7 @@ def test_the_query_of_a_url_says_where_to_compute(source: Path, tmp_path: Path, 
         sampler = service.create_sampling_client(base_model="llama")
         result = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens_of(20).tolist())).result()
     engine = TorchEngine(source, device="cpu", dtype="bfloat16")
-    expected = engine.sample([job(tokens=tokens_of(20), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    expected = sample_jobs(engine, [job(tokens=tokens_of(20), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert expected is not None
     np.testing.assert_allclose(np.array(result[1:], np.float32), expected[1:], atol=1e-6)
     close_in_process()

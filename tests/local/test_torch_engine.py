@@ -25,10 +25,10 @@ for needed in ("torch", "transformers", "peft"):
 import peft
 import torch
 import transformers
-from support.tiny_models import write_tiny_llama
+from support.tiny_models import sample_jobs, write_tiny_llama
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -296,7 +296,7 @@ def test_an_adapter_begins_as_the_base_model(engine: TorchEngine) -> None:
         SampleJob(tokens=prompt, weights=chosen, max_tokens=0, prompt_logprobs=True)
         for chosen in (None, engine.snapshot("a"), engine.snapshot("b"))
     ]
-    base, *adapters = [result.prompt_logprobs for result in engine.sample(jobs)]
+    base, *adapters = [result.prompt_logprobs for result in sample_jobs(engine, jobs)]
     assert base is not None
     for logprobs in adapters:
         np.testing.assert_allclose(logprobs, base, atol=1e-5)
@@ -308,7 +308,7 @@ def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> N
 
     def measured() -> list[np.ndarray[Any, Any]]:
         jobs = [SampleJob(tokens=prompt, weights=w, max_tokens=0, prompt_logprobs=True) for w in (None, engine.snapshot("b"))]
-        return [result.prompt_logprobs for result in engine.sample(jobs) if result.prompt_logprobs is not None]
+        return [result.prompt_logprobs for result in sample_jobs(engine, jobs) if result.prompt_logprobs is not None]
 
     before, other = measured(), weights(engine, "b")
     engine.forward_backward("b", supervised(4), "cross_entropy", {}, backward=True)
@@ -340,9 +340,9 @@ def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
         chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
         engine.create_adapter("a", AdapterSpec(rank=2, **chosen))
         prompt = job(engine, weights=None, tokens=rows(6)[0].tokens, prompt_logprobs=True, temperature=0.0)
-        before = engine.sample([prompt])[0].prompt_logprobs
+        before = sample_jobs(engine, [prompt])[0].prompt_logprobs
         nudge(engine, "a")
-        results = engine.sample([prompt, attrs.evolve(prompt, weights=engine.snapshot("a"))])
+        results = sample_jobs(engine, [prompt, attrs.evolve(prompt, weights=engine.snapshot("a"))])
         np.testing.assert_array_equal(results[0].prompt_logprobs, before)
         assert not np.allclose(results[1].prompt_logprobs[1:], before[1:], atol=1e-4)
 
@@ -510,7 +510,7 @@ def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_pa
         logits = model(input_ids=torch.from_numpy(prompt.astype(np.int64))[None]).logits[0]
     expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(prompt[1:].astype(np.int64))[:, None])[:, 0]
     job = SampleJob(tokens=prompt, weights=engine.snapshot("a"), max_tokens=0, prompt_logprobs=True)
-    logprobs = engine.sample([job])[0].prompt_logprobs
+    logprobs = sample_jobs(engine, [job])[0].prompt_logprobs
     assert logprobs is not None
     np.testing.assert_allclose(logprobs[1:], expected.numpy(), atol=1e-4)
 
@@ -567,7 +567,7 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
 
 
 def only(engine: TorchEngine, job: SampleJob) -> Continuation:
-    return engine.sample([job])[0].sequences[0]
+    return sample_jobs(engine, [job])[0].sequences[0]
 
 
 def job(engine: TorchEngine, **changes: Any) -> SampleJob:
@@ -584,7 +584,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> Non
     nudge(engine, "a")
     nudge(engine, "b")
     wanted = job(engine, num_samples=3)
-    alone = engine.sample([wanted])[0].sequences
+    alone = sample_jobs(engine, [wanted])[0].sequences
     crowd = [
         job(engine, tokens=rows(40, seed=2)[0].tokens, seed=1, num_samples=2),
         job(engine, weights=engine.snapshot("b"), max_tokens=30),
@@ -592,7 +592,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> Non
         job(engine, tokens=rows(1, seed=3)[0].tokens, weights=None, max_tokens=3),
         attrs.evolve(wanted, num_samples=1),
     ]
-    results = engine.sample(crowd)
+    results = sample_jobs(engine, crowd)
     assert [s.tokens.tolist() for s in results[2].sequences] == [s.tokens.tolist() for s in alone]
     assert results[4].sequences[0].tokens.tolist() == alone[0].tokens.tolist()
     assert len({tuple(s.tokens.tolist()) for s in alone}) == 3
@@ -616,7 +616,7 @@ def test_a_listener_is_handed_each_token(engine: TorchEngine) -> None:
     """It hears the tokens of the result in their order, with the reason at the last one, and can end a job among others."""
     heard, bored = Heard(99), Heard(2)
     jobs = [job(engine, num_samples=2, listener=heard), job(engine, listener=bored), job(engine)]
-    results = engine.sample(jobs)
+    results = sample_jobs(engine, jobs)
     assert [heard.tokens[index] for index in (0, 1)] == [one.tokens.tolist() for one in results[0].sequences]
     assert heard.ends == {index: one.stop_reason for index, one in enumerate(results[0].sequences)}
     assert (len(bored.tokens[0]), len(results[1].sequences[0].tokens)) == (2, 2)
@@ -633,12 +633,12 @@ def test_temperature_zero_takes_the_likeliest_token(engine: TorchEngine) -> None
     """Greedy tokens are the argmax of a forward pass over everything before them, padding and cache notwithstanding."""
     nudge(engine, "a")
     greedy = job(engine, temperature=0.0, topk_sample_logprobs=1)
-    sampled = engine.sample([job(engine, tokens=rows(30)[0].tokens), greedy])[1].sequences[0]
+    sampled = sample_jobs(engine, [job(engine, tokens=rows(30)[0].tokens), greedy])[1].sequences[0]
     assert sampled.topk is not None
     assert sampled.topk[0][:, 0].tolist() == sampled.tokens.tolist()
     whole = np.concatenate([greedy.tokens, sampled.tokens])
     check = job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True, topk_prompt_logprobs=1)
-    result = engine.sample([check])[0]
+    result = sample_jobs(engine, [check])[0]
     assert result.topk_prompt is not None
     assert result.topk_prompt[0][len(greedy.tokens) :, 0].tolist() == sampled.tokens.tolist()
 
@@ -649,7 +649,7 @@ def test_logprobs_are_the_models_own(engine: TorchEngine, change: dict[str, floa
     nudge(engine, "a")
     sampled = only(engine, job(engine, **change))
     whole = np.concatenate([job(engine).tokens, sampled.tokens])
-    again = engine.sample([job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    again = sample_jobs(engine, [job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert again is not None
     np.testing.assert_allclose(sampled.logprobs, again[len(job(engine).tokens) :], atol=1e-4)
 
@@ -699,7 +699,7 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
     tokens = rows(9)[0].tokens
     shifted = TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
     expected = engine.forward_backward("a", [shifted], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
-    result = engine.sample([job(engine, tokens=tokens, prompt_logprobs=True, topk_prompt_logprobs=258)])[0]
+    result = sample_jobs(engine, [job(engine, tokens=tokens, prompt_logprobs=True, topk_prompt_logprobs=258)])[0]
     assert result.prompt_logprobs is not None
     assert result.topk_prompt is not None
     assert np.isnan(result.prompt_logprobs[0])
@@ -717,7 +717,7 @@ def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngi
     nudge(engine, "a")
     targets = PromptTargets(positions=np.array([8, 2]), tokens=np.array([5, 9]))
     fields = {"tokens": rows(9)[0].tokens, "topk_prompt_logprobs": 258, "prompt_targets": targets}
-    asked, greedy = engine.sample([job(engine, **fields, prompt_alternatives=2000, temperature=t) for t in (1.0, 0.0)])
+    asked, greedy = sample_jobs(engine, [job(engine, **fields, prompt_alternatives=2000, temperature=t) for t in (1.0, 0.0)])
     assert asked.topk_prompt is not None
     table = np.zeros((9, 258), np.float32)
     np.put_along_axis(table, asked.topk_prompt[0].astype(np.int64), asked.topk_prompt[1], axis=1)
@@ -735,7 +735,7 @@ def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngi
 
 def test_a_prompt_of_one_token_has_no_logprob(engine: TorchEngine) -> None:
     """The only entry is NaN."""
-    result = engine.sample([job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)])[0]
+    result = sample_jobs(engine, [job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)])[0]
     assert result.prompt_logprobs is not None
     assert np.isnan(result.prompt_logprobs).tolist() == [True]
 
@@ -766,7 +766,7 @@ def test_end_of_text_stops_by_default_only(engine: TorchEngine) -> None:
         engine.forward_backward("c", [ends], "cross_entropy", {}, backward=True)
         engine.optim_step("c", Adam(learning_rate=0.02))
     prompt = {"tokens": ends.tokens, "weights": engine.snapshot("c"), "temperature": 0.0, "max_tokens": 4}
-    by_default, never = engine.sample([job(engine, **prompt, stop=None), job(engine, **prompt, stop=[])])
+    by_default, never = sample_jobs(engine, [job(engine, **prompt, stop=None), job(engine, **prompt, stop=[])])
     assert (by_default.sequences[0].tokens.tolist(), by_default.sequences[0].stop_reason) == ([256], "stop")
     assert (len(never.sequences[0].tokens), never.sequences[0].stop_reason) == (4, "length")
 
@@ -793,7 +793,7 @@ def test_a_snapshot_is_freed_with_its_last_reference(engine: TorchEngine) -> Non
     snapshot = engine.snapshot("a")
     assert isinstance(snapshot, LoraWeights)
     watched = weakref.ref(next(iter(snapshot.tensors.values())))
-    engine.sample([job(engine, weights=snapshot)])
+    sample_jobs(engine, [job(engine, weights=snapshot)])
     del snapshot
     gc.collect()
     assert watched() is None
@@ -805,7 +805,7 @@ def test_a_diverged_adapter_says_so(engine: TorchEngine) -> None:
     for tensor in engine._adapters["a"].weights.tensors.values():
         tensor.data.mul_(1e30)
     with pytest.raises(EngineError, match="training has diverged"):
-        engine.sample([job(engine)])
+        sample_jobs(engine, [job(engine)])
 
 
 def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) -> None:
@@ -836,7 +836,7 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
 def test_an_impossible_job_is_refused(engine: TorchEngine, change: dict[str, Any], fault: str) -> None:
     """Every parameter out of range is a user error that names it."""
     with pytest.raises(EngineError, match=fault):
-        engine.sample([job(engine, **change)])
+        sample_jobs(engine, [job(engine, **change)])
 
 
 # The packaged model
@@ -859,7 +859,9 @@ def test_the_packaged_model_has_learned_text() -> None:
     """It finds plain English far likelier than chance (8 bits a byte), and loads quietly under its public name."""
     engine = TorchEngine(PACKAGED_MODEL, device="cpu")
     prompt = np.array([256, *b"Return a list of the names in the current local scope."], np.int32)
-    logprobs = engine.sample([SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    logprobs = sample_jobs(engine, [SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)])[
+        0
+    ].prompt_logprobs
     assert logprobs is not None
     assert -np.nanmean(logprobs) / np.log(2) < 2.5
     assert (engine.base_model, engine.max_context_length) == ("tinker/babble", 512)
@@ -877,8 +879,11 @@ example = TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.as
 engine.forward_backward("a", [example], "cross_entropy", {}, backward=True)
 engine.optim_step("a", Adam())
 for _ in range(2):  # the second time the prompt comes out of the cache
-    engine.sample([SampleJob(tokens=tokens, weights=engine.snapshot("a"), max_tokens=3, prompt_logprobs=True)])
-    engine.sample([SampleJob(tokens=tokens, weights=None, max_tokens=3)])
+    batch = engine.open_batch(1000)
+    batch.add(1, SampleJob(tokens=tokens, weights=engine.snapshot("a"), max_tokens=3, prompt_logprobs=True))
+    batch.add(2, SampleJob(tokens=tokens, weights=None, max_tokens=3))
+    while batch.tokens:
+        batch.step()
 """
 
 

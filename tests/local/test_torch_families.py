@@ -23,15 +23,16 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from support.families import FAMILIES, IMAGE, SIZES, TOWER, VISION_START, Family, write_family
+from support.tiny_models import sample_jobs
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.dimuon import orthogonal_direction
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.caches import check_cache
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.prefixes import Prefixes
+from tinker.local.engines.torch.rows import check_cache
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -137,7 +138,7 @@ def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
         job(9, trained.adapter, temperature=0.0, max_tokens=8),
         job(11, trained.other, num_samples=2, max_tokens=4),
     ]
-    alone = [trained.engine.sample([one])[0] for one in jobs]
+    alone = [sample_jobs(trained.engine, [one])[0] for one in jobs]
     trained.engine._parts.prefixes = Prefixes()
     batch, done = trained.engine.open_batch(1000), dict[Any, Any]()
     for number in range(16):
@@ -162,7 +163,7 @@ def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
 def test_prompts_are_scored(trained: Trained) -> None:
     """Log-probabilities of prompts of unlike length, asked for together, are those of PEFT."""
     jobs = [job(length, trained.adapter, max_tokens=0, prompt_logprobs=True) for length in (13, 4)]
-    for one, result in zip(jobs, trained.engine.sample(jobs), strict=True):
+    for one, result in zip(jobs, sample_jobs(trained.engine, jobs), strict=True):
         with torch.no_grad():
             table = trained.logprobs(one.tokens)[:-1]
         expected = table.gather(1, torch.from_numpy(one.tokens[1:].astype(np.int64))[:, None])[:, 0]
@@ -308,7 +309,7 @@ def test_a_tower_for_images_stays_as_it_is(tmp_path: Path, config: Any) -> None:
     engine.optim_step("a", Adam(learning_rate=0.02))
     engine.save("a", tmp_path, optimizer=False)
     plain = load_in_peft(tmp_path / "model", tmp_path)
-    sampled = engine.sample([job(6, engine.snapshot("a"), temperature=0.0)])[0].sequences[0]
+    sampled = sample_jobs(engine, [job(6, engine.snapshot("a"), temperature=0.0)])[0].sequences[0]
     tokens = torch.from_numpy(np.concatenate([prompt(6), sampled.tokens]).astype(np.int64))
     table = torch.log_softmax(plain(input_ids=tokens[None]).logits[0], dim=-1)[5:-1]
     expected = table.gather(1, tokens[6:, None])[:, 0].detach()

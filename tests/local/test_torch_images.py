@@ -22,6 +22,7 @@ import torch
 import transformers
 from PIL import Image
 from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, write_family
+from support.tiny_models import sample_jobs
 
 import tinker
 from tinker import types
@@ -187,7 +188,7 @@ def two_images() -> list[ImageChunk]:
 def test_a_greedy_sample_equals_generate(seeing: Seeing) -> None:
     """Of the base model, alone: what plain transformers generates from the same image."""
     for value in (show(WIDE), show(TALL, SMALL, seed=7)):
-        ours = seeing.engine.sample([seeing.job(value, None, temperature=0.0, max_tokens=8)])[0].sequences[0]
+        ours = sample_jobs(seeing.engine, [seeing.job(value, None, temperature=0.0, max_tokens=8)])[0].sequences[0]
         inputs = seeing.inputs(value)
         with torch.no_grad(), seeing.plain.disable_adapter():
             whole = seeing.plain.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None)
@@ -201,7 +202,7 @@ def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
         seeing.job(value, seeing.adapter if number % 2 else None, seed=number, num_samples=2)
         for number, value in enumerate(values)
     ]
-    alone = [seeing.engine.sample([one])[0] for one in jobs]
+    alone = [sample_jobs(seeing.engine, [one])[0] for one in jobs]
     seeing.engine._parts.prefixes = Prefixes()
     batch, done = seeing.engine.open_batch(1000), dict[Any, Any]()
     for number in range(14):
@@ -230,7 +231,7 @@ def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
     with torch.no_grad():
         table = seeing.logprobs(value)[:-1]
     expected = table.gather(1, torch.from_numpy(job.tokens[1:].astype(np.int64))[:, None])[:, 0]
-    scores = seeing.engine.sample([job])[0].prompt_logprobs
+    scores = sample_jobs(seeing.engine, [job])[0].prompt_logprobs
     assert scores is not None
     np.testing.assert_allclose(scores[1:], expected, atol=2e-5)
 
@@ -314,7 +315,7 @@ def test_old_images_are_forgotten(seeing: Seeing, monkeypatch: pytest.MonkeyPatc
 def test_the_id_of_images_is_a_token_like_others_in_text(seeing: Seeing) -> None:
     """A model can draw it, and what it drew goes through the model again."""
     value = ModelInput(chunks=[*show(SMALL).chunks, EncodedTextChunk(tokens=[IMAGE, 7])])
-    seeing.engine.sample([seeing.job(value, None, max_tokens=1)])
+    sample_jobs(seeing.engine, [seeing.job(value, None, max_tokens=1)])
     plain = EncodedTextChunk(tokens=[1, IMAGE, 7])
     seeing.engine.forward_backward("a", [seeing.example(ModelInput(chunks=[plain]))], "cross_entropy", {}, backward=False)
 

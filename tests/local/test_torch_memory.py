@@ -15,11 +15,11 @@ for needed in ("torch", "transformers", "peft"):
 
 import torch
 import transformers
-from support.tiny_models import write_tiny_llama
+from support.tiny_models import sample_jobs, write_tiny_llama
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines.placement import PACKAGED_FOLDER, Recompute
+from tinker.local.engines.opening import PACKAGED_FOLDER, Recompute
 from tinker.local.engines.protocol import AdapterSpec, PromptTargets, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
@@ -113,7 +113,7 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: 
     tokens = examples(20)[0].tokens
     with torch.no_grad():
         table = torch.log_softmax(plain(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0], dim=-1)
-    found = engine.sample([SampleJob(tokens=tokens, weights=None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    found = sample_jobs(engine, [SampleJob(tokens=tokens, weights=None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert found is not None
     np.testing.assert_allclose(found[1:], table[range(19), tokens[1:]], atol=1e-4)
 
@@ -136,8 +136,8 @@ def test_the_head_is_one_product(llama: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tinker.local.engines.torch.head.CHUNK_CELLS", 5 * 258)
     with torch.profiler.profile(record_shapes=True) as profile:
         compute(engine, lengths=(33, 40))
-        engine.sample([SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)])
-        engine.sample([SampleJob(tokens=examples(9)[0].tokens, weights=None, max_tokens=0, prompt_logprobs=True)])
+        sample_jobs(engine, [SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)])
+        sample_jobs(engine, [SampleJob(tokens=examples(9)[0].tokens, weights=None, max_tokens=0, prompt_logprobs=True)])
     products = [event for event in profile.events() if event.name in ("aten::mm", "aten::bmm", "aten::addmm")]
     of_head = {event.name for event in products if any(258 in shape for shape in event.input_shapes)}
     assert of_head == {"aten::mm"}
@@ -298,10 +298,10 @@ def flatten(result: SampleResult) -> list[Any]:
 
 def test_prompts_in_pieces_give_the_results_of_whole_ones(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of unlike lengths, their scores and their samples are the same in pieces of a few columns."""
-    whole = open_engine(llama).sample(prompts())
+    whole = sample_jobs(open_engine(llama), prompts())
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 32)
     engine = open_engine(llama)
-    pieces = engine.sample(prompts())
+    pieces = sample_jobs(engine, prompts())
     for one, other in zip(pieces, whole, strict=True):
         assert [s.tokens.tolist() for s in one.sequences] == [s.tokens.tolist() for s in other.sequences]
         for mine, theirs in zip(flatten(one), flatten(other), strict=True):

@@ -12,6 +12,7 @@ import pytest
 
 from tinker.local.engines.dimuon import newton_schulz
 from tinker.local.engines.inputs import LOSS_FORMS, SEQUENCE_LOG_RATIO
+from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -644,20 +645,30 @@ def test_impossible_sizes_are_refused(engine: ToyEngine) -> None:
 
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
-    """Terms are those of the torch engine, and derivatives those that torch finds by itself."""
+    """Terms and derivatives of torch tensors are those of numpy arrays."""
     torch = pytest.importorskip("torch")
-    from tinker.local.engines.torch.losses import TORCH_LOSSES
-    from tinker.local.engines.toy import TOY_LOSSES
-
     rng = np.random.default_rng(0)
     logprobs = -rng.random(200)
     inputs = {"logprobs": logprobs + rng.normal(0, 0.5, 200), "advantages": rng.normal(0, 1, 200)}
     if LOSS_FORMS[loss_fn].sequence is not None:
         inputs[SEQUENCE_LOG_RATIO] = rng.normal(0, 0.5, 200)
     options = LOSS_FORMS[loss_fn].config
-    terms, slopes = TOY_LOSSES[loss_fn](logprobs, inputs, options)
-    leaf = torch.tensor(logprobs, requires_grad=True)
-    expected = TORCH_LOSSES[loss_fn](leaf, {name: torch.tensor(value) for name, value in inputs.items()}, options)
-    expected.sum().backward()
-    np.testing.assert_allclose(terms, expected.detach().numpy(), rtol=1e-12)
-    np.testing.assert_allclose(slopes, leaf.grad.numpy(), rtol=1e-12)
+    found = LOSSES[loss_fn](np, logprobs, inputs, options)
+    tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+    for here, there in zip(found, LOSSES[loss_fn](torch, torch.tensor(logprobs), tensors, options), strict=True):
+        np.testing.assert_allclose(here, there.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss_fn", sorted({*LOSS_FORMS} - {"cispo", "gspo", "stable_reinforce"}))
+def test_slopes_are_the_derivatives_of_the_terms(loss_fn: str) -> None:
+    """The slope of each term is what torch finds, where no factor counts as constant."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    leaf = torch.tensor(-rng.random(200), requires_grad=True)
+    inputs = {
+        "logprobs": leaf.detach() + torch.tensor(rng.normal(0, 0.5, 200)),
+        "advantages": torch.tensor(rng.normal(0, 1, 200)),
+    }
+    terms, slopes = LOSSES[loss_fn](torch, leaf, inputs, LOSS_FORMS[loss_fn].config)
+    terms.sum().backward()
+    np.testing.assert_allclose(slopes.detach().numpy(), leaf.grad.numpy(), rtol=1e-12)

@@ -214,15 +214,8 @@ class FolderEngine(ToyEngine):
 
     def __init__(self, path: Path) -> None:
         super().__init__(vocabulary=512, base_model=path.name)
-        self._path = path
-
-    @property
-    def aliases(self) -> frozenset[str]:
-        return frozenset({str(self._path)})
-
-    @property
-    def tokenizer_id(self) -> str:
-        return str(self._path)
+        self.aliases = frozenset({str(path)})
+        self.tokenizer_id = str(path)
 
 
 class RecordingEngine(ToyEngine):
@@ -242,22 +235,16 @@ class RecordingEngine(ToyEngine):
         return super().optim_step(adapter_id, params)
 
 
-class BatchingEngine(ToyEngine):
-    """Notes how many jobs came together."""
+class CountingEngine(GatedEngine):
+    """Counts the jobs that were sampled."""
 
     def __init__(self) -> None:
-        super().__init__(vocabulary=512)
-        self.batches: list[int] = []
+        super().__init__()
+        self.sampled = 0
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        self.batches.append(len(jobs))
+        self.sampled += len(jobs)
         return super().sample(jobs)
-
-
-class GatedBatchingEngine(BatchingEngine, GatedEngine):
-    def __init__(self) -> None:
-        GatedEngine.__init__(self)
-        self.batches = []
 
 
 MakeApi = Callable[..., Api]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines.protocol import SampleJob, SampleResult
+
+if TYPE_CHECKING:
+    from tinker.local.engines.torch import TorchEngine
 
 
 def write_tiny_llama(directory: Path) -> Path:
@@ -30,3 +36,16 @@ def write_tiny_llama(directory: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
     return directory
+
+
+def sample_jobs(engine: TorchEngine, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+    """Sample jobs together to their end. Raises the failure of one that fails."""
+    batch, results = engine.open_batch(2**16), dict[object, SampleResult]()
+    for index, job in enumerate(jobs):
+        batch.add(index, job)
+    while len(results) < len(jobs):
+        for ticket, outcome in batch.step():
+            if isinstance(outcome, Exception):
+                raise outcome
+            results[ticket] = outcome
+    return [results[index] for index in range(len(jobs))]

@@ -32,7 +32,7 @@ else:
 
 
 def _advice() -> str:
-    """Say how to install what the packaged model needs, in one step, and what the toy engine needs."""
+    """Return the commands that install the packaged model's dependencies and those of the toy engine."""
     from tinker._installation import install_command
 
     everything, toy = install_command("local"), install_command("server")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeAlias
 
@@ -12,10 +11,9 @@ from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Operation
 
@@ -23,7 +21,7 @@ from tinker._wire import json
 from tinker.local import handlers
 from tinker.local.bodies import UnknownFields
 from tinker.local.call import APICall, read_credential, receive
-from tinker.local.errors import APIProblem
+from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
 from tinker.local.files import download_route, upload_route
 from tinker.local.recovery import recover
 from tinker.local.state import State
@@ -34,7 +32,6 @@ from tinker.local.web.pages import web_routes
 from tinker.local.web.traffic import Traffic, TrafficWatch
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
-log: logging.Logger = logging.getLogger("tinker.local")
 #: By the id of the operation; the handler has that name, in the file of its tag.
 HANDLERS: Mapping[str, Handler] = {
     name: getattr(getattr(handlers, operation.tag), name)
@@ -44,7 +41,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 class _CheckpointId(Convertor[str]):
-    """``<kind>/<name>``, or a bare name, also one that is called like the operations that come behind it in a path."""
+    """``<kind>/<name>``, or a bare name, even one equal to an operation that may follow it in a path."""
 
     regex = r"(?:[^/]+/[^/]+|(?!(?:weights|sampler_weights|external_weights)/)[^/]+)"
 
@@ -67,7 +64,7 @@ def create_app(state: State) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         await recover(state, HANDLERS)
-        state.notify()  # what is done from time to time needs no request
+        state.notify()  # periodic tasks run without a request
         yield
         try:
             await state.aclose()
@@ -107,9 +104,7 @@ def _route(state: State, unread: UnknownFields, path: str) -> Route:
     return Route(path.replace("{checkpoint_id}", "{checkpoint_id:checkpoint}"), endpoint, methods=list(endpoints))
 
 
-def _endpoint(
-    state: State, unread: UnknownFields, operation: Operation, handler: Handler
-) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(state: State, unread: UnknownFields, operation: Operation, handler: Handler) -> Endpoint:
     profile = state.settings.profile
 
     async def respond(request: Request) -> Response:
@@ -125,20 +120,7 @@ def _endpoint(
         response.headers.update(notes)
         return response
 
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await respond(request)
-        except APIProblem as problem:
-            return _error_response(profile.rewrite_problem(problem))
-        except RecursionError:
-            return _error_response(APIProblem(422, "the body is nested too deeply"))
-        except ClientDisconnect:
-            return Response(status_code=499)  # the client is gone
-        except Exception as error:
-            log.exception("%s failed", operation.operation_id)
-            return _error_response(APIProblem(500, f"{type(error).__name__}: {error}"))
-
-    return endpoint
+    return answer_errors(respond, lambda problem: error_response(profile.rewrite_problem(problem)))
 
 
 async def _refuse_missing_handler(state: State, call: APICall) -> None:
@@ -162,15 +144,10 @@ def _to_response(value: msgspec.Struct | Response | None, reshaped: Callable[[by
     return Response(reshaped(json.encode(value)), media_type=json.MEDIA_TYPE)
 
 
-def _error_response(problem: APIProblem) -> Response:
-    body = json.encode(models.ErrorResponse(detail=problem.detail))
-    return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
-
-
 async def _no_route(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}"
     if request.url.path.startswith("/v1/"):
         return JSONResponse(describe_error(error.status_code, detail), error.status_code, error.headers)
-    return _error_response(APIProblem(error.status_code, detail, error.headers))
+    return error_response(APIProblem(error.status_code, detail, error.headers))

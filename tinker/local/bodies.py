@@ -122,12 +122,12 @@ MAX_NAME_LENGTH = 100
 MAX_WARNINGS = 1000  # one for each field of each operation
 _UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _Members = tuple[inspect.StructType, ...]
-_Unread = tuple[str, Collection[str]]  # a field, and the names of those that are read at its place
+_Unread = tuple[str, Collection[str]]  # a field, and the known names at its place
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class UnknownFields:
-    """What one server does about unknown fields; ``strict`` refuses them."""
+    """The treatment of unknown fields; ``strict`` refuses them."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict

@@ -24,7 +24,7 @@ Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 @attrs.frozen(eq=False, kw_only=True)
 class APICall:
-    """What was asked: the operation, the parts of the path, the query, the headers (lower case) and the plain body.
+    """One request: the operation, the path parameters, the query, the headers (lower case) and the decompressed body.
 
     ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs
     on this machine, as far as the connection tells: through a tunnel it seems to.
@@ -55,7 +55,7 @@ class APICall:
 
     @property
     def known_failure(self) -> int | None:
-        """Return the number of the last failure of the run that the caller knows; None from a client that does not say."""
+        """Return the number of the run's last failure that the client has seen; None if the client does not send it."""
         return int(self.headers[KNOWN_FAILURE]) if KNOWN_FAILURE in self.headers else None
 
     @property
@@ -141,7 +141,7 @@ def _find_base_url(request: Request) -> str:
 
 
 def _is_local_client(request: Request) -> bool:
-    """Return whether the request comes from this process or this machine's own address, and from nobody behind a proxy."""
+    """Return whether the request comes from this process or this machine, and not through a proxy."""
     forwarded = any(name in request.headers for name in _PROXY_HEADERS)
     return not forwarded and request.client is not None and is_this_machine(request.client.host)
 

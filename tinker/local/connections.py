@@ -23,7 +23,7 @@ _Stage: TypeAlias = Literal["head", "body"] | None
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many file descriptors as the system allows it, up to ENOUGH_DESCRIPTORS."""
+    """Raise this process's limit of file descriptors to the system's maximum, or to ENOUGH_DESCRIPTORS."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; a system with a limit of another kind
         import resource
 
@@ -57,7 +57,7 @@ class Connections:
 
     @property
     def backlog(self) -> int:
-        """Return how many connections the system may hold for this process, for each of which it needs a descriptor at once."""
+        """Return the listen backlog; each connection in it needs a descriptor once it is accepted."""
         return min(MAX_BACKLOG, count_descriptors() // 8)
 
     def protocol(self) -> type[LimitedProtocol]:
@@ -70,7 +70,7 @@ class Connections:
             next(iter(self.waiting)).drop()
 
     def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Handle what the loop reports: a lack of descriptors, of which it makes many reports, is one line a minute."""
+        """Handle an error reported by the loop; running out of descriptors is logged at most once a minute."""
         if not str(context.get("message")).startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:
@@ -119,7 +119,7 @@ class LimitedProtocol(H11Protocol):
                 self._handshake = self.loop.create_task(self._shake_hands(transport, self.limits.tls))
 
     async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        """Go on with TLS, or end the connection if its client speaks something else, or leaves."""
+        """Upgrade to TLS, or end the connection if the handshake fails."""
         try:
             encrypted = await self.loop.start_tls(
                 transport, self, tls, server_side=True, ssl_shutdown_timeout=TLS_CLOSE_SECONDS
@@ -166,7 +166,7 @@ class LimitedProtocol(H11Protocol):
         self._close_socket()
 
     def _close_socket(self) -> None:
-        """Close what is below TLS once everything is sent: clients that are idle do not answer that TLS has been closed."""
+        """Close the socket below TLS once everything is sent: idle clients do not answer TLS's close message."""
         if self._socket is not None and self.transport.is_closing() and not self._socket.get_write_buffer_size():
             self._socket.close()
 
@@ -178,7 +178,7 @@ class LimitedProtocol(H11Protocol):
             self._timer.cancel()
 
     def _watch(self) -> None:
-        """Start the time of what is received now, and note whether there is a request in work."""
+        """Start the timer of the current stage, and record whether a request is in progress."""
         if not self._is_counted:
             return
         self.limits.waiting.pop(self, None)
@@ -211,7 +211,7 @@ class LimitedProtocol(H11Protocol):
         self._timer = self.loop.call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """Close the connection, unless it is this server that is slow, or the body is long and comes fast enough."""
+        """Close the connection, unless this server is the slow side, or the body arrives fast enough."""
         earned = self._nbytes / BODY_NBYTES_PER_SECOND if self._stage == "body" else 0.0
         if self._stage == "body" and self.flow.read_paused:
             self._start()

@@ -1,13 +1,21 @@
-"""The exception that becomes an error status, and validation errors of bodies and headers as clients read them."""
+"""The exception that becomes an error status, the answers to it, and validation errors as clients read them."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
-from tinker_wire.models import JSONValue
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from tinker_wire.models import ErrorResponse, JSONValue
+
+from tinker._wire import json
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class APIProblem(Exception):
@@ -20,18 +28,43 @@ class APIProblem(Exception):
         self.headers: Mapping[str, str] = headers or {}
 
 
+def error_response(problem: APIProblem) -> Response:
+    """Return the answer to a refused request in the form of the contract."""
+    body = json.encode(ErrorResponse(detail=problem.detail))
+    return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
+
+
+def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] = error_response) -> Endpoint:
+    """Return the endpoint with an answer to every error; ``refuse`` makes it from an APIProblem."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except APIProblem as problem:
+            return refuse(problem)
+        except RecursionError:
+            return refuse(APIProblem(422, "the body is nested too deeply"))
+        except ClientDisconnect:
+            return Response(status_code=499)  # the client has disconnected
+        except Exception as error:
+            log.exception("%s %s failed", request.method, getattr(request.scope.get("route"), "path", "a request"))
+            return refuse(APIProblem(500, f"{type(error).__name__}: {error}"))
+
+    return respond
+
+
 def make_not_found(what: str, name: str, hint: str = "") -> APIProblem:
-    """Make a 404 that names what is unknown."""
+    """Make a 404 that names the missing object."""
     return APIProblem(404, f"{what} {name!r} was not found on this server{hint}")
 
 
 def conflict(detail: str) -> APIProblem:
-    """Make a 409 that asks clients not to try again, because waiting does not help."""
+    """Make a 409 that asks clients not to retry, because waiting does not help."""
     return APIProblem(409, detail, {"x-should-retry": "false"})
 
 
 def unavailable(detail: str) -> APIProblem:
-    """Make a 500 that asks clients not to try again, because a person has to do something first."""
+    """Make a 500 that asks clients not to retry, because somebody has to fix the server first."""
     return APIProblem(500, detail, {"x-should-retry": "false"})
 
 
@@ -65,7 +98,7 @@ _LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"
 
 
 class FieldError(NamedTuple):
-    """What does not fit: where, a sentence without its subject, and a word for its kind."""
+    """A validation error: the place, a sentence without its subject, and the kind."""
 
     place: tuple[str | int, ...]
     sentence: str
@@ -77,7 +110,7 @@ class FieldError(NamedTuple):
 
 
 def read_field_error(error: Exception) -> FieldError:
-    """Read what msgspec says of a value that does not fit."""
+    """Convert a validation error of msgspec."""
     message, path = str(error), ""
     if placed := _PLACED.fullmatch(message):
         message, path = placed["message"], placed["path"]
@@ -97,7 +130,7 @@ def read_field_error(error: Exception) -> FieldError:
 
 
 def find_field_errors(value: object, kind: type[msgspec.Struct]) -> list[FieldError]:
-    """Find what does not fit the record ``kind``: each missing field, and the first fault in each of the others."""
+    """Find the errors against the record ``kind``: each missing field, and the first error in every other field."""
     if not isinstance(value, dict):
         return [read_field_error(error) for error in _try(value, kind)]
     found: list[FieldError] = []

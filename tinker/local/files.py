@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from starlette.background import BackgroundTask
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from tinker._wire import json
 from tinker.local.engines.protocol import EngineError
-from tinker.local.errors import APIProblem
+from tinker.local.errors import APIProblem, answer_errors
 from tinker.local.state import State
 from tinker.local.storage.access import FILES_PATH, InvalidToken
 from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
@@ -36,18 +35,25 @@ def download_route(state: State) -> Route:
     """Make the route that links lead to."""
 
     async def download(request: Request) -> Response:
-        try:
-            claims = state.signer.read(request.path_params["token"])
-        except InvalidToken as error:
-            return Response(json.encode({"detail": f"the link is not valid: {error}"}), 403, media_type=json.MEDIA_TYPE)
+        claims = _read_link(state, request)
         found = await state.offload_always(lambda: _find_file(state, claims))
-        return found or Response(json.encode({"detail": "the file no longer exists"}), 404, media_type=json.MEDIA_TYPE)
+        if found is None:
+            raise APIProblem(404, "the file no longer exists")
+        return found
 
-    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", download, methods=["GET"])
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", answer_errors(download), methods=["GET"])
+
+
+def _read_link(state: State, request: Request) -> dict[str, Any]:
+    """Return the claims of a link. Raises APIProblem 403 for one that is not valid."""
+    try:
+        return state.signer.read(request.path_params["token"])
+    except InvalidToken as error:
+        raise APIProblem(403, f"the link is not valid: {error}") from error
 
 
 def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
-    """Find the file; None when it is gone. Blocks."""
+    """Find the file; None if it no longer exists. Blocks."""
     if claims.get("what") == "trace":
         content = state.exports.content(claims["session"])
         return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)
@@ -84,24 +90,16 @@ def upload_route(state: State) -> Route:
     """Make the route that links to files of uploads lead to."""
 
     async def receive(request: Request) -> Response:
-        try:
-            upload, name = _find_upload(state, request)
-            digest = await _receive_file(state, request, upload, name)
-        except APIProblem as problem:
-            return Response(json.encode({"detail": problem.detail}), problem.status, dict(problem.headers), json.MEDIA_TYPE)
-        except ClientDisconnect:
-            return Response(status_code=499)  # the client is gone
+        upload, name = _find_upload(state, request)
+        digest = await _receive_file(state, request, upload, name)
         return Response(None, 200, {"repr-digest": f"sha-256=:{digest}:"})
 
-    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", receive, methods=["PUT"])
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", answer_errors(receive), methods=["PUT"])
 
 
 def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
     """Return the upload and the file that the link is for. Raises APIProblem 403, 404, or 409 when it is finished."""
-    try:
-        claims = state.signer.read(request.path_params["token"])
-    except InvalidToken as error:
-        raise APIProblem(403, f"the link is not valid: {error}") from error
+    claims = _read_link(state, request)
     if claims.get("what") != "upload":
         raise APIProblem(403, "the link is not one to send a file to")
     with state.lock() as shared:
@@ -114,7 +112,7 @@ def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
 
 
 async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
-    """Write the body, and put it in place when all of it is there and is what its digest says; the SHA-256 in base64."""
+    """Write the body, and move it in place when it is complete and matches its digest. Returns the SHA-256 in base64."""
     limit = state.settings.max_upload_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

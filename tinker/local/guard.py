@@ -13,11 +13,9 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tinker_wire import models
 
-from tinker._wire import json
+from tinker.local.errors import APIProblem, error_response
 from tinker.local.settings import Settings
 
 
@@ -32,7 +30,7 @@ def is_this_machine(name: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Return whether it is an address: no page can come from one and have its name led elsewhere."""
+    """Return whether it is an IP address, which DNS rebinding cannot fake."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -55,8 +53,7 @@ class Guard:
         if fault is None:
             await self._app(scope, receive, send)
             return
-        body = json.encode(models.ErrorResponse(detail=fault))
-        await Response(body, 403, media_type=json.MEDIA_TYPE)(scope, receive, send)
+        await error_response(APIProblem(403, fault))(scope, receive, send)
 
     def _fault(self, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")

@@ -6,16 +6,16 @@ import atexit
 import functools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp
 
 from tinker.local.app import create_app
-from tinker.local.engines.opening import EngineName, choose_engine, open_engine
-from tinker.local.engines.placement import PACKAGED_MODEL, TOY_MODEL
-from tinker.local.loading import Loading, check_source
+from tinker.local.engines.opening import PACKAGED_MODEL, TOY_MODEL, EngineName, check_source, choose_engine, open_engine
+from tinker.local.engines.protocol import Engine
 from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
@@ -26,6 +26,44 @@ TOY = "toy"
 OPTIONS = ("profile", "device", "dtype", "device_map", "recompute")
 _lock = threading.Lock()
 _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
+
+
+#: Called in the engine's thread with the name of the loading model, or None when loading is done.
+Listener: TypeAlias = Callable[[str | None], object]
+
+
+class Loading:
+    """The model loading in this process, and its listeners. Loading does not count against a request's deadline."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._what: str | None = None
+        self._listeners: list[Listener] = []
+
+    def open(self, what: str, open_engine: OpenEngine) -> Engine:
+        """Open an engine, notifying the listeners before and after."""
+        self._change(what)
+        try:
+            return open_engine()
+        finally:
+            self._change(None)
+
+    def watch(self, listener: Listener) -> None:
+        """Call this listener with what loads now, and then on every change."""
+        with self._lock:
+            self._listeners.append(listener)
+            listener(self._what)
+
+    def unwatch(self, listener: Listener) -> None:
+        """Remove a listener."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def _change(self, what: str | None) -> None:
+        with self._lock:
+            self._what = what
+            for listener in self._listeners:
+                listener(what)
 
 
 def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:

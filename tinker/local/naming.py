@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinker.local.call import APICall
-from tinker.local.engines.opening import explain_absence
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER, explain_absence
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
@@ -56,7 +55,7 @@ def join_names(engines: Sequence[Engine]) -> str:
 
 
 def other_names_warning(engines: Sequence[Engine]) -> str:
-    """Return a warning to users of a server that serves a model under names that are not its own."""
+    """Return the warning of a server that serves its model under any name."""
     names = "every name" if len(engines) == 1 else f"every name but {join_names(engines[1:])}"
     return (
         f"this server serves {engines[0].base_model!r} under {names}; use the tokenizer that get_tokenizer() gives, "

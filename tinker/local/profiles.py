@@ -27,7 +27,7 @@ Reshape: TypeAlias = Callable[[JSONObject, JSONObject], JSONObject]
 
 @attrs.frozen(kw_only=True)
 class IdScheme:
-    """What things are called. ``by_number`` False means that a client's number of a model or sampler identifies nothing."""
+    """How ids are made. ``by_number`` False means that a client's number of a model or sampler identifies nothing."""
 
     session: Callable[[], str] = lambda: str(uuid.uuid4())
     model: Callable[[str, int], str] = lambda session_id, number: f"{session_id}:train:{number}"
@@ -95,7 +95,7 @@ class Profile:
 
     @property
     def can_repeat(self) -> bool:
-        """Return whether a request is known again by the number that its client gave it."""
+        """Return whether a repeated request is recognized by its client's number."""
         return self.ids.by_number and self.ordered and not self.numbered_requests
 
     def rewrite_request(self, operation: str, content: bytes) -> bytes:

@@ -31,7 +31,7 @@ _ALWAYS = {training.create_custom_loss.__name__, training.unload_model.__name__}
 
 
 async def recover(state: State, handlers: Handlers) -> None:
-    """Bring back what the journal holds. Nothing else may use the state meanwhile."""
+    """Restore the state from the journal. Nothing else may use the state meanwhile."""
     if not state.journal.is_kept:
         return
     restart = _Restart(state, handlers)
@@ -93,11 +93,11 @@ class _Restart:
         return ":train:" not in subject or (number is not None and not self._is_behind(subject, number))
 
     def _is_behind(self, model_id: str, number: int) -> bool:
-        """Return whether a request comes after the last step of a run that is kept."""
+        """Return whether a request comes after the last saved step of a run."""
         return model_id not in self._runs or number > self._runs[model_id].number
 
     def _must_repeat(self, request: JournalRequest) -> bool:
-        """Return whether a request with a result is repeated: its gradient is lost, or the server's own knowledge."""
+        """Return whether a request with a result is repeated, because its gradient or the server's state is lost."""
         if request.operation in _ALWAYS:
             return True
         is_gradient = request.operation == training.forward_backward.__name__ and request.number is not None
@@ -125,7 +125,7 @@ class _Restart:
             await self._pass_over(request, request.number, result, model)
 
     async def _restore_run(self, model: ModelRecord, created: JournalResult) -> None:
-        """Give a run the weights that are kept, or the error of its creation, with which its requests fail."""
+        """Load the saved weights of a run, or set the creation error with which its requests fail."""
         outcome, run = created.outcome, self._runs.get(model.model_id)
         model.creation_error = outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
         with self._state.lock():

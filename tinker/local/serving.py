@@ -18,11 +18,20 @@ import uvicorn
 
 from tinker.local.app import create_app
 from tinker.local.connections import limit_connections, raise_descriptor_limit
-from tinker.local.engines.opening import DEFAULT_PLACEMENT, EngineName, check_distinct, choose_engine, open_engine
-from tinker.local.engines.placement import PACKAGED_MODEL, TOY_MODEL, Placement
+from tinker.local.engines.opening import (
+    DEFAULT_PLACEMENT,
+    PACKAGED_MODEL,
+    TOY_MODEL,
+    EngineName,
+    Placement,
+    check_distinct,
+    check_source,
+    choose_engine,
+    explain_absence_offline,
+    open_engine,
+)
 from tinker.local.engines.protocol import Engine
 from tinker.local.guard import guard_app, hostname, is_this_machine
-from tinker.local.loading import check_source, explain_absence_offline
 from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
@@ -72,7 +81,7 @@ class _Server(uvicorn.Server):
 
 
 def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> None:
-    """Print what is served where, whether clients need a key, where to look, and how to begin."""
+    """Print the models, the URLs, whether clients need a key, and how to start."""
     here = _reach_from_here(url)
     text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
     if url.startswith("https:"):
@@ -89,7 +98,7 @@ def _reach_from_here(url: str) -> str:
 
 
 def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> str:
-    """Return the text that a server of one or several base models begins with. It does not hold the key.
+    """Return the startup message of a server of one or several base models. It does not contain the key.
 
     >>> print(describe_start("http://127.0.0.1:8000", "tinker/toy", has_key=False))
     Serving tinker/toy at http://127.0.0.1:8000 (TINKER_BASE_URL=http://127.0.0.1:8000)
@@ -122,7 +131,7 @@ def serve(
     ssl_context: ssl.SSLContext | None = None,
     started: Callable[[str, Sequence[Engine]], None] | None = None,
 ) -> None:
-    """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM): what runs is finished, what waits fails.
+    """Load the engine, then serve until interrupted (Ctrl-C, SIGTERM): the running request is finished, waiting ones fail.
 
     Several names of a ``model`` make a server of several base models, the first of which is the default; ``engine`` is then
     that of all of them, or has one name for each. ``port`` 0 picks a free one. ``started`` is called with the base URL and the
@@ -167,7 +176,7 @@ def _warn_of_others(url: str, *, has_key: bool, has_tls: bool) -> None:
 
 @contextmanager
 def _terminate_like_interrupt() -> Generator[None]:
-    """Let SIGTERM be what Ctrl-C is: uvicorn raises both again once it has shut down, and only one is an exception."""
+    """Handle SIGTERM like Ctrl-C: uvicorn raises both again after its shutdown, and only SIGINT raises an exception."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -224,7 +233,7 @@ def serve_in_thread(state: State, ssl_context: ssl.SSLContext | None = None) -> 
 def _engine_openers(
     engine: Engine | EngineName | Sequence[Engine | EngineName] | None, model: str | Sequence[str] | None, placement: Placement
 ) -> list[OpenEngine]:
-    """Return what opens each engine; the placement is for those of torch.
+    """Return the opener of each engine; the placement is for torch engines.
 
     Raises ValueError where there are more engines than models, or too few.
     """
@@ -239,7 +248,7 @@ def _engine_openers(
     if len(engines) != len(names):
         raise ValueError(f"{len(names)} models and {len(engines)} engines: name one engine for all, or one for each model")
     pairs = list(zip(engines, names, strict=True))
-    if any(_is_torch(*pair) for pair in pairs):  # which the toys beside it do not hear of
+    if any(_is_torch(*pair) for pair in pairs):  # the placement is not for toy engines next to it
         return [_engine_opener(*pair, placement if _is_torch(*pair) else DEFAULT_PLACEMENT) for pair in pairs]
     return [_engine_opener(*pair, placement) for pair in pairs]
 

@@ -10,7 +10,7 @@ import attrs
 from tinker_wire import models
 
 from tinker._config import local_dir
-from tinker.local.engines.placement import DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute
 from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")

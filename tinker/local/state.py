@@ -21,7 +21,7 @@ from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import OpenEngine, to_failure
+from tinker.local.scheduling.steps import EngineStep, OpenEngine, to_failure
 from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
@@ -67,7 +67,7 @@ class SharedData:
 
 
 class LockedData:
-    """A block in which this thread holds the lock, and has the data."""
+    """A context manager that holds the lock and yields the data."""
 
     def __init__(self, lock: threading.RLock, shared: SharedData) -> None:
         self._lock, self._shared = lock, shared
@@ -140,13 +140,13 @@ class State(ServerEvents):
         self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
 
     def lock(self) -> LockedData:
-        """Return the block that holds the lock: ``with state.lock() as shared``. A thread may enter it again."""
+        """Return a context manager that holds the lock: ``with state.lock() as shared``. It is reentrant."""
         return self._locked
 
     # Work
 
     def notify(self) -> None:
-        """Tell the engine's thread that there is something to do."""
+        """Wake the engine's thread."""
         self._worker.notify()
 
     @property
@@ -165,40 +165,41 @@ class State(ServerEvents):
         Raises APIProblem 500 when one does not open; clients do not ask again by themselves.
         """
         if not self.served.engines:
-            opened = ServerFuture("engine")
-            with self._locked:
-                self.require_open()
-                self._worker.submit_task(lambda open_first: self._open_engines(open_first, opened))
-            outcome = await opened.wait()
-            if isinstance(outcome, RequestFailure):
-                raise APIProblem(503, outcome.error) if self._closed else unavailable(outcome.error)
+            failure = await self._do_in_engine(self.served.open_all)
+            if failure is not None:
+                raise APIProblem(503, SHUTTING_DOWN.error) if self._closed else unavailable(failure.error)
         return self.served.engines
 
-    def _open_engines(self, open_first: OpenEngine, opened: ServerFuture) -> None:
-        try:
-            self.served.open_all(open_first)
-        except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-            # An import that goes on while the process ends fails for reasons that mean nothing.
-            opened.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
-        else:
-            opened.resolve(models.HealthResponse(status="ok"))
-
     async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
-        """Do something with an engine, between two steps. Raises APIProblem 400 when it refuses, 500 when it fails."""
+        """Run ``work`` with an engine, between two steps. Raises APIProblem 400 if it is refused, 500 if it fails."""
+
+        def step(open_engine: OpenEngine) -> None:
+            work(open_engine())
+            self.journal.flush()
+
+        failure = await self._do_in_engine(step, engine_model)
+        if failure is not None:
+            status = 503 if self._closed else 400 if failure.category == "user" else 500
+            raise APIProblem(status, failure.error)
+
+    async def _do_in_engine(self, step: EngineStep, engine_model: str | None = None) -> RequestFailure | None:
+        """Run a step between two others, with this engine or the first one; return its failure."""
         done = ServerFuture("engine")
 
-        def work_and_flush(engine: Engine) -> None:
-            work(engine)
-            self.journal.flush()
+        def attempt(open_engine: OpenEngine) -> None:
+            try:
+                step(open_engine)
+            except Exception as error:  # noqa: BLE001 - reported to the caller
+                # Imports that fail while the process ends say nothing useful.
+                done.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
+            else:
+                done.resolve(models.HealthResponse(status="ok"))
 
         with self._locked:
             self.require_open()
-            served = self.served.find(engine_model)
-            self._worker.submit_task(lambda open_engine: _work(open_engine, work_and_flush, done), served.open)
+            self._worker.submit_task(attempt, None if engine_model is None else self.served.find(engine_model).open)
         outcome = await done.wait()
-        if isinstance(outcome, RequestFailure):
-            status = 503 if self._closed else 400 if outcome.category == "user" else 500
-            raise APIProblem(status, outcome.error)
+        return outcome if isinstance(outcome, RequestFailure) else None
 
     def new_queue(self, engine_model: str) -> ModelQueue:
         """Add a queue for the requests of one more model of this engine."""
@@ -210,7 +211,7 @@ class State(ServerEvents):
         return SampleQueue(self.futures, self.settings.sample_batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
-        """Do something in the engine's thread, between two steps. What is left when the server closes is not done."""
+        """Run ``work`` in the engine's thread, between two steps. Work still queued when the server closes is dropped."""
         self._worker.submit_task(lambda _: work())
 
     def _sweep(self, _: OpenEngine) -> None:
@@ -273,7 +274,7 @@ class State(ServerEvents):
     # End
 
     def close(self) -> None:
-        """Fail what is pending, wait for the step that runs, and end every thread. Blocks; calling it again is harmless."""
+        """Fail pending requests, wait for the running step, and end every thread. Blocks; may be called again."""
         self.begin_close()
         self._worker.join()
         self.snapshots.clear()
@@ -294,20 +295,11 @@ class State(ServerEvents):
         self.close()
 
     def begin_close(self) -> None:
-        """Refuse new work, fail what is pending but not what runs, and release the waiters. Does not block."""
+        """Refuse new work, fail pending requests but not the running one, and release the waiters. Does not block."""
         with self._locked:
             self._closed = True
             self._worker.stop(_refuse)
         self.futures.fail_all(SHUTTING_DOWN)
-
-
-def _work(open_engine: OpenEngine, work: Callable[[Engine], None], done: ServerFuture) -> None:
-    try:
-        work(open_engine())
-    except Exception as error:  # noqa: BLE001 - the reason goes to whoever asked
-        done.resolve(to_failure(error))
-    else:
-        done.resolve(models.HealthResponse(status="ok"))
 
 
 def _refuse() -> Engine:

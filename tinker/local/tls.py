@@ -11,7 +11,7 @@ KEY_MARK = "PRIVATE KEY-----"
 
 
 def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return what a server needs for TLS: HTTP/1.1 over TLS 1.2 or 1.3, with these files in PEM format.
+    """Return the TLS context of a server: HTTP/1.1 over TLS 1.2 or 1.3, with these files in PEM format.
 
     ``certificate`` holds the server's own certificate first, then those that lead to its issuer. Raises ValueError, which names
     the file in one sentence: it cannot be read or holds something else, the key has a passphrase or is another certificate's.

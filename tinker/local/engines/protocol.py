@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class EngineImage(Protocol):
-    """An image as an engine has read it; only that engine knows what is in it."""
+    """An image that an engine has read, opaque to everything else."""
 
     @property
     def length(self) -> int:
@@ -26,7 +26,7 @@ class EngineImage(Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class PlacedImage:
-    """An image in an input: ``tokens[start : start + image.length]`` stand for it."""
+    """An image in an input, represented by ``tokens[start : start + image.length]``."""
 
     start: int
     image: EngineImage
@@ -42,11 +42,11 @@ class ImageReader(Protocol):
 
     @property
     def token(self) -> int:
-        """Return the token id that stands at each position of an image."""
+        """Return the placeholder token id of images."""
         ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:
-        """Read the bytes of a file. Raises EngineError, in words for the user, for those that are no image of that format."""
+        """Read an image file. Raises EngineError, with a message for the user, if it is not an image of that format."""
         ...
 
 
@@ -122,7 +122,7 @@ class TokenListener(Protocol):
     """Is handed the tokens of one job as they are drawn, in the engine's thread."""
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        """Take a token of the sample ``index``, the last one with its reason; False: nobody wants more of this job."""
+        """Receive a token of the sample ``index``, the last one with its stop reason. Return False to end the job."""
         ...
 
 
@@ -189,11 +189,11 @@ class SampleBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens the samples hold now, prompts and what was drawn; the size of the key-value cache."""
+        """Return how many tokens the samples hold now: prompts and drawn tokens."""
         ...
 
     def add(self, ticket: object, job: SampleJob) -> None:
-        """Let a job begin with the next step; ``ticket`` is what it goes by. Raises EngineError naming the job's fault."""
+        """Add a job that begins with the next step, identified by ``ticket``. Raises EngineError naming the job's fault."""
         ...
 
     def drop(self, ticket: object) -> None:
@@ -201,16 +201,7 @@ class SampleBatch(Protocol):
         ...
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
-        """Draw the next token of every sample, and return the jobs that ended with it: each its result or its own failure."""
-        ...
-
-
-@runtime_checkable
-class BatchingEngine(Protocol):
-    """An engine whose samples can join and leave one another between two tokens."""
-
-    def open_batch(self, limit: int) -> SampleBatch:
-        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
+        """Advance the samples, and return the jobs that ended, each with its result or failure."""
         ...
 
 
@@ -238,13 +229,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def losses(self) -> frozenset[str]:
-        """Return the loss names :meth:`forward_backward` accepts."""
-        ...
-
-    @property
     def image_reader(self) -> ImageReader | None:
-        """Return what reads images for the model; None where it reads text only."""
+        """Return the image reader of the model; None if it takes text only."""
         ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -264,7 +250,7 @@ class Engine(Protocol):
         *,
         backward: bool,
     ) -> LossResult:
-        """Compute the loss; with ``backward``, add its gradient to what has accumulated since the last optimizer step.
+        """Compute the loss; with ``backward``, add its gradient to the one accumulated since the last optimizer step.
 
         Raises EngineError for an unknown loss, a missing input or a wrong shape, before any gradient changes.
         """
@@ -308,9 +294,6 @@ class Engine(Protocol):
         """Read the weights saved in a folder as a snapshot for sampling, without making an adapter."""
         ...
 
-    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        """Sample every job to its end, batched where the engine can. Raises EngineError naming the job's fault.
-
-        The server calls this where the engine is no :class:`BatchingEngine`.
-        """
+    def open_batch(self, limit: int) -> SampleBatch:
+        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 from starlette.responses import Response
 from tinker_wire import models
@@ -19,7 +21,7 @@ CANCELLED = RequestFailure("the request was cancelled by its client", "user")
 
 
 async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Response:
-    """Return the result; "try again" after ``hold_seconds``; or the size first, when the result is large."""
+    """Return the result, "try again" after ``hold_seconds``, or first the size of a large result."""
     request = call.read(models.FutureRetrieveRequest)
     profile = state.settings.profile
     future = state.futures.find(request.request_id)
@@ -29,7 +31,7 @@ async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Respo
     if outcome is None:
         return _try_again(future, _is_old_client(call), profile)
     if outcome is SHUTTING_DOWN and state.journal.is_kept:
-        raise APIProblem(503, SHUTTING_DOWN.error)  # the server that is started next goes on with it
+        raise APIProblem(503, SHUTTING_DOWN.error)  # the restarted server will continue it
     if isinstance(outcome, RequestFailure) and profile.failed_status != 200:
         raise APIProblem(profile.failed_status, outcome.error)
     media_type, content = await _encode_result(state, future, outcome, proto_wanted=call.accepts_proto and profile.protobuf)
@@ -66,7 +68,7 @@ async def _to_completion(state: State, completion: Completion) -> models.FutureC
 
 
 async def _find_result_size(state: State, request_id: str) -> int | None:
-    """Return the bytes of the result as it will be sent, which are kept until then; None when it is gone."""
+    """Return the size of the encoded result, which is kept until it is sent; None if the result was dropped."""
     try:
         future = state.futures.find(request_id)
     except APIProblem:
@@ -79,13 +81,15 @@ async def _find_result_size(state: State, request_id: str) -> int | None:
 
 
 async def cancel_future(state: State, call: APICall) -> None:
-    """Drop a sample that waits, or the result of one that runs. Other and unknown requests go on."""
+    """Cancel a waiting sample, or discard the result of a running one. Other and unknown requests are ignored."""
     request_id = call.read(models.CancelFutureRequest).request_id
+    with contextlib.suppress(APIProblem):
+        cancel_sample(state, state.futures.find(request_id))
+
+
+def cancel_sample(state: State, future: ServerFuture) -> None:
+    """Cancel a waiting sample, or discard the result of a running one. Other requests are unaffected."""
     with state.lock():
-        try:
-            future = state.futures.find(request_id)
-        except APIProblem:
-            return
         if future.is_sample:
             state.served.drop_sample(future)
             state.futures.resolve(future, CANCELLED)

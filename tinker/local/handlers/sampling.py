@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import attrs
 from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, SampleJob, SampleResult
+from tinker.local.engines.protocol import Engine, EngineError, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
-from tinker.local.operations.samples import count_prompt_tokens, count_tokens, to_job, to_response
-from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream
-from tinker.local.operations.submission import do_nothing, fingerprint, write_down
+from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
+from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream, encode_events
+from tinker.local.operations.submission import fingerprint, write_down
 from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import STREAM_KEY, CompletionLog, RequestFailure, ServerFuture, request_key
@@ -26,7 +26,7 @@ from tinker.types.results import SampleResponse
 
 @attrs.frozen(kw_only=True)
 class SampleSource:
-    """What to sample from: the weights, their engine, and the base model's name."""
+    """The source of samples: the weights, their engine, and the base model's name."""
 
     weights: LoadWeights
     engine: Engine
@@ -96,7 +96,7 @@ def _find_source(
 
 
 def _sampler_source(state: State, sampler: SamplerRecord) -> SampleSource:
-    """Return what a sampling session samples from."""
+    """Return the source of a sampling session."""
     assert sampler.weights is not None
     engine = find_engine(state.served.engines, sampler.engine_model)
     return SampleSource(weights=sampler.weights, engine=engine, base_model=sampler.base_model)
@@ -120,14 +120,14 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """What a request samples from, for whom, and on which session it counts; None where it names none."""
+    """The source of a sample request, and its sampling session if it names one."""
 
     source: SampleSource
     sampler: SamplerRecord | None = None
 
     @classmethod
     def find(cls, state: State, shared: SharedData, engines: Sequence[Engine], request: models.SampleRequest) -> Sampling:
-        """Find what a request names. Raises APIProblem 400 or 404."""
+        """Find the source that a request names. Raises APIProblem 400 or 404."""
         if request.sampling_session_id is None:
             return cls(source=_find_source(state, shared, engines, request.base_model, request.model_path))
         sampler = shared.store.sampler(request.sampling_session_id)
@@ -149,13 +149,10 @@ class Sampling:
         stream: TokenStream | None = None,
     ) -> None:
         """Queue a request whose future is open."""
-        job: Callable[[Engine], SampleJob] = lambda engine: to_job(engine, request, self.source.weights)  # noqa: E731
         task = SampleTask(
             future,
-            count_tokens(request, self.source.engine.max_context_length),
-            job if stream is None else stream.job_maker(job),
+            lambda engine: to_job(engine, request, self.source.weights, stream),
             result,
-            do_nothing if stream is None else stream.begin,
             _session_end(self.sampler),
             request.num_samples * count_prompt_tokens(request),
         )
@@ -165,7 +162,11 @@ class Sampling:
 
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
-    request = call.read(models.SampleRequest)
+    return await submit_sample(state, call, call.read(models.SampleRequest))
+
+
+async def submit_sample(state: State, call: APICall, request: models.SampleRequest) -> models.UntypedAPIFuture:
+    """Queue a sample and return its future. Raises APIProblem when it is refused."""
     check_sample(request, state.settings.max_samples)
     engines = await state.engines()
     with state.lock() as shared:
@@ -197,8 +198,16 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
 
 
 async def stream_sample(state: State, call: APICall) -> Response:
-    """Sample, and hand out the tokens as the engine draws them. A client that goes ends the work."""
-    request = call.read(models.SampleRequest)
+    """Sample, and stream the tokens as the engine draws them. A client that disconnects ends the work."""
+    events = encode_events(await open_stream(state, call.read(models.SampleRequest)))
+    return StreamingResponse(events, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
+
+
+async def open_stream(state: State, request: models.SampleRequest) -> AsyncGenerator[models.SampleStreamEvent | None]:
+    """Queue a sample and return its events, None as a sign of life. Raises APIProblem when it is refused.
+
+    Closing the generator ends the work.
+    """
     check_stream(request, state.settings.max_samples)
     engines = await state.engines()
     with state.lock() as shared:
@@ -209,7 +218,7 @@ async def stream_sample(state: State, call: APICall) -> Response:
         state.futures.open(future)
         names = [str(index) for index in range(request.num_samples)]
         sampling.put(state, request, future, _response_maker(state, request, sampling.usage_key, names), stream)
-    return StreamingResponse(stream.events(state, future), media_type=EVENT_STREAM, headers=STREAM_HEADERS)
+    return stream.events(state, future)
 
 
 def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
@@ -217,7 +226,7 @@ def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
 
 
 def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure | None]:
-    """Return what tells that a sample is not wanted any more, because its session has ended."""
+    """Return a function that returns a failure once the session of a sample has ended."""
 
     def end() -> RequestFailure | None:
         if sampler is None or sampler.session.end is None:

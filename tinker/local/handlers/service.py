@@ -18,7 +18,7 @@ from tinker.local.storage.sessions import SessionEnd, SessionRecord
 
 
 async def healthz(state: State, call: APICall) -> models.HealthResponse:
-    """Say that the server runs."""
+    """Return that the server is running."""
     return models.HealthResponse(status="ok")
 
 
@@ -46,7 +46,7 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
 
 
 async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartbeatResponse:
-    """Note that the session lives; 410 when it has ended."""
+    """Record a heartbeat of a session; 410 if it has ended."""
     request = call.read(models.SessionHeartbeatRequest)
     with state.lock() as shared:
         session = shared.store.session(request.session_id)

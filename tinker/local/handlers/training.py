@@ -34,7 +34,6 @@ from tinker.local.operations.models import (
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
 from tinker.local.state import State
 from tinker.local.storage.futures import ServerFuture
-from tinker.local.storage.sessions import ModelRecord
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
@@ -54,16 +53,14 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         optimizer=optimizer,
         user_metadata=request.user_metadata,
     )
+
+    def run(engine: Engine) -> models.CreateModelResponse:
+        work(engine)
+        return models.CreateModelResponse(model_id=model.model_id)
+
     with state.lock() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
         work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
-        return enqueue_idempotent(
-            state, shared, call, model, 0, fingerprint(request), lambda engine: _create(model, work, engine)
-        )
-
-
-def _create(model: ModelRecord, work: Callable[[Engine], None], engine: Engine) -> models.CreateModelResponse:
-    work(engine)
-    return models.CreateModelResponse(model_id=model.model_id)
+        return enqueue_idempotent(state, call, model, 0, fingerprint(request), run)
 
 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
@@ -161,7 +158,6 @@ def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.Unty
         model = shared.store.model(request.model_id)
         return enqueue_idempotent(
             state,
-            shared,
             call,
             model,
             model.queue.assign_number(request.seq_id),
@@ -209,9 +205,7 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        return enqueue_idempotent(
-            state, shared, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run
-        )
+        return enqueue_idempotent(state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -224,7 +218,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        answer = enqueue_idempotent(state, shared, call, model, model.queue.assign_number(None), fingerprint(request), run)
+        answer = enqueue_idempotent(state, call, model, model.queue.assign_number(None), fingerprint(request), run)
         shared.store.close_model(model, "was unloaded")
         return answer
 

@@ -39,7 +39,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
         def run(engine: Engine) -> models.SaveWeightsResponse:
             return models.SaveWeightsResponse(path=save.run(engine, overwrite=request.overwrite).path)
 
-        return save.enqueue(shared, run, save.check if request.overwrite else save.reserve)
+        return save.enqueue(run, save.check if request.overwrite else save.reserve)
 
 
 async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -53,7 +53,7 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
         def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
             return models.SaveWeightsForSamplerResponseInternal(path=save.run(engine, overwrite=False).path)
 
-        return save.enqueue(shared, run, save.reserve)
+        return save.enqueue(run, save.reserve)
 
 
 async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -72,7 +72,7 @@ async def save_weights_external(state: State, call: APICall) -> models.UntypedAP
             record = save.run(engine, overwrite=False)
             return models.SaveWeightsExternalResponseInternal(path=record.path, size_bytes=record.nbytes)
 
-        return save.enqueue(shared, run, prepare)
+        return save.enqueue(run, prepare)
 
 
 def _save_as_session(
@@ -101,7 +101,7 @@ def _save_as_session(
 
     prepare: Callable[[], None] = lambda: shared.store.add_sampler(sampler_number, sampler)  # noqa: E731
     undo: Callable[[], None] = lambda: shared.store.drop_sampler(sampler)  # noqa: E731
-    return enqueue_idempotent(state, shared, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
+    return enqueue_idempotent(state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -170,7 +170,7 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 
 
 async def delete_checkpoint(state: State, call: APICall) -> None:
-    """Delete a checkpoint. Samplers that have its weights in memory go on."""
+    """Delete a checkpoint. Samplers that have its weights in memory keep working."""
     with state.lock() as shared:
         record = find_addressed(state, call)
         state.checkpoints.delete(record)

@@ -9,7 +9,7 @@ from tinker.types.model_input import EncodedTextChunk, ImageAssetPointerChunk, I
 
 
 def read_input(engine: Engine, value: ModelInput, what: str) -> tuple[Int32, list[PlacedImage]]:
-    """Return the tokens and the images. Raises EngineError, naming ``what`` and the chunk, for what the model does not read."""
+    """Return the tokens and images. Raises EngineError, naming ``what`` and the chunk, for an unsupported chunk."""
     reader, arrays, images, start = engine.image_reader, list[Int32](), list[PlacedImage](), 0
     for index, chunk in enumerate(value.chunks):
         where = f"{what}: chunk {index}"

@@ -66,7 +66,7 @@ def _adam_params(params: models.AdamParams | None) -> Adam:
 
 @attrs.frozen(kw_only=True)
 class NewModel:
-    """What a model will be. ``engine_model`` is what its engine goes by, ``requested_name`` what the client called it."""
+    """A model to create. ``engine_model`` is the engine's name for it, ``requested_name`` the client's."""
 
     base_model: str
     engine_model: str

@@ -20,6 +20,7 @@ from tinker.local.engines.protocol import (
     PromptTargets,
     SampleJob,
     SampleResult,
+    TokenListener,
 )
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.storage.sessions import LoadWeights
@@ -27,13 +28,6 @@ from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID, PromptAltTokens,
 from tinker.types.tensor_data import TensorData, dimensions
 
 NO_TOKEN = -1  # a cell of target_prompt_logprobs that asks for nothing
-
-
-def count_tokens(request: models.SampleRequest, longest: int) -> int:
-    """Count prompt and continuation tokens of all samples, to bound a batch."""
-    prompt = count_prompt_tokens(request)
-    wanted = request.sampling_params.max_tokens
-    return request.num_samples * (prompt + (longest - prompt if wanted is None else max(0, wanted)))
 
 
 def count_prompt_tokens(request: models.SampleRequest) -> int:
@@ -47,7 +41,9 @@ def _count_chunk(chunk: models.ModelInputChunk) -> int:
     return max(0, (chunk.expected_tokens or 0) if isinstance(chunk, models.ImageChunk) else 0)
 
 
-def to_job(engine: Engine, request: models.SampleRequest, weights: LoadWeights) -> SampleJob:
+def to_job(
+    engine: Engine, request: models.SampleRequest, weights: LoadWeights, listener: TokenListener | None = None
+) -> SampleJob:
     (tokens, images), params = _read_prompt(engine, request.prompt), request.sampling_params
     _check_last_n(request, len(tokens))
     return SampleJob(
@@ -66,6 +62,7 @@ def to_job(engine: Engine, request: models.SampleRequest, weights: LoadWeights) 
         topk_sample_logprobs=request.topk_sample_logprobs,
         prompt_targets=_prompt_targets(request, len(tokens)),
         prompt_alternatives=request.prompt_alt_tokens_k,
+        listener=listener,
     )
 
 

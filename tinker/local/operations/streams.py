@@ -6,15 +6,14 @@ event. A client that is gone ends the work at the next token.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 import attrs
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines.inputs import noise_seed
-from tinker.local.engines.protocol import Engine, EngineError, SampleJob
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.futures import Notifier, RequestFailure, RequestOutcome, ServerFuture
@@ -37,7 +36,7 @@ def check_sample(request: models.SampleRequest, max_samples: int) -> None:
 
 
 def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
-    """Return the fields that ask for scores of the prompt, with what is false where they ask for none."""
+    """Return the fields that ask for scores of the prompt, with falsy values where they ask for none."""
     return {
         "prompt_logprobs": request.prompt_logprobs,
         "topk_prompt_logprobs": request.topk_prompt_logprobs,
@@ -65,45 +64,21 @@ class DrawnToken:
 
 
 class TokenStream:
-    """The tokens of one request, between the engine's thread, which puts them in, and the loop of the connection.
-
-    The engine may begin with a job again, when another job of its batch had a fault. With the same noise it draws the same
-    tokens then, of which those that were handed out already are left out.
-    """
+    """The tokens of one request, between the engine's thread, which puts them in, and the loop of the connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notifier = Notifier()
         self._waiting: list[DrawnToken] = []
-        self._taken: dict[int, list[int]] = {}
-        self._places: dict[int, int] = {}
+        self._begun: set[int] = set()
         self._closed = False
 
     # In the engine's thread
 
-    def job_maker(self, make: Callable[[Engine], SampleJob]) -> Callable[[Engine], SampleJob]:
-        """Return what makes the job that is listened to, with noise that is the same each time."""
-
-        def make_listened(engine: Engine) -> SampleJob:
-            job = make(engine)
-            return attrs.evolve(job, seed=noise_seed(job), listener=self)
-
-        return make_listened
-
-    def begin(self) -> None:
-        """Take every token from the first one on."""
-        self._places.clear()
-
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        """Take the next token of a sample; False when the client is gone."""
-        taken, place = self._taken.setdefault(index, []), self._places.get(index, 0)
-        self._places[index] = place + 1
-        if place < len(taken):
-            if taken[place] != token:
-                raise EngineError("the sample was restarted and diverged from what was streamed; request it again")
-            return not self._closed
-        taken.append(token)
+        """Receive the next token of a sample; return False if the client has disconnected."""
         with self._lock:
+            self._begun.add(index)
             self._waiting.append(DrawnToken(index, token, logprob, stop_reason))
         self._notifier.notify_all()
         return not self._closed
@@ -114,19 +89,19 @@ class TokenStream:
 
     # On the loop of the connection
 
-    async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[bytes]:
-        """Yield the events of the stream until its last one. Closing it ends the work."""
+    async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[models.SampleStreamEvent | None]:
+        """Yield the events of the stream until its last one, None as a sign of life. Closing it ends the work."""
         try:
             while True:
                 await self._notifier.wait(lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS)
                 outcome, drawn = future.outcome, self._drain()
                 if not drawn and outcome is None:
-                    yield KEEP_ALIVE
+                    yield None
                 for event in _merge(drawn):
-                    yield _encode(event)
+                    yield event
                 if outcome is not None:
                     for event in self._last_events(outcome):
-                        yield _encode(event)
+                        yield event
                     return
         finally:
             self._close(state, future)
@@ -151,7 +126,7 @@ class TokenStream:
         empty = [
             models.SampleStreamEvent(type="tokens", index=index, stop_reason=sequence.stop_reason)
             for index, sequence in enumerate(outcome.sequences)
-            if index not in self._taken
+            if index not in self._begun
         ]
         return [*empty, models.SampleStreamEvent(type="done")]
 
@@ -173,5 +148,8 @@ def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
     ]
 
 
-def _encode(event: models.SampleStreamEvent) -> bytes:
-    return b"data: " + json.encode(event) + b"\n\n"
+async def encode_events(source: AsyncGenerator[models.SampleStreamEvent | None]) -> AsyncGenerator[bytes]:
+    """Encode a stream as server-sent events. Closing it closes the source."""
+    async with contextlib.aclosing(source) as events:
+        async for event in events:
+            yield KEEP_ALIVE if event is None else b"data: " + json.encode(event) + b"\n\n"

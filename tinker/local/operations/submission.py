@@ -17,7 +17,7 @@ from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.steps import log
-from tinker.local.state import SharedData, State
+from tinker.local.state import State
 from tinker.local.storage.futures import RequestResult, ServerFuture, request_key
 from tinker.local.storage.journal import JournalRequest
 from tinker.local.storage.sessions import ModelRecord, ModelTask, RequestQueue
@@ -91,7 +91,6 @@ def write_down(
 
 def enqueue_idempotent(
     state: State,
-    shared: SharedData,
     call: APICall,
     model: ModelRecord,
     number: int,
@@ -128,7 +127,7 @@ def enqueue_idempotent(
         is_ordered = state.settings.profile.ordered  # where it is not, numbers order nothing
         position = number if number == 0 or is_ordered else model.queue.assign_number(None)
         if key in (state.repeating or ()):
-            run = _repeat(shared, run)
+            run = _repeat(state, run)
         if state.journal.is_kept and operation in CHANGES:
             run = _keep_after(state.runs, model, number, future, run)
         with _forget_if_refused(state, future):
@@ -139,11 +138,13 @@ def enqueue_idempotent(
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 
-def _repeat(shared: SharedData, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
+def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
     """Return a run of a request that was carried out, and counted, before the server was killed."""
 
     def run_again(engine: Engine) -> RequestResult:
-        with shared.usage.repeating():
+        with state.lock() as shared:
+            usage = shared.usage
+        with usage.repeating():
             return run(engine)
 
     return run_again

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import TypeAlias
 
 import attrs
 import msgspec
@@ -21,18 +21,7 @@ from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRe
 from tinker.local.storage.sessions import ModelRecord
 from tinker.types.paths import SCHEME
 
-
-class SaveRequest(Protocol):
-    """What the requests to save have in common."""
-
-    @property
-    def model_id(self) -> str: ...
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def seq_id(self) -> int | None: ...
-    @property
-    def ttl_seconds(self) -> int | None: ...
+SaveRequest: TypeAlias = models.SaveWeightsRequest | models.SaveWeightsForSamplerRequest | models.SaveWeightsExternalRequest
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -72,12 +61,10 @@ class Save:
     def path(self) -> str:
         return checkpoint_path(self.model.model_id, self.kind, self.name)
 
-    def enqueue(
-        self, shared: SharedData, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]
-    ) -> models.UntypedAPIFuture:
-        same = fingerprint(cast("msgspec.Struct", self.request))
+    def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
+        same = fingerprint(self.request)
         return enqueue_idempotent(
-            self.state, shared, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
+            self.state, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
         )
 
     def check(self) -> None:
@@ -156,7 +143,7 @@ def _describe_saved_model(state: State, engines: Sequence[Engine], request: mode
 
 
 def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
-    """Return the base model's name, what its engine goes by, and the shape of the adapter; empty names while nobody can say.
+    """Return the base model's name, its engine's name and the adapter's shape; empty names while they are unknown.
 
     The checkpoint may be saved by a request that still waits; the load itself says so if not.
     """
@@ -200,7 +187,7 @@ def load_into_model(state: State, call: APICall, request: models.LoadWeightsRequ
     with state.lock() as shared:
         model = shared.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
-        return enqueue_idempotent(state, shared, call, model, number, _fingerprint_load(request), run, prepare=check_first)
+        return enqueue_idempotent(state, call, model, number, _fingerprint_load(request), run, prepare=check_first)
 
 
 async def load_into_new_model(
@@ -216,7 +203,7 @@ async def load_into_new_model(
     new = _describe_saved_model(state, engines, request)
     with state.lock() as shared, new.add(state, shared, session_id, number) as model:
         work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
-        return enqueue_idempotent(state, shared, call, model, 0, _fingerprint_load(request), run)
+        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), run)
 
 
 def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:

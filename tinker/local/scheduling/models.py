@@ -91,7 +91,7 @@ class ModelQueue(RequestQueue):
             self._last_failure = _Failure(number, operation, failure.error)
 
     def require_success(self) -> None:
-        """Raise PrecedingFailure when the request that runs now is behind a failure that its caller does not know of."""
+        """Raise PrecedingFailure if the running request follows a failure that its client has not seen."""
         running, failure = self._running, self._last_failure
         if running is None or running.known_failure is None or failure is None:
             return

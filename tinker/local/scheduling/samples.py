@@ -5,55 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 
-from tinker.local.engines.protocol import BatchingEngine, Engine, EngineError, SampleBatch, SampleJob, SampleResult
+from tinker.local.engines.protocol import Engine, SampleBatch, SampleJob, SampleResult
 from tinker.local.scheduling.steps import EngineStep, OpenEngine, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture
-
-Outcomes = list[tuple[object, SampleResult | Exception]]
-
-
-class StaticBatch:
-    """Static batching, for engines without continuous batching: each step runs what was added since the last one to its end.
-
-    ``begin`` is called with each job that begins.
-    """
-
-    def __init__(self, engine: Engine, begin: Callable[[object], None]) -> None:
-        self._engine, self._begin = engine, begin
-        self._jobs: dict[object, SampleJob] = {}
-
-    @property
-    def tokens(self) -> int:
-        return 0
-
-    def add(self, ticket: object, job: SampleJob) -> None:
-        self._jobs[ticket] = job
-
-    def drop(self, ticket: object) -> None:
-        self._jobs.pop(ticket, None)
-
-    def step(self) -> Outcomes:
-        jobs, self._jobs = self._jobs, {}
-        return self._sample(list(jobs.items()))
-
-    def _sample(self, jobs: Sequence[tuple[object, SampleJob]]) -> Outcomes:
-        """Sample a batch. The fault of one job fails the whole batch in the engine, so after one each job runs alone."""
-        try:
-            for ticket, _ in jobs:
-                self._begin(ticket)
-            results = self._engine.sample([job for _, job in jobs])
-            return [(ticket, result) for (ticket, _), result in zip(jobs, results, strict=True)]
-        except Exception as error:
-            if len(jobs) == 1:
-                return [(jobs[0][0], error)]
-            if not isinstance(error, EngineError):
-                raise
-            return [outcome for one in jobs for outcome in self._sample([one])]
 
 
 def _do_nothing() -> None:
@@ -64,16 +23,13 @@ def _do_nothing() -> None:
 class SampleTask:
     """One sample request: ``job`` makes the engine's job, ``result`` converts the engine's result.
 
-    ``tokens`` is its size when it ends at ``max_tokens``, and ``prompt_tokens`` when it begins, over all its samples.
-    ``begin`` is called whenever the engine begins with it, which may be more than once. ``end`` returns why nobody wants it
-    any more, None while somebody does; it is asked before each step.
+    ``end`` returns why nobody wants it any more, None while somebody does; it is asked before each step. ``prompt_tokens``
+    is its size when it begins, over all its samples.
     """
 
     future: ServerFuture
-    tokens: int
     job: Callable[[Engine], SampleJob]
     result: Callable[[SampleResult], RequestResult]
-    begin: Callable[[], None] = _do_nothing
     end: Callable[[], RequestFailure | None] = _do_nothing
     prompt_tokens: int = 0
 
@@ -81,9 +37,8 @@ class SampleTask:
 class SampleQueue:
     """Sample requests in order of arrival, as many at once as ``batch_tokens`` allows, at least one.
 
-    A step draws one token of every sample that runs where the engine is a BatchingEngine; with another one it runs samples
-    together to their end. A sample that runs for more than ``seconds`` fails. A future that has an outcome already, because
-    its client cancelled it, is worked on no more.
+    A sample that runs for more than ``seconds`` fails. A future that has an outcome already, because its client cancelled it,
+    is worked on no more.
     """
 
     def __init__(self, futures: FutureStore, batch_tokens: int, seconds: float = math.inf) -> None:
@@ -141,33 +96,22 @@ class SampleQueue:
             self._futures.start(sampling.future)
             try:
                 engine = open_engine()
-                batch = self._open_batch(engine)
-                sampling.begin()
-                batch.add(sampling, sampling.job(engine))
+                self._batch = self._batch or engine.open_batch(self._batch_tokens)
+                self._batch.add(sampling, sampling.job(engine))
             except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
                 self._futures.resolve(sampling.future, to_failure(error))
             else:
                 self._running[sampling] = now + self._seconds
 
-    def _open_batch(self, engine: Engine) -> SampleBatch:
-        if self._batch is None:
-            if isinstance(engine, BatchingEngine):
-                self._batch = engine.open_batch(self._batch_tokens)
-            else:
-                self._batch = StaticBatch(engine, _begin)
-        return self._batch
-
     def _pop_next(self) -> SampleTask | None:
-        """Return the next request that fits beside those that run; None if there is none."""
+        """Return the next request that fits in addition to the running ones; None if there is none."""
         with self._lock:
             if not self._queue or (self._running and not self._has_room(self._queue[0])):
                 return None
             return self._queue.popleft()
 
     def _has_room(self, sampling: SampleTask) -> bool:
-        """Return whether it fits beside the tokens that are held now, or, where samples cannot leave, all that there may be."""
-        if isinstance(self._batch, StaticBatch):
-            return sum(one.tokens for one in self._running) + sampling.tokens <= self._batch_tokens
+        """Return whether its prompt fits in addition to the tokens held now."""
         held = 0 if self._batch is None else self._batch.tokens
         return held + sampling.prompt_tokens <= self._batch_tokens
 
@@ -180,7 +124,7 @@ class SampleQueue:
                 self._batch.drop(sampling)
 
     def _is_over(self, sampling: SampleTask, until: float, now: float) -> bool:
-        """Return whether nobody wants the request any more; its future has an outcome then."""
+        """Return whether the request is no longer wanted; its future then has an outcome."""
         failure = sampling.end()
         if failure is None and now > until:
             failure = RequestFailure(f"the sample took more than {self._seconds:g} s (sample_seconds)", "user")
@@ -200,11 +144,6 @@ class SampleQueue:
         running, self._running, self._batch = self._running, {}, None
         for sampling in running:
             self._futures.resolve(sampling.future, failure)
-
-
-def _begin(ticket: object) -> None:
-    if isinstance(ticket, SampleTask):
-        ticket.begin()
 
 
 def _convert(sampling: SampleTask, outcome: SampleResult | Exception) -> RequestResult | RequestFailure:

@@ -39,7 +39,7 @@ class PrecedingFailure(Exception):
 
 
 def to_failure(error: Exception) -> RequestFailure:
-    """Return what the user reads; an unexpected error is logged with its traceback."""
+    """Return the failure reported to the user; log an unexpected error with its traceback."""
     if isinstance(error, EngineError):
         return RequestFailure(str(error), "user")
     if isinstance(error, PrecedingFailure):

@@ -6,13 +6,17 @@ server's lock, which is never held while a step runs.
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 from tinker.local.engines.opening import check_distinct
 from tinker.local.engines.protocol import Engine
-from tinker.local.scheduling.own_warnings import ignore_warnings
 from tinker.local.scheduling.samples import SampleQueue
 from tinker.local.scheduling.steps import EngineStep, ModelNotLoaded, OpenEngine, StepQueue, log
 from tinker.local.storage.futures import RequestFailure, ServerFuture
@@ -105,7 +109,7 @@ class Lane:
 
 
 class Worker:
-    """The engine's thread. Lanes that have steps get equal shares of its time; one without has no claim to what it missed.
+    """The engine's thread. Lanes with steps get equal shares of its time; an idle lane builds up no claim.
 
     Started by the first step, ended by :meth:`stop`. Lanes and tasks without an engine of their own get ``open_engine``."""
 
@@ -127,7 +131,7 @@ class Worker:
             self._lanes[lane].queues.append(queue)
 
     def remove(self, queue: StepQueue) -> None:
-        """Serve it no more; what waits in it never runs."""
+        """Remove a queue; its waiting requests never run."""
         with self._wake:
             for lane in self._lanes.values():
                 if queue in lane.queues:
@@ -148,7 +152,7 @@ class Worker:
             self._wake.notify()
 
     def stop(self, on_pending: OpenEngine) -> None:
-        """Take no further step; the one that runs is finished. Tasks that did not run are given ``on_pending`` as engine."""
+        """Stop after the running step. Tasks that did not run are called with ``on_pending`` as engine."""
         with self._wake:
             self._closing = True
             tasks, self._tasks = self._tasks, deque()
@@ -204,3 +208,45 @@ class Worker:
                 return lane, step
             tried.append(lane)
         return None
+
+
+IGNORE = ("ignore", None, Warning, None, 0)
+
+
+class _Thread(threading.local):
+    is_ignoring: bool = False
+
+
+_thread = _Thread()
+
+
+class _Warnings(ModuleType):
+    """The module ``warnings``. Threads that ignore warnings see ``IGNORE`` before the filters of the process."""
+
+    @property
+    def filters(self) -> list[Any]:
+        found: list[Any] = vars(self)["filters"]
+        return [IGNORE, *found] if _thread.is_ignoring else found
+
+    @filters.setter
+    def filters(self, value: list[Any]) -> None:
+        vars(self)["filters"] = [one for one in value if one is not IGNORE] if _thread.is_ignoring else value
+
+
+@contextmanager
+def ignore_warnings() -> Generator[None]:
+    """Ignore all warnings of this thread inside the block, whatever the filters of the process say.
+
+    With ``warnings.simplefilter("error")`` in a program, a warning of a library would raise in the middle of a request of the
+    server in the same process. Filters belong to the process, and the program may change them at any moment, so that
+    ``warnings.catch_warnings()`` in this thread would not hold, and would disturb the program. Instead, this thread sees one
+    filter more, in front of those of the process. That is sound because each warning, of Python and of C code alike, looks up
+    the filters as an attribute of the module ``warnings``, which the class of a module may compute, and the list of the process
+    never contains the additional one.
+    """
+    sys.modules[warnings.__name__].__class__ = _Warnings
+    _thread.is_ignoring = True
+    try:
+        yield
+    finally:
+        _thread.is_ignoring = False

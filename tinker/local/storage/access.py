@@ -26,7 +26,7 @@ _HEADER = {"alg": "HS256", "typ": "JWT"}
 
 
 class InvalidToken(Exception):
-    """Not written by this server, changed, or past its end; the message says which."""
+    """A token that this server did not sign, or that has expired; the message says which."""
 
 
 class Signer:
@@ -89,7 +89,7 @@ class Accounts:
         self._revoked: set[int] = set()
 
     def admit(self, operation: str, given: bytes) -> None:
-        """Raise APIProblem 401 unless this credential may ask for this operation."""
+        """Raise APIProblem 401 unless this credential permits the operation."""
         if operation in PUBLIC_OPERATIONS:
             return
         if self._tokens_needed and operation not in KEY_OPERATIONS:

@@ -21,7 +21,7 @@ _NOT_IN_NAMES = re.compile(r"[/\x00-\x1f\x7f]")
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a checkpoint besides its weights. Times are seconds since 1970.
+    """The metadata of a checkpoint. Times are seconds since 1970.
 
     ``session_id``, ``project_id`` and ``run_metadata`` are those of the run when it was saved (or moved, or copied).
     """
@@ -45,7 +45,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoint_id(self) -> str:
-        """Return what clients call it within its run."""
+        """Return its id within its run."""
         return f"{self.kind}/{self.name}"
 
 

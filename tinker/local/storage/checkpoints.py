@@ -1,4 +1,4 @@
-"""Checkpoints on disk: one folder each, holding what the engine wrote and a record. They outlive the server.
+"""Checkpoints on disk: one folder each, with the engine's files and a record. They outlive the server.
 
 Names from clients never become file names: a folder is named by a readable part and a hash. A folder appears under its
 name complete or not at all, and what was acknowledged survives a killed server and a power failure. What a killed server
@@ -86,13 +86,13 @@ class Checkpoints:
         return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
 
     def remove_expired(self) -> None:
-        """Free the disk of what has expired, and find out whether anything that is left may expire."""
+        """Delete expired checkpoints, and record whether any of the others can expire."""
         self.may_expire = False
         if any(record.expires_at is not None for record in self.list()):
             self.may_expire = True
 
     def describe_last_save(self, run: str) -> str:
-        """Return what to tell who asks for a run that is not here any more: where it was saved last; empty without a save."""
+        """Return a hint for an error about an unknown run: where it was last saved; empty without a save."""
         saved = next((record for record in self.list(run) if record.kind == "weights"), None)
         return "" if saved is None else f"; its last save is {saved.path}"
 
@@ -127,7 +127,7 @@ class Checkpoints:
         return self.write(record, lambda draft: _link_files(self.files(source), draft), overwrite=False)
 
     def update(self, record: CheckpointRecord, **changes: Any) -> CheckpointRecord:
-        """Change what is recorded about a checkpoint that is there."""
+        """Change the record of an existing checkpoint."""
         record = msgspec.structs.replace(record, **changes)
         self.may_expire |= record.expires_at is not None
         folder = self.folder(record)
@@ -186,7 +186,7 @@ class Checkpoints:
 
     @contextmanager
     def _draft(self, place: Path) -> Generator[Path]:
-        """Make a folder beside the place of a checkpoint, which is removed unless it is moved there."""
+        """Make a temporary folder next to a checkpoint's; it is removed unless it is moved there."""
         draft = self._temporary_path(place, DRAFT)
         draft.mkdir(parents=True)
         try:
@@ -213,11 +213,11 @@ class Checkpoints:
     # What killed servers left
 
     def _temporary_path(self, place: Path, prefix: str) -> Path:
-        """Return a new name in the same folder, which says whose it is."""
+        """Return a new name in the same folder, which contains the owner's tag."""
         return place.with_name(f"{prefix}{self._owner.claim()}-{uuid.uuid4().hex}")
 
     def _recover(self) -> None:
-        """Put back what was moved aside and not replaced, and remove what was left over."""
+        """Restore checkpoints that were moved aside and not replaced, and remove leftovers."""
         for leftover in sorted(self._root.glob("*/*/.*-*"), key=lambda path: path.name, reverse=True):
             prefix, _, rest = leftover.name.partition("-")
             if f"{prefix}-" in LEFTOVERS and self._owner.is_dead(rest.partition("-")[0]):

@@ -52,7 +52,7 @@ def make_data_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Generator[None]:
-    """Make an empty folder in place of what is there, for the block to fill; it is removed when that fails."""
+    """Replace a folder by an empty one for the block to fill; it is removed if the block fails."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -87,7 +87,7 @@ class Owner:
         return self.tag
 
     def release(self) -> None:
-        """Give the claim up; what is still there under this tag belongs to a dead server from now on."""
+        """Release the claim; files left under this tag then belong to a dead server."""
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
@@ -151,7 +151,7 @@ def _lock_file(file: Path) -> int:
 
 
 def _is_locked(file: Path) -> bool:
-    """Return whether a process holds the lock of a file; also where the file system cannot tell."""
+    """Return whether a process holds the lock of a file; True if the file system has no locks."""
     assert fcntl is not None
     try:
         descriptor = os.open(file, os.O_RDWR)

@@ -60,7 +60,7 @@ class FutureStore:
             return future
 
     def forget(self, future: ServerFuture) -> None:
-        """Forget a future whose request was refused after all."""
+        """Undo :meth:`open`."""
         with self._lock:
             self._pending.pop(future.key, None)
             self._keys.pop(future.request_id, None)
@@ -78,11 +78,11 @@ class FutureStore:
         return future
 
     def choose(self, future: ServerFuture) -> None:
-        """Note which request of a model runs next, alone; it is finished even where the server ends."""
+        """Record the request of a model that runs next; it is finished even if the server is closing."""
         self._running = future
 
     def start(self, future: ServerFuture) -> None:
-        """Note that its work begins."""
+        """Record the start of a request."""
         if future.span is not None:
             future.span.started = self._clock()
 
@@ -110,7 +110,7 @@ class FutureStore:
         self._evict()
 
     def mark_read(self, future: ServerFuture) -> None:
-        """Note that the result was sent: from now on it is dropped before those that were not."""
+        """Mark a result as sent, so that it is dropped before unsent ones."""
         with self._lock:
             if self._unread.pop(future.key, None) is not None:
                 self._read[future.key] = future
@@ -131,7 +131,7 @@ class FutureStore:
         return {"sampling": samples, "training": len(found) - samples}
 
     def fail_all(self, failure: RequestFailure) -> None:
-        """Finish everything that is pending, as the server ends, but the request that runs: that one has its own result.
+        """Fail all pending requests but the running one, which gets its own result, as the server ends.
 
         A server that goes on later does not take it for a result.
         """

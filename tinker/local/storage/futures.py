@@ -21,7 +21,7 @@ from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 
 class Notifier:
-    """Wakes whoever waits, each on the loop it waits on."""
+    """A condition variable for waiters on any event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class Notifier:
             wake()
 
     async def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until ``ready()``, which is asked again after each call, or for ``seconds`` (None: no limit, 0: not at all)."""
+        """Wait until ``ready()``, checked after each notification, for at most ``seconds`` (None: no limit, 0: do not wait)."""
         if seconds == 0:
             return
         with contextlib.suppress(TimeoutError):
@@ -108,7 +108,7 @@ class CompletionLog:
         await self._notifier.wait(lambda: self._count > cursor, seconds)
 
 
-STREAM_KEY = "stream:"  # what the keys of streamed samples begin with
+STREAM_KEY = "stream:"  # prefix of the keys of streamed samples
 
 
 @attrs.frozen
@@ -181,7 +181,7 @@ class ServerFuture:
         return self._notifier.waiters
 
     def resolve(self, outcome: RequestOutcome) -> bool:
-        """Set the outcome and wake who waits; False when there was one already, which then stays."""
+        """Set the outcome and wake the waiters; return False, changing nothing, if there is one already."""
         with self._lock:
             if self._outcome is not None:
                 return False

@@ -1,4 +1,4 @@
-"""The journal: what a server must know again after it was killed, in one SQLite file. A journal without a file keeps nothing.
+"""The journal: everything a killed server must recover, in one SQLite file. A journal without a file keeps nothing.
 
 A request is written before it is queued, a result before anybody can see it, and the number of the last step of a run together
 with the result of that step. So whatever a client was told is here. Survives the death of the process, not that of the machine:
@@ -35,9 +35,9 @@ _SECRET, _STARTS = "secret", "starts"
 
 
 class Table(Generic[Row]):
-    """A table of one kind of record, whose fields are the columns. ``keys`` are those that no two rows share.
+    """A table of one kind of record, whose fields are the columns. ``keys`` form the primary key.
 
-    ``conflict`` says what becomes of a row whose keys are there: nothing, a replacement, or the sum of the last column.
+    ``conflict`` is the policy for an existing key: ignore the row, replace it, or add to its last column.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ _META = Table("meta", _Meta, "name")
 
 
 class _Notes(threading.local):
-    """Statements that a thread has noted and not yet written."""
+    """Statements of a thread that are not written yet."""
 
     def __init__(self) -> None:
         self.mine: list[Statement] = []
@@ -174,12 +174,12 @@ class Journal:
     # Writing
 
     def note(self, *statements: Statement) -> None:
-        """Let this thread's next transaction begin with these statements."""
+        """Add statements to this thread's next transaction."""
         if self._database is not None:
             self._notes.mine += statements
 
     def flush(self) -> None:
-        """Write what this thread has noted."""
+        """Write the pending statements of this thread."""
         if self._notes.mine:
             self._attempt()
 
@@ -196,7 +196,7 @@ class Journal:
         self._attempt(_to_row(future, outcome), *forget)
 
     def hold_result(self, model_id: str, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Hold back a result that changes a run, with what this thread has noted, until :meth:`add_run`.
+        """Hold back the result of a request that changes a run, and this thread's statements, until :meth:`add_run`.
 
         A server that is killed before repeats the request.
         """
@@ -220,7 +220,7 @@ class Journal:
             self._held.pop(run.model_id, None)
 
     def release_results(self, model_id: str) -> None:
-        """Hold back nothing more of a run, which ends or was never made."""
+        """Release the held results of a run that ends or was never made."""
         with self._lock:
             self._notes.mine += self._find_held(model_id)
             self._held.pop(model_id, None)
@@ -229,7 +229,7 @@ class Journal:
         return [statement for statements in self._held.get(model_id, {}).values() for statement in statements]
 
     def drop_result(self, request_id: str) -> None:
-        """Forget a result that nobody can ask for any more."""
+        """Delete a result that can no longer be requested."""
         self._attempt(RESULTS.delete("request_id = ?", request_id))
 
     def drop_session(self, session_id: str) -> None:
@@ -251,7 +251,7 @@ class Journal:
             return [msgspec.convert(row, table.row) for row in self._database.execute(query, values)]
 
     def secret(self) -> bytes:
-        """Return the secret of this server, which signs what clients hold; a new one where nothing is kept."""
+        """Return the signing secret of this server; a new one if nothing is kept."""
         return self._find_meta(_SECRET) or self._set_meta(_SECRET, secrets.token_bytes(32))
 
     def _count_start(self) -> int:
@@ -271,7 +271,7 @@ class Journal:
     # Transactions
 
     def _attempt(self, *statements: Statement) -> None:
-        """Write what must not stop the work that it is about. What a full disk has no room for is written once it has."""
+        """Write, but log a failure instead of raising it. If the disk is full, write again when there is room."""
         with self._lock:
             try:
                 with self._transaction() as execute:

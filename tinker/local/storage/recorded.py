@@ -62,7 +62,7 @@ class RecordedSequences:
         return self._tokens
 
     def announce(self) -> None:
-        """Say once in the log which objective this server computes."""
+        """Log once which objective this server computes."""
         if not self._is_announced:
             self._is_announced = True
             log.info(
@@ -71,7 +71,7 @@ class RecordedSequences:
             )
 
     def add(self, sequence_id: str, session_id: str, prompt_length: int, sampled: Continuation) -> None:
-        """Record a sequence of a session. Those that have not been used for longest go where there are too many."""
+        """Record a sequence of a session. The least recently used sequences are dropped beyond the limit."""
         tokens, logprobs = np.array(sampled.tokens, np.int32), np.array(sampled.logprobs, np.float32)
         one = RecordedSequence(session_id, prompt_length, tokens, logprobs, self._now())
         row = _SequenceRow(sequence_id, session_id, prompt_length, tokens.tobytes(), logprobs.tobytes(), one.used_at)

@@ -1,4 +1,4 @@
-"""Records of what a server has done: usage, the audit log, and the metrics of its runs; with a journal, kept in its file.
+"""Records of a server's activity: usage, the audit log and the metrics of runs; with a journal, kept in its file.
 
 With a journal, an entry is written in the transaction of the result that it belongs to, so that a request which is repeated
 after a kill counts once. Entries that belong to no result are written when the request that made them is answered.
@@ -69,7 +69,7 @@ class UsageMeter:
 
     @contextlib.contextmanager
     def repeating(self) -> Generator[None]:
-        """Count nothing: what is done was done before, and counted. Only in the engine's thread, where all counting is."""
+        """Count nothing in the block, as its work was counted before. Only in the engine's thread, like all counting."""
         self._is_repeating = True
         try:
             yield
@@ -84,14 +84,14 @@ class UsageMeter:
             self._journal.note(_AMOUNTS.add(_AmountRow(*entry[:2], msgspec.json.encode(key), amount)))
 
     def totals(self) -> dict[tuple[str, str | None], int]:
-        """Return what was counted, by what it is and base model."""
+        """Return the totals by kind and base model."""
         found: dict[tuple[str, str | None], int] = {}
         for (_, what, (_, _, base_model)), amount in self._counts.items():
             found[what, base_model] = found.get((what, base_model), 0) + amount
         return found
 
     def record_deletion(self, record: CheckpointRecord) -> None:
-        """Keep counting what a deleted checkpoint stored until now."""
+        """Keep the storage usage of a deleted checkpoint."""
         until = min(self._now(), record.expires_at or math.inf)
         self._deleted.append(StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until))
         row = _PeriodRow(msgspec.json.encode(self._deleted[-1]))
@@ -254,7 +254,7 @@ class RunHistory:
         self._calls: dict[str, int] = {}
 
     def add_loss(self, metrics: Mapping[str, float]) -> None:
-        """Add what a forward_backward reported. Several before one step count together, by the reduction in their names."""
+        """Add the metrics of a forward_backward; several before one step are combined by the reduction in their names."""
         for name, value in metrics.items():
             before = self._sums.get(name)
             join = _JOIN.get(name.rpartition(":")[2], _JOIN["sum"])
@@ -262,7 +262,7 @@ class RunHistory:
             self._calls[name] = self._calls.get(name, 0) + 1
 
     def add_step(self, metrics: Mapping[str, float], at: float) -> None:
-        """Add an optimizer step, which ends what was added since the one before."""
+        """Add an optimizer step, with the metrics added since the previous one."""
         joined = {name: self._settle(name, value) for name, value in self._sums.items()}
         if LOSS in joined and joined.get(TOKENS):
             joined = {PER_TOKEN: joined[LOSS] / joined[TOKENS], **joined}

@@ -1,4 +1,4 @@
-"""The records of a session, its models and its samplers, and what the parts of a server report to one another."""
+"""The records of sessions, models and samplers, and the events between the parts of a server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SessionRecord:
 
 @attrs.frozen(eq=False)
 class ModelTask:
-    """One request of a model: what to do with the engine, and the future of its result.
+    """One request of a model: its work with the engine, and the future of its result.
 
     ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of, None where it did not say.
     """
@@ -89,7 +89,7 @@ class RequestQueue(Protocol):
         ...
 
     def start_at(self, number: int) -> None:
-        """Take the requests before this number for done."""
+        """Start at this number, as the requests before it are done."""
         ...
 
     def assign_number(self, number: int | None) -> int:
@@ -97,7 +97,7 @@ class RequestQueue(Protocol):
         ...
 
     def require_free(self, number: int) -> None:
-        """Raise APIProblem 409 when the number is used up: given up, or refused before."""
+        """Raise APIProblem 409 if the number was skipped, refused or used before."""
         ...
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
@@ -105,15 +105,15 @@ class RequestQueue(Protocol):
         ...
 
     def skip(self, number: int, now: float) -> None:
-        """Do not wait for this number: its request was refused."""
+        """Skip this number, whose request was refused."""
         ...
 
     def note_failure(self, number: int, operation: str, failure: RequestFailure) -> None:
-        """Note that a request failed. One that changes the run stops those behind it whose caller does not know of it."""
+        """Record a failed request. If it changes the run, later requests fail unless their client has seen the failure."""
         ...
 
     def require_success(self) -> None:
-        """Raise an error when the request that runs now is behind a failure that its caller does not know of."""
+        """Raise an error if the running request follows a failure that its client has not seen."""
         ...
 
     def describe_gap(self) -> str | None:
@@ -167,7 +167,7 @@ class ModelRecord:
         self.queue.require_success()
 
     def inflight_weights(self, engine: Engine) -> object:
-        """Return the present weights of inflight samplers. Raises EngineError once the model is gone."""
+        """Return the current weights of inflight samplers. Raises EngineError if the model no longer exists."""
         if self.inflight is None:
             raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
         return self.inflight
@@ -194,14 +194,14 @@ class SamplerRecord:
     completions: dict[int, CompletionLog] = attrs.field(factory=lambda: dict[int, CompletionLog]())
 
     def add_client(self) -> int:
-        """Return the number of one more client, never given twice."""
+        """Return a new client's number, which is never reused."""
         if self.client_count >= MAX_CLIENTS:
             raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients")
         self.client_count += 1
         return self.client_count
 
     def drop_client(self) -> None:
-        """Take the last number back: its request was refused after all."""
+        """Undo the last :meth:`add_client`."""
         self.client_count -= 1
 
     def completion_log(self, client: int) -> CompletionLog:
@@ -212,7 +212,7 @@ class SamplerRecord:
 
 
 class ServerEvents(Protocol):
-    """Whoever hears what happens in a server."""
+    """The events of a server's parts, handled by its state."""
 
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Handle a result before anybody can see it."""
@@ -227,7 +227,7 @@ class ServerEvents(Protocol):
         ...
 
     def handle_model_end(self, model: ModelRecord) -> None:
-        """Handle the end of a model: what was submitted for it still runs."""
+        """Handle the end of a model: requests submitted before still run."""
         ...
 
     def handle_expiry(self, record: CheckpointRecord) -> None:

@@ -115,7 +115,7 @@ class KeptRuns:
         self._clean(folder)
 
     def forget(self, model_id: str) -> None:
-        """Remove the weights of a run that is gone."""
+        """Remove the weights of a run that has ended."""
         self._journal.release_results(model_id)
         shutil.rmtree(self._root / folder_name(model_id), ignore_errors=True)
 

@@ -67,7 +67,7 @@ class Store:
         return session
 
     def discard(self, session: SessionRecord) -> None:
-        """Forget a session that was opened just now and refused after all."""
+        """Undo the creation of a session."""
         del self._live[session.session_id]
 
     def touch(self, session: SessionRecord) -> None:
@@ -157,7 +157,7 @@ class Store:
         return session.models[number]
 
     def discard_model(self, model: ModelRecord) -> None:
-        """Forget a model that was added just now and refused after all."""
+        """Undo the creation of a model."""
         del self._models[model.model_id]
         model.session.models = {number: one for number, one in model.session.models.items() if one is not model}
 

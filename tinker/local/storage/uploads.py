@@ -28,7 +28,7 @@ SILENT_SECONDS = 60.0
 
 @attrs.define(eq=False, kw_only=True)
 class AdapterUpload:
-    """One adapter on its way: what it was announced as, and its files. ``tinker_path`` is set once it is a checkpoint.
+    """One upload: the announced adapter and its files. ``tinker_path`` is set once it is a checkpoint.
 
     ``arriving`` counts the files that are arriving now, ``last_seen`` is when the last one ended.
     """
@@ -123,7 +123,7 @@ class Uploads:
         shutil.rmtree(upload.folder, ignore_errors=True)
 
     def finish(self, upload: AdapterUpload, tinker_path: str) -> None:
-        """Note which checkpoint was made of it; its files are not needed any more."""
+        """Record the resulting checkpoint, and delete the uploaded files."""
         upload.tinker_path = tinker_path
         shutil.rmtree(upload.folder, ignore_errors=True)
 

@@ -124,7 +124,7 @@ _FIELDS = frozenset({*CompletionBody.__struct_fields__, *ChatBody.__struct_field
 
 
 def describe_error(status: int, detail: object, param: str | None = None) -> AnswerBody:
-    """Describe a refusal as clients for OpenAI's API raise it. By default the parameter is what the text begins with."""
+    """Return an error in the form of OpenAI's API. By default the parameter is the field that the text begins with."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "model_not_found" if param == "model" else "not_found"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")

@@ -11,7 +11,7 @@ from tinker.local.errors import APIProblem
 from tinker.local.v1.parameters import OtherServersParameters, asks_for
 
 MAX_TOP_LOGPROBS = 100
-DEFAULT_MAX_TOKENS = 16  # of completions, as everywhere; a chat goes on to the end of the context
+DEFAULT_MAX_TOKENS = 16  # of completions, as in OpenAI's API; a chat may fill the context
 SCHEME = "tinker://"
 
 
@@ -20,7 +20,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class GenerationBody(OtherServersParameters, kw_only=True):
-    """What both kinds of requests have. None is what a missing field is."""
+    """The fields of both kinds of requests. A missing field is None."""
 
     model: str
     n: int | None = None

@@ -1,25 +1,22 @@
-"""One request from its body to its answer, whole or as a stream; its samples are submitted by the contract's handlers."""
+"""One request from its body to its answer, whole or as a stream; its samples are those of the contract."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from typing import cast
 
 import attrs
-import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
 from tinker_wire import models
-from tinker_wire.operations import OPERATIONS
 
-from tinker._wire import json
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
-from tinker.local.handlers import futures, sampling
+from tinker.local.handlers.futures import cancel_sample
+from tinker.local.handlers.sampling import open_stream, submit_sample
 from tinker.local.naming import choose_engine_for, find_engine
+from tinker.local.operations.streams import KEEP_ALIVE
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
 from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, TokenUsage, describe_error, encode_event
@@ -46,7 +43,7 @@ async def find_model_engine(state: State, name: str) -> Engine:
 
 async def sample(state: State, request: Request, call: APICall, wanted: models.SampleRequest) -> SampleResponse:
     """Sample, and wait for the whole result. The work ends when the client goes. APIProblem when it fails."""
-    promise = await sampling.asample(state, _to_call(call, "asample", wanted))
+    promise = await submit_sample(state, call, wanted)
     future = state.futures.find(promise.request_id)
     try:
         while (outcome := await future.wait(LOOK_SECONDS)) is None:
@@ -54,9 +51,7 @@ async def sample(state: State, request: Request, call: APICall, wanted: models.S
                 raise ClientDisconnect
     finally:
         if future.outcome is None:
-            await futures.cancel_future(
-                state, _to_call(call, "cancel_future", models.CancelFutureRequest(request_id=promise.request_id))
-            )
+            cancel_sample(state, future)
         state.futures.release(promise.request_id)
     if isinstance(outcome, RequestFailure):
         raise to_problem(outcome.error, outcome.category)
@@ -64,37 +59,9 @@ async def sample(state: State, request: Request, call: APICall, wanted: models.S
     return outcome
 
 
-async def stream(state: State, call: APICall, wanted: models.SampleRequest) -> AsyncGenerator[models.SampleStreamEvent | None]:
-    """Return the events of a sample as they come, None where there is nothing but a sign of life.
-
-    Raises APIProblem before the first event when the sample is refused. Closing the generator ends the work.
-    """
-    response = await sampling.stream_sample(state, _to_call(call, "stream_sample", wanted))
-    assert isinstance(response, StreamingResponse)
-    return _read_events(cast("AsyncGenerator[bytes]", response.body_iterator))
-
-
-async def _read_events(source: AsyncGenerator[bytes]) -> AsyncGenerator[models.SampleStreamEvent | None]:
-    async with contextlib.aclosing(source) as blocks:
-        async for block in blocks:
-            for line in block.split(b"\n\n"):
-                if line.startswith(b"data: "):
-                    yield json.decode(line.removeprefix(b"data: "), models.SampleStreamEvent)
-                elif line:
-                    yield None
-
-
 def to_problem(error: str, category: str | None) -> APIProblem:
     """Return the refusal that a failed request is: 400 where it is the client's fault, else 500."""
     return APIProblem(400 if category == "user" else 500, error)
-
-
-def _to_call(call: APICall, operation: str, body: msgspec.Struct) -> APICall:
-    headers = {name: value for name, value in call.headers.items() if name in ("x-api-key", "traceparent")}
-    return attrs.evolve(call, operation=OPERATIONS[operation], headers=headers, content=json.encode(body))
-
-
-SIGN_OF_LIFE = b": waiting\n\n"
 
 
 @attrs.frozen(kw_only=True)
@@ -193,7 +160,7 @@ class Conversation:
         wanted = self._to_request(self.prompts[0])
         if self.top:
             return self._replay(await sample(self.state, request, call, wanted))
-        return self._follow(await stream(self.state, call, wanted))
+        return self._follow(await open_stream(self.state, wanted))
 
     async def _replay(self, result: SampleResponse) -> AsyncGenerator[bytes]:
         count = 0
@@ -215,7 +182,7 @@ class Conversation:
                 yield self.form.first_chunk(index)
             async for event in events:
                 if event is None:
-                    yield SIGN_OF_LIFE
+                    yield KEEP_ALIVE
                 elif event.type == "failed":
                     yield encode_event(describe_error(400 if event.category == "user" else 500, event.error))
                     return

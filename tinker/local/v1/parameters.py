@@ -1,4 +1,4 @@
-"""The names of parameters: what OpenAI's API and other servers have beside what is read here, and what is misspelled."""
+"""Parameters that are not supported: those of OpenAI's API and of other servers, and misspellings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinker_records import find_meant
 
 
 class OtherServersParameters(msgspec.Struct, kw_only=True):
-    """Parameters of OpenAI's API and of other servers that change the prompt, the text or what comes with it.
+    """Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra output.
 
     This server has none of them.
     """

@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.bodies import UnknownFields, read_body
-from tinker.local.call import APICall, read_credential, receive
-from tinker.local.errors import APIProblem
+from tinker.local.call import read_credential, receive
+from tinker.local.errors import APIProblem, Endpoint, answer_errors
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.state import State
 from tinker.local.v1.answers import AnswerBody, describe_error
-from tinker.local.v1.bodies import ChatBody, CompletionBody, check_chat, check_completion
+from tinker.local.v1.bodies import ChatBody, CompletionBody, GenerationBody, check_chat, check_completion
 from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion
 from tinker.local.v1.parameters import UnknownParameter, check_names
 from tinker.local.v1.texts import Texts, load_texts
 
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+Body = TypeVar("Body", bound=GenerationBody)
 MEDIA_TYPE = "application/json"
-log: logging.Logger = logging.getLogger("tinker.local")
 
 
 def v1_routes(state: State, unread: UnknownFields) -> list[Route]:
     """Make the routes; a tokenizer is loaded with the first request that needs it."""
     endpoints = Endpoints(state, unread)
     return [
-        Route("/v1/models", _answer_errors(state, endpoints.list_models), methods=["GET"]),
-        Route("/v1/models/{model:path}", _answer_errors(state, endpoints.get_model), methods=["GET"]),
-        Route("/v1/completions", _answer_errors(state, endpoints.complete), methods=["POST"]),
-        Route("/v1/chat/completions", _answer_errors(state, endpoints.chat), methods=["POST"]),
+        Route("/v1/models", _answer(state, endpoints.list_models), methods=["GET"]),
+        Route("/v1/models/{model:path}", _answer(state, endpoints.get_model), methods=["GET"]),
+        Route("/v1/completions", _answer(state, endpoints.complete), methods=["POST"]),
+        Route("/v1/chat/completions", _answer(state, endpoints.chat), methods=["POST"]),
     ]
 
 
-def _answer_errors(state: State, endpoint: Endpoint) -> Endpoint:
-    """Admit the credential, and turn what goes wrong into an answer."""
+def _answer(state: State, endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint behind the check of the credential, with errors in the form of OpenAI's API."""
 
     async def respond(request: Request) -> Response:
-        try:
-            state.accounts.admit("asample", read_any_credential(request.headers))
-            return await endpoint(request)
-        except APIProblem as problem:
-            status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
-            param = "model" if status == 404 else None  # the only thing that a request of these names
-            param = problem.param if isinstance(problem, UnknownParameter) else param
-            return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
-        except ClientDisconnect:
-            return Response(status_code=499)  # the client is gone
-        except Exception as error:
-            log.exception("%s failed", request.url.path)
-            return _to_response(describe_error(500, f"{type(error).__name__}: {error}"), 500)
+        state.accounts.admit("asample", read_any_credential(request.headers))
+        return await endpoint(request)
 
-    return respond
+    return answer_errors(respond, _refuse)
+
+
+def _refuse(problem: APIProblem) -> Response:
+    status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
+    param = "model" if status == 404 else None  # the only thing that a request of these names
+    param = problem.param if isinstance(problem, UnknownParameter) else param
+    return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
 
 
 def read_any_credential(headers: Mapping[str, str]) -> bytes:
@@ -92,39 +86,37 @@ class Endpoints:
 
     async def complete(self, request: Request) -> Response:
         """Go on with a text."""
-        call = await self._receive(request)
-        body = read_body(call.content, CompletionBody)
-        check_names(call.content, CompletionBody, ChatBody)
-        notes = self._unread.check("completions", call.content, CompletionBody)
-        check_completion(body, self._state.settings.max_samples)
-        texts = await self._find_texts(body.model)
-        return await _answer(open_completion(self._state, texts, body), request, call, notes)
+        return await self._generate(request, CompletionBody, ChatBody, check_completion, open_completion)
 
     async def chat(self, request: Request) -> Response:
         """Go on with a conversation."""
-        call = await self._receive(request)
-        body = read_body(call.content, ChatBody)
-        check_names(call.content, ChatBody, CompletionBody)
-        notes = self._unread.check("chat/completions", call.content, ChatBody)
-        check_chat(body, self._state.settings.max_samples)
-        texts = await self._find_texts(body.model)
-        return await _answer(open_chat(self._state, texts, body), request, call, notes)
+        return await self._generate(request, ChatBody, CompletionBody, check_chat, open_chat)
 
-    async def _receive(self, request: Request) -> APICall:
-        return await receive(request, OPERATIONS["asample"], self._state.settings.max_request_bytes, self._state.offload)
+    async def _generate(
+        self,
+        request: Request,
+        kind: type[Body],
+        other: type[GenerationBody],
+        check: Callable[[Body, int], None],
+        open_conversation: Callable[[State, Texts, Body], Conversation],
+    ) -> Response:
+        state = self._state
+        call = await receive(request, OPERATIONS["asample"], state.settings.max_request_bytes, state.offload)
+        body = read_body(call.content, kind)
+        check_names(call.content, kind, other)
+        headers = self._unread.check(request.scope["route"].path.removeprefix("/v1/"), call.content, kind)
+        check(body, state.settings.max_samples)
+        conversation = open_conversation(state, await self._find_texts(body.model), body)
+        if not body.is_streamed:
+            return _to_response(await conversation.answer(request, call), headers=headers)
+        events = await conversation.open_stream(request, call)
+        return StreamingResponse(events, media_type=EVENT_STREAM, headers={**STREAM_HEADERS, **headers})
 
     async def _find_texts(self, model: str) -> Texts:
         engine = await find_model_engine(self._state, model)
         if engine.base_model not in self._texts:
             self._texts[engine.base_model] = await self._state.offload_always(lambda: load_texts(engine))
         return self._texts[engine.base_model]
-
-
-async def _answer(conversation: Conversation, request: Request, call: APICall, headers: Mapping[str, str]) -> Response:
-    if not conversation.body.is_streamed:
-        return _to_response(await conversation.answer(request, call), headers=headers)
-    events = await conversation.open_stream(request, call)
-    return StreamingResponse(events, media_type=EVENT_STREAM, headers={**STREAM_HEADERS, **headers})
 
 
 def _describe_model(name: str, created: float) -> AnswerBody:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from tinker.local.engines.placement import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 
@@ -18,7 +18,7 @@ BYTES = 256
 
 
 class Texts(Protocol):
-    """What the endpoints need of a tokenizer."""
+    """A tokenizer, as the endpoints use it."""
 
     @property
     def ends(self) -> Mapping[int, str]:
@@ -58,7 +58,7 @@ class ByteTexts:
 
 
 def write_plain_chat(messages: Sequence[Mapping[str, str]]) -> str:
-    """Write a conversation for a model that has no template of its own: a line for each message, the role first.
+    """Format a conversation for a model without a chat template: a line for each message, the role first.
 
     >>> write_plain_chat([{"role": "user", "content": "Hello"}])
     'User: Hello\\nAssistant:'
@@ -94,7 +94,7 @@ class ModelTexts:
             with self._lock:
                 text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
                 return list(self._tokenizer.encode(text, add_special_tokens=False))
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise anything
             raise APIProblem(400, f"the model's chat template refuses these messages: {error}") from error
 
 
@@ -112,7 +112,7 @@ def load_texts(engine: Engine) -> Texts:
         raise APIProblem(501, f"texts cannot be read or written: the tokenizer {name!r} does not load: {error}") from error
 
 
-INCOMPLETE = "\ufffd"  # what the first bytes of a character read as
+INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
 
 
 @attrs.frozen

@@ -1,12 +1,14 @@
-"""The routes that browsers and monitors ask for, and the files that come with them. Nothing is fetched from elsewhere.
+"""The routes for browsers and monitors: the page, its data as one JSON document, its files, and the metrics.
 
-Pages and their files hold no data, so they need no key; what they show is asked for with one.
+Pages and their files hold no data and fetch nothing from elsewhere, so they need no key; what they show is asked for with one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +16,131 @@ from starlette.routing import Route
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.errors import APIProblem
-from tinker.local.state import State
+from tinker.local.engines.opening import read_resident
+from tinker.local.engines.protocol import Engine
+from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
+from tinker.local.state import SharedData, State
+from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.records import HistoryPoint, RunHistory
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.local.v1.routes import read_any_credential
-from tinker.local.web.overview import describe_server
 from tinker.local.web.traffic import Traffic, write_metrics
+
+PageFacts: TypeAlias = dict[str, Any]
+MAX_ROWS = 200  # of each table, the newest
+MAX_POINTS = 400  # of one curve
+
+
+def describe_server(
+    state: State, engines: Sequence[Engine], traffic: Traffic, records: Sequence[CheckpointRecord], run: str
+) -> PageFacts:
+    """Return everything that the page shows; the curves of one run, which may be empty."""
+    with state.lock() as shared:
+        sessions = shared.store.sessions()[:MAX_ROWS]
+        runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
+        history = _find_history(shared, run)
+        return {
+            "now": state.now(),
+            "clock": state.clock(),
+            "models": [_describe_model(state, engine) for engine in engines],
+            "memory_bytes": read_resident(),
+            "pending": state.futures.count_pending(),
+            "requests": _describe_requests(traffic),
+            "tokens": [
+                {"kind": kind, "base_model": base_model, "count": count}
+                for (kind, base_model), count in shared.usage.totals().items()
+                if kind != "checkpoint"
+            ],
+            "sessions": [_describe_session(session, state.clock()) for session in sessions],
+            "runs": [*(_describe_run(model) for model in runs), *map(_describe_former_run, shared.former_runs)][:MAX_ROWS],
+            "curves": {} if history is None else describe_curves(list(history.points)),
+            "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
+            "stored_bytes": sum(record.nbytes for record in records),
+        }
+
+
+def _describe_model(state: State, engine: Engine) -> PageFacts:
+    pending = state.futures.count_pending(engine.base_model)
+    return {"base_model": engine.base_model, "max_context_length": engine.max_context_length, "pending": pending}
+
+
+def describe_curves(points: Sequence[HistoryPoint]) -> dict[str, list[list[float]]]:
+    """Return for each metric its ``[step, value]``, at most MAX_POINTS of them: of longer runs every n-th, and the last."""
+    every = math.ceil(len(points) / MAX_POINTS) or 1
+    shown = [point for place, point in enumerate(reversed(points)) if place % every == 0][::-1]
+    curves: dict[str, list[list[float]]] = {}
+    for point in shown:
+        for name, value in point.metrics.items():
+            if math.isfinite(value):
+                curves.setdefault(name, []).append([point.step, value])
+    return curves
+
+
+def _describe_requests(traffic: Traffic) -> PageFacts:
+    counts = traffic.counts()
+    failed = sum(count for (_, status), count in counts.items() if status >= 400)
+    return {"total": sum(counts.values()), "refused": failed}
+
+
+def _describe_session(session: SessionRecord, clock: float) -> PageFacts:
+    return {
+        "id": session.session_id,
+        "name": session.request.display_name,
+        "project": session.project_id,
+        "created_at": session.created_at,
+        "silent_seconds": max(0.0, clock - session.last_seen),
+        "alive": session.end is None,
+        "runs": len(session.models),
+        "samplers": len(session.samplers),
+        "sdk": session.request.sdk_version,
+    }
+
+
+def _find_history(shared: SharedData, run: str) -> RunHistory | None:
+    """Find the history of a run, also of one that an earlier process of this server had."""
+    model = shared.store.find_model(run)
+    if model is not None:
+        return model.history
+    return next((one for one in shared.former_runs if one.model_id == run), None)
+
+
+def _describe_run(model: ModelRecord) -> PageFacts:
+    return {
+        "id": model.model_id,
+        "base_model": model.base_model,
+        "rank": model.spec.rank,
+        **_describe_steps(model.history),
+        "last_request_at": model.last_request_at,
+        "state": model.closed_reason or model.creation_error or "open",
+    }
+
+
+def _describe_former_run(run: RunHistory) -> PageFacts:
+    return {
+        "id": run.model_id,
+        "base_model": run.base_model,
+        "rank": run.rank,
+        **_describe_steps(run),
+        "last_request_at": run.points[-1].at if run.points else 0.0,
+        "state": "ended before the server was started again",
+    }
+
+
+def _describe_steps(history: RunHistory) -> PageFacts:
+    last = history.points[-1].metrics if history.points else dict[str, float]()
+    return {"steps": history.step_count, "metrics": {name: value for name, value in last.items() if math.isfinite(value)}}
+
+
+def _describe_checkpoint(record: CheckpointRecord) -> PageFacts:
+    return {
+        "path": record.path,
+        "kind": record.kind,
+        "base_model": record.base_model,
+        "created_at": record.created_at,
+        "expires_at": record.expires_at,
+        "nbytes": record.nbytes,
+    }
+
 
 ASSETS = Path(__file__).with_name("assets")
 MEDIA_TYPES = {
@@ -68,12 +190,12 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
         Route("/openapi.json", _page("openapi.json"), methods=["GET"]),
         *(Route(f"/assets/{file.name}", _page(file.name), methods=["GET"]) for file in sorted(ASSETS.iterdir())),
         Route("/health", health, methods=["GET"]),  # where load balancers and containers look
-        Route("/overview", answer_problems(overview), methods=["GET"]),
-        Route("/metrics", answer_problems(metrics), methods=["GET"]),
+        Route("/overview", answer_errors(overview, _refuse), methods=["GET"]),
+        Route("/metrics", answer_errors(metrics, _refuse), methods=["GET"]),
     ]
 
 
-def _page(name: str, policy: str = POLICY) -> Callable[[Request], Awaitable[Response]]:
+def _page(name: str, policy: str = POLICY) -> Endpoint:
     """Return an endpoint that answers one file."""
     file = ASSETS / name
 
@@ -85,14 +207,7 @@ def _page(name: str, policy: str = POLICY) -> Callable[[Request], Awaitable[Resp
     return endpoint
 
 
-def answer_problems(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint, whose refusals are answers."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except APIProblem as problem:
-            content = json.encode({"detail": problem.detail})
-            return Response(content, problem.status, {**HEADERS, **problem.headers}, json.MEDIA_TYPE)
-
-    return respond
+def _refuse(problem: APIProblem) -> Response:
+    response = error_response(problem)
+    response.headers.update(HEADERS)
+    return response

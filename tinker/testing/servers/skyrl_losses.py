@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tinker.local.engines.inputs import add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.protocol import TrainingExample
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.types.results import ForwardBackwardOutput
@@ -63,9 +64,7 @@ def _elementwise_loss(
     values = logprobs.to_numpy().reshape(cells.weights.shape).astype(np.float64)
     (cells,) = add_sequence_ratios([cells], form, [values])
     inputs = {name: values.astype(np.float64) for name, values in cells.inputs.items()}
-    from tinker.local.engines.toy import TOY_LOSSES
-
     with np.errstate(all="ignore"):  # cells without a weight may hold anything
-        terms, _ = TOY_LOSSES[loss_fn](values, inputs, options)
+        terms, _ = LOSSES[loss_fn](np, values, inputs, options)
         weighted = np.where(cells.weights != 0, terms * cells.weights, 0.0)
     return TensorData.from_numpy(weighted.reshape(cells.shape).astype(np.float32))

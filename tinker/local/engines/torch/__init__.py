@@ -1,4 +1,4 @@
-"""The engine that trains a transformers model with torch. Imported by its own path, and only where it is used."""
+"""The engine that trains a transformers model with torch; imported only when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sequence in the making: its parameters, its noise, what it has drawn so far, what ends it, and how it draws.
+"""One sequence being generated: its parameters, noise, tokens, stop conditions and sampling.
 
 Each sequence draws from its own stream of noise, so that what else is in the batch decides no token (padding changes the
 probabilities by rounding errors only). The noise falls into the cumulated probabilities of the tokens that temperature, top_k
@@ -30,7 +30,7 @@ WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split
 
 
 class Stops:
-    """What ends a sequence: the given texts, the given ids, or by default the model's own end-of-text ids."""
+    """Stop conditions: the given texts, the given ids, or by default the model's end-of-text ids."""
 
     def __init__(self, stop: Sequence[str] | Sequence[int] | None, end_of_text: frozenset[int], decode: Decode) -> None:
         self._texts = [piece for piece in stop or () if isinstance(piece, str)]
@@ -50,7 +50,7 @@ class Stops:
 
 @attrs.define(eq=False)
 class DecodingRun:
-    """One sequence in the making. ``noise`` is drawn as it is used; ``error`` is why its job cannot go on."""
+    """One sequence being generated. ``noise`` is drawn as it is used; ``error`` is the failure that ends its job."""
 
     job: SampleJob
     stops: Stops
@@ -65,7 +65,7 @@ class DecodingRun:
 
     @property
     def weights(self) -> LoraWeights | None:
-        """Return what it is drawn with; None is the base model."""
+        """Return the adapter that it is sampled with; None is the base model."""
         weights = self.job.weights
         assert weights is None or isinstance(weights, LoraWeights)
         return weights
@@ -86,15 +86,15 @@ class DecodingRun:
         return len(self.job.tokens) + len(self.tokens)
 
     def history(self) -> Int32:
-        """Return the prompt and what was drawn."""
+        """Return the prompt and the drawn tokens."""
         return np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)]) if self.tokens else self.job.tokens
 
     def end(self) -> None:
-        """Draw nothing more."""
+        """Stop generating."""
         self.stop_reason = self.stop_reason or "length"
 
     def accept(self, token: int, logprob: float) -> None:
-        """Take the token that was drawn, and tell the listener of the job."""
+        """Append a drawn token, and pass it to the listener of the job."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.stops.is_reached(self.tokens):
@@ -106,7 +106,7 @@ class DecodingRun:
             self.end()
 
     def add_likeliest(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Take the likeliest tokens at the place of the next one."""
+        """Add the likeliest tokens at the next position."""
         self.topk_ids.append(ids.astype(np.int32))
         self.topk_logprobs.append(logprobs)
 
@@ -196,7 +196,7 @@ def _find_places(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def truncate(
     logits: torch.Tensor, jobs: Sequence[SampleJob], width: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weigh what top_k and then top_p leave; the likeliest token always stays, ties go to the lower id.
+    """Return the weights of the tokens that top_k and then top_p keep: always the likeliest; ties go to the lower id.
 
     Returns:
         Ids ``[rows, width]`` in rising order, their weights, 0 for what is left out, and for each row whether ``width``
@@ -233,7 +233,7 @@ def _sort_likeliest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, tor
 def _find_mass(
     logits: torch.Tensor, scaled: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, jobs: Sequence[SampleJob]
 ) -> torch.Tensor:
-    """Return what the weights of all tokens that top_k leaves sum to."""
+    """Return the sum of the weights of all tokens that top_k keeps."""
     mass = weights.sum(dim=-1, keepdim=True)
     if all(job.top_k >= 1 for job in jobs):
         return mass

@@ -21,7 +21,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.inputs import check_data, check_job, check_step
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.losses import LOSSES
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -29,34 +30,34 @@ from tinker.local.engines.protocol import (
     EngineError,
     LossResult,
     SampleJob,
-    SampleResult,
     TrainingExample,
 )
-from tinker.local.engines.torch.adapter_files import (
+from tinker.local.engines.torch.adapters import (
     PEFT_FILES,
+    TorchAdapter,
+    accumulate,
+    gradient_norm,
     read_optimizer,
     read_peft_adapter,
     read_weights,
+    step_adam,
+    step_dimuon,
     write_optimizer,
     write_weights,
 )
-from tinker.local.engines.torch.caches import check_cache
 from tinker.local.engines.torch.decoding import DecodingRun, start_runs
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.images import TorchImages, reads_images
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, find_place, load_model, public_name
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
-from tinker.local.engines.torch.losses import TORCH_LOSSES
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.passes import LossPlan, Trainer
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import DIVERGED
+from tinker.local.engines.torch.rows import DIVERGED, check_cache
 from tinker.local.engines.torch.sampling import Parts, TorchBatch
-from tinker.local.engines.torch.training import TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
 
 log: logging.Logger = logging.getLogger("tinker.local")
-MAX_SAMPLING_TOKENS = 2**16  # of samples that are made to their end at once; the server says how many it wants
 
 
 class TorchEngine:
@@ -77,46 +78,29 @@ class TorchEngine:
     ) -> None:
         place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
         source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
-        self._source, self._name, self._aliases = source, public_name(source), directory_names(source)
+        self.base_model: str = public_name(source)
+        self.aliases: frozenset[str] = directory_names(source)
+        self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
+        self.adapter_files: frozenset[str] = PEFT_FILES
         self._model, self._tokenizer = load_model(source, place)
+        text = self._model.config.get_text_config()
+        self.max_context_length: int = int(getattr(text, "max_position_embeddings", 2048))
         self._targets = LoraTargets(self._model)
         if self._targets.left_out:
-            log.info("%s: no adapter changes %s", self._name, self._targets.describe_left_out())
+            log.info("%s: no adapter changes %s", self.base_model, self._targets.describe_left_out())
         self._adapters: dict[str, TorchAdapter] = {}
         self._memory = MemoryReturn(find_trim())
-        self._vocabulary = int(self._model.config.get_text_config().vocab_size)
+        self._vocabulary = int(text.vocab_size)
         self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
         self._finite: WeakKeyDictionary[LoraWeights, bool] = WeakKeyDictionary()
         split = SplitModel(self._model)
         self._trainer = Trainer(self._model, split, recompute)
         mixer = Mixer(self._model, self._targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
-        self._images = TorchImages(self._model, source, self.max_context_length) if reads_images(self._model.config) else None
+        self.image_reader: TorchImages | None = None
+        if reads_images(self._model.config):
+            self.image_reader = TorchImages(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
-
-    @property
-    def base_model(self) -> str:
-        return self._name
-
-    @property
-    def aliases(self) -> frozenset[str]:
-        return self._aliases
-
-    @property
-    def tokenizer_id(self) -> str:
-        return str(Path(self._source).resolve()) if Path(self._source).is_dir() else self._source
-
-    @property
-    def max_context_length(self) -> int:
-        return int(getattr(self._model.config.get_text_config(), "max_position_embeddings", 2048))
-
-    @property
-    def losses(self) -> frozenset[str]:
-        return frozenset(TORCH_LOSSES)
-
-    @property
-    def image_reader(self) -> TorchImages | None:
-        return self._images
 
     # Adapters
 
@@ -131,18 +115,18 @@ class TorchEngine:
         return self._adapter(adapter_id).weights.freeze_copy()
 
     def load_snapshot(self, directory: Path) -> LoraWeights:
-        return read_weights(directory, self._targets, self._name)
+        return read_weights(directory, self._targets, self.base_model)
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
         adapter = self._adapter(adapter_id)
-        write_weights(directory, self._targets, adapter.weights, self._name)
+        write_weights(directory, self._targets, adapter.weights, self.base_model)
         if optimizer:
             state = {name: adapter.optimizer.state[t] for name, t in adapter.weights.tensors.items()}
             write_optimizer(directory, state)
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
-        adapter = TorchAdapter.create(read_weights(directory, self._targets, self._name))
+        adapter = TorchAdapter.create(read_weights(directory, self._targets, self.base_model))
         if optimizer:
             for name, values in read_optimizer(directory).items():
                 weight = adapter.weights.tensors[name]
@@ -152,13 +136,9 @@ class TorchEngine:
         self._adapters[adapter_id] = adapter
         return adapter.weights.spec
 
-    @property
-    def adapter_files(self) -> frozenset[str]:
-        return PEFT_FILES
-
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
-        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapter_files`."""
-        write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self._name)
+        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapters`."""
+        write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self.base_model)
 
     def _adapter(self, adapter_id: str) -> TorchAdapter:
         if adapter_id not in self._adapters:
@@ -180,7 +160,7 @@ class TorchEngine:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
         form, options, checked = check_data(data, loss_fn, config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
-        plan = LossPlan(checked, form, options, TORCH_LOSSES[loss_fn], parameters, self._vocabulary)
+        plan = LossPlan(checked, form, options, LOSSES[loss_fn], parameters, self._vocabulary)
         with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
             done = self._trainer.run(plan)
         if backward:
@@ -205,17 +185,6 @@ class TorchEngine:
 
     # Sampling
 
-    def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
-        batch, results = self.open_batch(MAX_SAMPLING_TOKENS), dict[object, SampleResult]()
-        for index, job in enumerate(jobs):
-            batch.add(index, job)
-        while len(results) < len(jobs):
-            for ticket, outcome in batch.step():
-                if isinstance(outcome, Exception):
-                    raise outcome
-                results[ticket] = outcome
-        return [results[index] for index in range(len(jobs))]
-
     def open_batch(self, limit: int) -> TorchBatch:
         """Make an empty batch of samples that together hold about ``limit`` tokens."""
         return TorchBatch(self._parts, DynamicCache(config=self._parts.config), limit)
@@ -229,7 +198,7 @@ class TorchEngine:
         return start_runs(job, self._end_of_text, self._decode)
 
     def _is_finite(self, weights: LoraWeights) -> bool:
-        """Return whether these weights can be in one pass with others; looked at once."""
+        """Return whether these weights are finite, so that they can share a pass with others; computed once."""
         if weights not in self._finite:
             self._finite[weights] = weights.is_finite()
         return self._finite[weights]

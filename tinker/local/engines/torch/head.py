@@ -11,7 +11,7 @@ computed as a whole.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,18 @@ import attrs
 import torch
 
 from tinker.local.engines.torch.image_rows import ImageStates, insert_images
+from tinker.local.engines.torch.memory import replace_forward
 
 CHUNK_CELLS = 2**24  # of one pass through the head on a CPU: 64 MB, and about four times that while adapters are added
 FAST_CHUNK_CELLS = 4 * CHUNK_CELLS  # on an accelerator, which needs more work at once to be busy
 WHOLE_LOGITS = 2**27  # of several rows that are in one pass, where the head is not computed in parts
 PROBE = 4  # tokens
-CACHE, OLDER_CACHE = "cache", "past_key_values"  # what transformers calls a cache, and what it called it before 5.24
+CACHE, OLDER_CACHE = "cache", "past_key_values"  # the name of the argument, and its name before transformers 5.24
 
 
 @attrs.frozen(eq=False)
 class Passed:
-    """What a pass gave: ``states`` ``[rows, tokens, size]`` for the head, the last ``logits`` of each row, and the cache."""
+    """The output of a pass: ``states`` ``[rows, tokens, size]`` for the head, the last ``logits`` of each row, the cache."""
 
     states: torch.Tensor
     logits: torch.Tensor
@@ -68,7 +69,7 @@ class SplitModel:
         if not self.is_split:
             return states.float()
         places = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-        with _replace_forward(self._body, lambda *args, **kwargs: self._answer(last_hidden_state=states)):
+        with replace_forward(self._body, lambda *args, **kwargs: self._answer(last_hidden_state=states)):
             logits: torch.Tensor = self._model(input_ids=places, use_cache=False).logits
         return logits.float()
 
@@ -110,20 +111,6 @@ def _note_outputs(module: Any) -> Generator[list[Any]]:
         yield seen
     finally:
         handle.remove()
-
-
-@contextmanager
-def _replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
-    """Let a module compute something else inside the block."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
 
 
 def chunk_cells(device: torch.device) -> int:

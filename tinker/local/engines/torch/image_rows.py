@@ -47,12 +47,12 @@ def find_positions(images: Sequence[PlacedImage], length: int) -> NDArray[np.int
 
 
 def count_shift(images: Sequence[PlacedImage]) -> int:
-    """Return what is added to the index of a token behind these images to make its position."""
+    """Return the difference between position and index of a token after these images."""
     return sum(max(content_of(one).rows, content_of(one).columns) - one.image.length for one in images)
 
 
 def name_tokens(tokens: Int32, images: Sequence[PlacedImage]) -> TokenNames:
-    """Return the token ids, and below 0, in the places of images, what tells these apart."""
+    """Return the token ids, with a negative id for each image, unique to its content, at its positions."""
     if not images:
         return tokens
     names = tokens.astype(np.int64)
@@ -79,7 +79,7 @@ class ImageStates:
 
     @classmethod
     def collect(cls, rows: Sequence[ImageRow], columns: slice, device: torch.device) -> ImageStates | None:
-        """Collect what lies in these columns; None where no image does."""
+        """Collect the image states in these columns; None if there is no image."""
         mask = torch.zeros(len(rows), columns.stop - columns.start, dtype=torch.bool)
         parts: list[tuple[TorchImage, slice]] = []
         for number, row in enumerate(rows):
@@ -113,7 +113,7 @@ def _find_overlaps(row: ImageRow, columns: slice) -> Iterator[tuple[PlacedImage,
 
 @contextmanager
 def insert_images(model: Any, images: ImageStates | None) -> Generator[None]:
-    """Let the language model of ``model`` see these states inside the block."""
+    """Insert these image states into the passes of the language model inside the block."""
     if images is None:
         yield
         return

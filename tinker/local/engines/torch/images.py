@@ -39,7 +39,7 @@ def can_open() -> bool:
 
 
 def open_image(data: bytes, image_format: str) -> Image:
-    """Read the head of a file; its pixels are not decoded yet. Raises EngineError for what is no image of that format."""
+    """Read the header of an image file, without decoding it. Raises EngineError if it is not of that format."""
     if not can_open():
         raise EngineError(f"this server cannot read images without Pillow: {install_command('local')}")
     if image_format not in FORMATS:
@@ -61,7 +61,7 @@ def open_image(data: bytes, image_format: str) -> Image:
 
 
 def decode_image(image: Image) -> Image:
-    """Decode the pixels, turned as the camera noted. Raises EngineError for a damaged file."""
+    """Decode the pixels, rotated by their EXIF orientation. Raises EngineError for a damaged file."""
     from PIL.ImageOps import exif_transpose
 
     try:

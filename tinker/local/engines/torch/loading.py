@@ -1,4 +1,4 @@
-"""The model and its tokenizer: where they come from, what they are called, and on which device they are."""
+"""The model and its tokenizer: source, name and device."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # (torch is typed in part only)
@@ -14,7 +14,7 @@ import attrs
 import torch
 import transformers
 
-from tinker.local.engines.placement import PACKAGED_FOLDER, PACKAGED_MODEL, Placement
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, Placement
 from tinker.local.engines.torch.images import reads_images
 
 
@@ -96,7 +96,7 @@ def check_kind(config: Any, source: str) -> None:
 
 
 def _is_with_tower(config: Any) -> bool:
-    """Return whether a checkpoint is of the class that has a tower for images beside its language model.
+    """Return whether a checkpoint's class has a vision tower as well as a language model.
 
     That class is loaded even where its images are not read, because other programs look for adapters by the names it has.
     """

@@ -46,7 +46,7 @@ class LoraWeights:
 
 
 class LoraTargets:
-    """What adapters over a model, which is frozen, consist of.
+    """The matrices of a frozen model that adapters change.
 
     A head tied to the embedding is adapted beside the shared matrix; the embedding itself never changes. Raises
     ValueError for a model without matrices that can be adapted in its attention, its MLP and its head.
@@ -104,7 +104,7 @@ class LoraTargets:
         return device
 
     def choose(self, spec: AdapterSpec) -> list[LoraTarget]:
-        """Return what this specification adapts."""
+        """Return the targets of this specification."""
         if spec.rank < 1:
             raise EngineError(f"rank is {spec.rank}; it must be at least 1")
         if spec.train_mlp and self._odd_experts:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,45 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tinker.local.engines.opening import read_resident
+
 SHARE = 0.5  # of the free memory; what a pass would keep beyond it is computed again
 MEMINFO = Path("/proc/meminfo")
 
 
 @contextmanager
-def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
-    """Let every layer of a pass inside the block keep its input only. Results are the same."""
-    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)] if is_wanted else []
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
+    """Replace the forward of a module inside the block."""
+    before = vars(module).get("forward")
+    module.forward = forward
     try:
         yield
     finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+@contextmanager
+def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
+    """Keep only the input of every layer in the passes inside the block. Results are the same."""
+    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)] if is_wanted else []
+    with ExitStack() as stack:
+        for layer in layers:
+            forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            stack.enter_context(replace_forward(layer, forward))
+        yield
 
 
 def is_useful(model: Any, cells: int) -> bool:
-    """Return whether what the layers keep of so many tokens would take much of the memory that is free."""
+    """Return whether the activations of this many tokens would take too much of the free memory."""
     free = free_bytes(model.device)
     return free is not None and estimate_bytes(model.config.get_text_config(), cells) > SHARE * free
 
 
 def estimate_bytes(config: Any, cells: int) -> int:
-    """Estimate what the layers keep of so many tokens: inputs of norms and modules, some of them twice, in float32."""
+    """Estimate the activation memory of this many tokens: inputs of norms and modules, some twice, in float32."""
     hidden, layers = int(getattr(config, "hidden_size", 0)), int(getattr(config, "num_hidden_layers", 1))
     inner = getattr(config, "intermediate_size", None)
     width = inner if isinstance(inner, int) else 4 * hidden
@@ -57,7 +66,7 @@ def estimate_bytes(config: Any, cells: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the memory that is free for tensors on a device; None where nobody says."""
+    """Return the free memory of a device in bytes; None if it is unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -76,15 +85,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what torch holds in reserve."""
+    """Free torch's cached memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
 
 
-SLACK = 128 << 20  # bytes by which the process may grow beyond what it had after a first step
-STATM = Path("/proc/self/statm")
+SLACK = 128 << 20  # bytes by which the process may grow after its first step
 
 
 def find_trim() -> Callable[[int], object] | None:
@@ -95,27 +103,22 @@ def find_trim() -> Callable[[int], object] | None:
     return trim
 
 
-def read_resident() -> int:
-    """Return the bytes of memory that this process has; only on Linux."""
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 class MemoryReturn:
-    """Gives free memory back to the system when the process has grown, so that a server does not grow with its steps.
+    """Returns free memory to the system when the process has grown, so that a server does not grow with its steps.
 
     What a step has freed is kept for the next one: asking the system for it anew takes a quarter of a step of a small model.
     So the level is what the process has after the first step that follows, and growth beyond it is what goes back.
     """
 
-    def __init__(self, trim: Callable[[int], object] | None, resident: Callable[[], int] = read_resident) -> None:
+    def __init__(self, trim: Callable[[int], object] | None, resident: Callable[[], int | None] = read_resident) -> None:
         self._trim, self._resident = trim, resident
         self._level: int | None = 0  # the first step gives back what loading the model left
 
     def count_step(self) -> None:
-        """Note one more step, and give back what is free if there is much more of it."""
+        """Count a step, and return free memory to the system if the process has grown."""
         if self._trim is None:
             return
-        resident = self._resident()
+        resident = self._resident() or 0
         if self._level is None:
             self._level = resident
         elif resident > self._level + SLACK:

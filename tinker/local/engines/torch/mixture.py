@@ -1,42 +1,116 @@
-"""Several adapters in one pass: each row of a batch computes with its own weights.
+"""Several adapters in one pass: each row of a batch computes with its own weights, also in a mixture of experts.
 
 The matrices of all adapters of a batch stand beside each other, as one adapter whose rank is the sum of theirs, and each
 row counts only the part that is its own. So a pass costs two products for each module, however many adapters there are.
+
+transformers keeps the matrices of all experts of a layer in one tensor, and says by a few attributes how they are laid
+out. PEFT adds the factors to the whole tensor; here they are applied to the tokens that an expert is given, so that
+nothing of the tensor's size is made, and each token can have the adapter of its row.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# (torch is typed in part only)
+# (torch and transformers are typed in part only)
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
+from torch.nn import functional
 
-from tinker.local.engines.torch.experts import StackFactors, compute_experts, split_stack
 from tinker.local.engines.torch.lora import ALPHA, LoraWeights
 from tinker.local.engines.torch.targets import LoraTarget
+
+
+@attrs.frozen(eq=False)
+class StackFactors:
+    """The factors of each expert: ``down`` ``[experts, rank, in]``, ``up`` ``[experts, out, rank]``.
+
+    ``scale`` is ``[rows, 1, rank]``, or a number when all rows share one.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: torch.Tensor | float
+
+    def delta(self, expert: int, inputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Compute the update of one expert's outputs; ``rows`` are the batch rows of the inputs."""
+        inner = functional.linear(inputs.to(self.down), self.down[expert])
+        if not isinstance(self.scale, torch.Tensor):
+            return functional.linear(inner, self.up[expert]) * self.scale
+        scale = self.scale[rows, 0]
+        return functional.linear(torch.where(scale == 0, 0.0, inner * scale), self.up[expert])
+
+
+def split_stack(a: torch.Tensor, b: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take PEFT's factors of a stack apart: ``[experts, rank, in]`` and ``[experts, out, rank]``."""
+    return a.reshape(experts, -1, a.shape[-1]), b.reshape(b.shape[0], -1, experts).permute(2, 0, 1)
+
+
+def join_stack(down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Undo :func:`split_stack`."""
+    return down.reshape(-1, down.shape[-1]), up.permute(1, 2, 0).reshape(up.shape[1], -1)
+
+
+def compute_experts(
+    module: Any,
+    factors: Mapping[str, StackFactors],
+    rows: int,
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Compute the experts of a layer, as transformers does, with ``factors`` by the name of the parameter.
+
+    ``hidden`` is ``[tokens, size]``, row after row of the batch; ``index`` and ``weights`` ``[tokens, chosen]`` say which
+    experts each token is given to.
+    """
+    tokens, chosen = index.shape
+    experts, order = index.reshape(-1).sort(stable=True)
+    counts = torch.bincount(experts, minlength=module.num_experts).tolist()
+    places = order // chosen  # the token of each pair of a token and an expert, sorted by the experts
+    pairs = zip(torch.split(hidden[places], counts), torch.split(places * rows // tokens, counts), strict=True)
+    parts = [_compute_one(module, factors, expert, *pair) for expert, pair in enumerate(pairs) if len(pair[0])]
+    out = torch.cat(parts) * weights.reshape(-1)[order][:, None]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return out[back].view(tokens, chosen, -1).sum(dim=1).to(hidden.dtype)
+
+
+def _compute_one(
+    module: Any, factors: Mapping[str, StackFactors], expert: int, inputs: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    def project(name: str, values: torch.Tensor) -> torch.Tensor:
+        matrix = getattr(module, name)[expert]
+        bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
+        out = functional.linear(values, matrix.T if module.is_transposed else matrix, bias)
+        return out if name not in factors else (out + factors[name].delta(expert, values, rows)).to(out.dtype)
+
+    activate: Callable[[torch.Tensor], torch.Tensor] = module._apply_gate if module.has_gate else module.act_fn
+    out = project("down_proj", activate(project("gate_up_proj" if module.has_gate else "up_proj", inputs)))
+    return module.post_expert_norm(out) if getattr(module, "has_post_expert_norm", False) else out
+
 
 MAX_RANK = 256  # of the adapters of one pass together
 
 
 class RowsApart(Exception):
-    """The model does not keep the rows of a batch apart where an adapter works, so that each needs a batch of its own."""
+    """The model mixes rows of a batch where an adapter applies, so each adapter needs its own batch."""
 
 
 @attrs.frozen(eq=False)
 class Factors:
-    """What the adapters add to one module: ``scale`` is ``[rows, 1, rank]``, or a number when all rows share one."""
+    """The adapters of one module: ``scale`` is ``[rows, 1, rank]``, or a number when all rows share one."""
 
     down: torch.Tensor
     up: torch.Tensor
     scale: torch.Tensor | float
 
     def add(self, inputs: torch.Tensor, output: torch.Tensor, width: int) -> torch.Tensor:
-        """Return what the adapted module computes, in a pass over ``width`` tokens of each row."""
+        """Return the adapted output of a module, in a pass over ``width`` tokens of each row."""
         linear = torch.nn.functional.linear
         inner = linear(inputs.to(self.down), self.down)
         if not isinstance(self.scale, torch.Tensor):
@@ -93,7 +167,7 @@ def _factors(adapters: Sequence[LoraWeights], rows: Sequence[LoraWeights | None]
 
 
 def _scale_rows(owners: Sequence[LoraWeights], rows: Sequence[LoraWeights | None], device: torch.device) -> torch.Tensor:
-    """Return how much of each adapter's part every row takes, ``[rows, 1, rank]``: its own scale of its own, else nothing."""
+    """Return the scale of each adapter in each row, ``[rows, 1, rank]``: zero except for the row's own adapter."""
     scale = torch.zeros(len(rows), 1, sum(one.spec.rank for one in owners), device=device)
     start = 0
     for one in owners:
@@ -115,7 +189,7 @@ def can_mix(rows: Sequence[LoraWeights | None]) -> bool:
 
 
 class Mixer:
-    """Adds what the adapters of a mixture add to the outputs of a model's targets; without one it adds nothing."""
+    """Applies the adapters of a mixture to the model's targets; without a mixture it changes nothing."""
 
     def __init__(self, model: Any, targets: Sequence[LoraTarget]) -> None:
         self._mixture: Mixture | None = None
@@ -141,7 +215,7 @@ class Mixer:
             self._mixture = None
 
     def _note_width(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        """Note how many tokens of each row go through the model in this pass."""
+        """Record the number of tokens of each row in this pass."""
         self._width = inputs[0].shape[-1]
 
     def _hook(self, key: str) -> Any:

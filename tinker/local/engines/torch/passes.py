@@ -17,24 +17,23 @@ import numpy as np
 import torch
 
 from tinker.local.engines.inputs import Cells, LossForm, add_sequence_ratios, explain_infinite_loss
-from tinker.local.engines.placement import Recompute
+from tinker.local.engines.losses import LossMetrics, TokenLoss
+from tinker.local.engines.opening import Recompute
 from tinker.local.engines.protocol import EngineError, Float32
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
-from tinker.local.engines.torch.losses import TorchLoss
 from tinker.local.engines.torch.memory import is_out_of_memory, is_useful, recompute_layers, release_memory
 from tinker.local.engines.torch.rows import split_batches
-from tinker.local.engines.torch.training import LossMetrics
 
 
 @attrs.frozen(eq=False)
 class LossPlan:
-    """What is computed: ``data`` through ``terms_of``, and the gradient for ``parameters`` (none: no gradient)."""
+    """A loss computation: ``data``, ``loss``, and the ``parameters`` to differentiate by (none: no gradient)."""
 
     data: Sequence[Cells]
     form: LossForm
     options: Mapping[str, float]
-    terms_of: TorchLoss
+    loss: TokenLoss
     parameters: list[torch.nn.Parameter]
     vocabulary: int
 
@@ -61,7 +60,7 @@ class LossRun:
 
     def __init__(self, split: SplitModel, plan: LossPlan, logits_cells: int) -> None:
         self._split, self._plan, self._cells = split, plan, logits_cells
-        self._tally = LossMetrics(plan.form, plan.options)
+        self._tally = LossMetrics(torch, plan.form, plan.options)
         self.gradient: list[torch.Tensor] = [torch.zeros_like(parameter) for parameter in plan.parameters]
         self.outputs: dict[int, Float32] = {}
 
@@ -90,7 +89,7 @@ class LossRun:
         return split_positions(states.shape[1], 1, self._plan.vocabulary, self._cells)
 
     def _compare_sequences(self, data: Sequence[Cells], states: torch.Tensor) -> Sequence[Cells]:
-        """Return the data with the ratio of each sequence, where the loss has one: a pass through the head of its own."""
+        """Return the data with the ratio of each sequence, if the loss has one; takes an extra pass through the head."""
         if self._plan.form.sequence is None:
             return data
         targets = stack([datum.targets for datum in data], states.device).flatten(0, 1)
@@ -120,28 +119,29 @@ class LossRun:
         """Compute the loss of some cells, and its gradient: into ``upstream`` for their states. Returns log-probabilities."""
         leaf = states[:, part].detach().requires_grad_(upstream is not None)
         logprobs, known = self._find_logprobs(leaf, batch.targets[part])
-        total = self._loss(logprobs, batch, part)
-        if total is not None and total.requires_grad:
+        slopes = self._find_slopes(logprobs.detach(), batch, part)
+        if slopes is not None and logprobs.requires_grad:
             leaves = [] if upstream is None else [leaf]
-            grads = _find_gradients(total, [*leaves, *self._plan.parameters])
-            if upstream is not None and grads[0] is not None:
+            grads = torch.autograd.grad(logprobs, [*leaves, *self._plan.parameters], slopes, allow_unused=True)
+            if upstream is not None:
                 upstream[:, part] = grads[0]
             self._add_gradient(grads[len(leaves) :])
         return logprobs.detach().masked_fill(~known, 0.0).to(states.device)
 
-    def _loss(self, logprobs: torch.Tensor, batch: Flat, part: slice) -> torch.Tensor | None:
-        """Return the loss to differentiate (None: no weight)."""
+    def _find_slopes(self, logprobs: torch.Tensor, batch: Flat, part: slice) -> torch.Tensor | None:
+        """Count the terms of some cells; return the derivative of the loss by each log-probability (None: no weight)."""
         weights = batch.weights[part].to(logprobs.device)
         counted = weights != 0
         cells = {key: value[part].to(logprobs.device)[counted] for key, value in batch.inputs.items()}
-        terms = self._plan.terms_of(logprobs[counted], cells, self._plan.options) * weights[counted]
+        terms, slopes = self._plan.loss(torch, logprobs[counted], cells, self._plan.options)
+        terms = terms * weights[counted]
         if not terms.isfinite().all():
             worst = part.start + int(counted.nonzero()[~terms.isfinite()][0, 0])
             datum = batch.indices[worst // batch.length]
             are_finite = bool(logprobs[counted].isfinite().all())
             raise EngineError(f"datum {datum}: {explain_infinite_loss(self._plan.form, are_finite)}")
-        self._tally.add(terms.detach(), logprobs[counted].detach(), cells)
-        return terms.sum() if len(terms) else None
+        self._tally.add(terms.double(), logprobs[counted], cells)
+        return torch.zeros_like(logprobs).masked_scatter_(counted, slopes * weights[counted]) if len(terms) else None
 
     def _add_gradient(self, grads: Sequence[torch.Tensor | None]) -> None:
         for total, more in zip(self.gradient, grads, strict=True):
@@ -166,11 +166,6 @@ def stack(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch
     return torch.from_numpy(out).to(device)
 
 
-def _find_gradients(total: torch.Tensor, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-    """Return the gradient for each input; None where it was not used."""
-    return torch.autograd.grad(total, inputs, allow_unused=True)
-
-
 def _flatten(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
     return stack(arrays, device).flatten(0, 1)
 
@@ -181,7 +176,7 @@ SMALLER = 8  # times, when the memory did not suffice
 
 @attrs.frozen
 class PassLimits:
-    """How much goes through the model at once: tokens of a micro-batch, and logits of one pass through the head."""
+    """The size of a pass: tokens of a micro-batch, and logits of one pass through the head."""
 
     tokens: int
     logits: int
@@ -194,7 +189,7 @@ class PassLimits:
 
 
 class Trainer:
-    """Runs plans on one model. What ran out of memory is tried once more, and what is as large begins small from then on."""
+    """Runs plans on one model. One that runs out of memory is retried in smaller parts, and so are later ones as large."""
 
     def __init__(self, model: Any, split: SplitModel, recompute: Recompute) -> None:
         self._model, self._split = model, split

@@ -1,4 +1,4 @@
-"""Prompts on their way into the cache: equal ones once, with what is known of their beginnings, and with their scores."""
+"""Prefill: prompts are deduplicated, continued from cached prefixes, and scored."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
@@ -13,35 +13,20 @@ import numpy as np
 import torch
 
 from tinker.local.engines.inputs import noise_seed
-from tinker.local.engines.protocol import Continuation, Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
-from tinker.local.engines.torch.caches import KeysAndValues, make_cache
+from tinker.local.engines.protocol import Float32, Int32, PlacedImage, PromptTargets, SampleJob, SampleResult
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import can_mix
-from tinker.local.engines.torch.rows import split_batches, split_where
+from tinker.local.engines.torch.rows import KeysAndValues, make_cache, split_batches, split_where
 from tinker.types.results import EMPTY_LOGPROB
 
 CUMULATED_CELLS = 2**23  # of alternatives that are drawn at once
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class PromptScores:
-    """What a job wants to know about its prompt; the fields of the same names in a result."""
-
-    prompt_logprobs: Float32 | None = None
-    topk_prompt: tuple[Int32, Float32] | None = None
-    target_logprobs: Float32 | None = None
-    alternatives: tuple[Int32, Float32] | None = None
-
-    def result(self, sequences: list[Continuation]) -> SampleResult:
-        """Return the result of the job, with what it sampled."""
-        return SampleResult(sequences=sequences, **attrs.asdict(self, recurse=False))
-
-
 class PromptScorer:
-    """Reads the scores of one job from the logits after every token of its prompt but the last, as they come."""
+    """Collects the scores of one job from the logits of its prompt, as they are computed."""
 
     def __init__(self, job: SampleJob) -> None:
         self._job, self._seen = job, 0
@@ -50,11 +35,11 @@ class PromptScorer:
         self._drawn = [(np.zeros((0, job.prompt_alternatives), np.int32), np.zeros((0, job.prompt_alternatives), np.float32))]
         count = 0 if job.prompt_targets is None else len(job.prompt_targets.tokens)
         self._chosen = np.zeros(count, np.float32)
-        seed = [noise_seed(job), 0, 1]  # a stream of noise of its own
+        seed = [noise_seed(job), 0, 1]  # a separate stream of noise
         self._noise = np.random.default_rng(seed).random((len(job.tokens) - 1, job.prompt_alternatives))
 
     def add(self, logits: torch.Tensor) -> None:
-        """Take the logits ``[tokens, vocabulary]`` after the next tokens; what comes after the last one counts for nothing."""
+        """Add the logits ``[tokens, vocabulary]`` after the next tokens; those after the last token are ignored."""
         start, job = self._seen, self._job
         logits = logits[: len(job.tokens) - 1 - start]
         self._seen += len(logits)
@@ -78,10 +63,11 @@ class PromptScorer:
         here = (rows >= 0) & (rows < len(table))
         self._chosen[here] = table[torch.from_numpy(rows[here]), torch.from_numpy(targets.tokens[here])].numpy()
 
-    def scores(self) -> PromptScores:
-        """Return what was asked for."""
+    def result(self) -> SampleResult:
+        """Return the result of the job, without samples yet."""
         job = self._job
-        return PromptScores(
+        return SampleResult(
+            sequences=[],
             prompt_logprobs=np.concatenate(self._own) if job.prompt_logprobs else None,
             topk_prompt=_join(self._likeliest) if job.topk_prompt_logprobs else None,
             target_logprobs=None if job.prompt_targets is None else self._chosen,
@@ -129,7 +115,7 @@ def _join(parts: Sequence[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
 
 @attrs.define(eq=False)
 class PendingPrompt:
-    """Tokens to compute once for all ``runs``, of which the first ``known`` have these ``states``.
+    """A prompt to compute once for all ``runs``; the first ``known`` tokens have the cached ``states``.
 
     ``is_scored``: some job wants to know about every token of it.
     """
@@ -144,7 +130,7 @@ class PendingPrompt:
 
     @property
     def names(self) -> TokenNames:
-        """Return what tells it, and each beginning of it, from others."""
+        """Return token names that identify it and each of its prefixes."""
         return name_tokens(self.tokens, self.images)
 
     @property
@@ -154,7 +140,7 @@ class PendingPrompt:
 
 
 def collect_prompts(runs: Iterable[DecodingRun], is_scored: Callable[[DecodingRun], bool]) -> list[PendingPrompt]:
-    """Put runs that begin with the same tokens under the same weights together."""
+    """Group runs with the same prompt and weights."""
     prompts: dict[tuple[int, bytes], PendingPrompt] = {}
     for run in runs:
         new = PendingPrompt(run.weights, run.history(), run.images)

@@ -1,4 +1,4 @@
-"""What was computed for the beginnings of earlier sequences, so that the next turn of a conversation begins where one ended.
+"""A prefix cache: keys and values of earlier sequences, so that the next turn of a conversation continues from the last.
 
 A tree for each set of weights: a node holds some tokens with their keys and values, its children continue in different
 ways. What was used the longest ago goes first, from the ends of the tree; a tree goes with its weights.
@@ -18,9 +18,9 @@ import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines.torch.caches import KeysAndValues
 from tinker.local.engines.torch.image_rows import TokenNames
 from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.rows import KeysAndValues
 
 SHORTEST = 32  # tokens; a shorter beginning is computed again as fast as it is found
 MAX_NBYTES = 1 << 28
@@ -59,7 +59,7 @@ class PrefixNode:
 
 
 class PrefixTree:
-    """The beginnings under one set of weights, and the bytes that they hold.
+    """The prefixes of one set of weights, and the bytes that they hold.
 
     ``nodes`` are in the order of their last use. A use of a node uses its parents after it, so the first one has no children.
     """
@@ -82,7 +82,7 @@ class PrefixTree:
         return path, length
 
     def use(self, node: PrefixNode, now: int) -> None:
-        """Note that a node was used, and with it all before it."""
+        """Mark a node and its ancestors as used."""
         while node.parent is not None:
             node.used = now
             self.nodes[node] = None
@@ -130,7 +130,7 @@ class Prefixes:
         return sum(tree.nbytes for tree in (self._base, *self._trees.values()))
 
     def find(self, weights: LoraWeights | None, tokens: TokenNames) -> tuple[int, KeysAndValues]:
-        """Find the longest known beginning. Returns its length, 0 where it is not worth it, and its keys and values."""
+        """Find the longest cached prefix. Returns its length (0 if it is too short to help), and its keys and values."""
         path, length = self._walk(self._tree(weights), tokens)
         if length < SHORTEST:
             return 0, []
@@ -141,7 +141,7 @@ class Prefixes:
         ]
 
     def add(self, weights: LoraWeights | None, tokens: TokenNames, read: ReadCache) -> None:
-        """Remember a sequence; of what is known already nothing is read."""
+        """Add a sequence; only the part that is not cached is read."""
         if len(tokens) < SHORTEST:
             return
         tree = self._tree(weights)
@@ -155,14 +155,14 @@ class Prefixes:
         return self._base if weights is None else self._trees.setdefault(weights, PrefixTree())
 
     def _walk(self, tree: PrefixTree, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
-        """Follow the tokens in a tree, which uses what is found."""
+        """Follow the tokens in a tree, and mark the nodes found as used."""
         path, length = tree.walk(tokens)
         if path:
             tree.use(path[-1][0], next(self._clock))
         return path, length
 
     def _evict(self) -> None:
-        """Drop ends of the trees until what is left is within the limit."""
+        """Drop leaves until the cache is within its limit."""
         while self.nbytes > self._limit:
             trees = [tree for tree in (self._base, *self._trees.values()) if tree.nodes]
             min(trees, key=lambda tree: next(iter(tree.nodes)).used).drop_oldest()

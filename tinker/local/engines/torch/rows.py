@@ -1,39 +1,138 @@
 """Rows that draw their tokens together, with one key-value cache; rows join and leave between two tokens.
 
-Rows of like length go through the model together, so that little of the work is padding.
+Rows of like length go through the model together, so that little of the work is padding. In the cache of transformers they end
+at the same column: shorter ones are padded on the left, and an attention mask says where. Layers of linear attention and of
+convolutions hold one state for each row instead of columns.
 """
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (torch is typed in part only)
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from tinker.local.engines.protocol import EngineError
-from tinker.local.engines.torch.caches import KeysAndValues, drop_columns, has_columns, join_rows, read_row, select_rows
 from tinker.local.engines.torch.decoding import DecodingRun, draw
 from tinker.local.engines.torch.image_rows import count_shift
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixture
+
+KeysAndValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer: ``[heads, tokens, size]``
+_STATES = ("conv_states", "recurrent_states")
+KINDS = frozenset(  # of layers whose rows can be chosen and joined here, by name: older versions of transformers lack some
+    {
+        "DynamicLayer",
+        "DynamicSlidingWindowLayer",
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+        "DummyLayer",
+    }
+)
+
+
+def check_cache(cache: Any, model: str) -> None:
+    """Raise ValueError, naming the model, where a layer keeps something that is unknown here."""
+    if odd := sorted({type(layer).__name__ for layer in cache.layers} - KINDS):
+        raise ValueError(f"{model} is not supported: it uses an unsupported type of cache ({', '.join(odd)})")
+
+
+def has_columns(cache: Any) -> bool:
+    """Return whether every layer holds one column for each token, so that columns can be cut off and kept."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def has_states(cache: Any) -> bool:
+    """Return whether some layer is no attention over columns."""
+    return any(hasattr(layer, _STATES[0]) for layer in cache.layers)
+
+
+def select_rows(cache: Any, rows: torch.Tensor) -> None:
+    """Keep these rows, in this order; one may come more than once."""
+    for layer in cache.layers:
+        _change(layer, lambda tensor: tensor.index_select(0, rows))
+
+
+def join_rows(cache: Any, more: Any) -> None:
+    """Add the rows of another cache of the same model behind those of this one."""
+    for layer, other in zip(cache.layers, more.layers, strict=True):
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.cumulative_length = max(layer.cumulative_length, other.cumulative_length)
+        for name in ("keys", "values"):
+            first, second = getattr(layer, name, None), getattr(other, name, None)
+            if first is not None and second is not None:
+                setattr(layer, name, stack_rows([first, second]))
+        for states, others in zip(_states(layer), _states(other), strict=True):
+            for index, state in states.items():
+                more_state = others[index]
+                states[index] = None if state is None or more_state is None else torch.cat([state, more_state])
+
+
+def drop_columns(cache: Any, count: int) -> None:
+    """Cut off the first columns. Only where every layer has columns."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, count:].contiguous(), layer.values[:, :, count:].contiguous()
+
+
+def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put rows ``[rows, heads, columns, size]`` below one another, in one copy, with zeros before the shorter ones."""
+    _, heads, _, size = parts[0].shape
+    width = max(part.shape[2] for part in parts)
+    stacked, first = parts[0].new_empty(sum(len(part) for part in parts), heads, width, size), 0
+    for part in parts:
+        rows, missing = stacked[first : first + len(part)], width - part.shape[2]
+        rows[:, :, :missing], rows[:, :, missing:] = 0, part
+        first += len(part)
+    return stacked
+
+
+def read_row(cache: Any, row: int, columns: torch.Tensor) -> KeysAndValues:
+    """Copy these columns of one row."""
+    return [(layer.keys[row][:, columns], layer.values[row][:, columns]) for layer in cache.layers]
+
+
+def make_cache(config: Any, rows: Sequence[KeysAndValues]) -> Any:
+    """Make a cache of these rows, padded on the left."""
+    cache = DynamicCache(config=config)
+    for index in range(len(rows[0])):
+        keys, values = (stack_rows([row[index][part][None] for row in rows]) for part in (0, 1))
+        cache.update(keys, values, index)
+    return cache
+
+
+def _states(layer: Any) -> list[dict[int, torch.Tensor | None]]:
+    return [getattr(layer, name) for name in _STATES if hasattr(layer, name)]
+
+
+def _change(layer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for name in ("keys", "values"):
+        tensor = getattr(layer, name, None)
+        if tensor is not None and tensor.numel():
+            setattr(layer, name, change(tensor))
+    for states in _states(layer):
+        for index, state in states.items():
+            states[index] = None if state is None else change(state)
+
 
 REAL_SHARE = 0.8  # of the cells of a batch, at least; the rest is padding
 FREE_PADDING = 64  # cells of padding that cost less than one more pass over the weights
 
 
 def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
-    """Return whether rows of these lengths, padded to the longest, hold little padding."""
+    """Return whether rows of these lengths, padded to the longest, need little padding."""
     real, padded = sum(lengths), len(lengths) * max(lengths)
     return real >= REAL_SHARE * padded or padded - real <= free
 
 
 def split_batches(lengths: Sequence[int], cells: int) -> Iterator[list[int]]:
-    """Yield batches of indices, the shortest rows first, that hold little padding and at most ``cells``, or one row."""
+    """Yield batches of indices, the shortest rows first, with little padding and at most ``cells``, or with one row."""
 
     def fits(batch: list[int]) -> bool:
         chosen = [lengths[index] for index in batch]
@@ -88,7 +187,7 @@ class RowGroup:
         return self.mask.numel()
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of the pass that computes what follows on the last tokens, and take them into the mask."""
+        """Return the arguments of the next pass, and extend the mask by its tokens."""
         positions = self.mask.sum(dim=1, keepdim=True)
         if any(run.images for run in self.runs):
             positions = positions + positions.new_tensor([[count_shift(run.images)] for run in self.runs])
@@ -135,7 +234,7 @@ class RowGroup:
 
 
 def extend(runs: Sequence[DecodingRun], logits: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row and give it to the run, unless that is over; a run whose token it cannot be has an error.
+    """Draw one token per row and append it to each run that is not over; a non-finite probability is the run's error.
 
     The logprobs are the model's own, at temperature 1 and over the whole vocabulary, whatever the run's parameters.
     """

@@ -17,7 +17,6 @@ import attrs
 import torch
 
 from tinker.local.engines.protocol import SampleJob, SampleResult
-from tinker.local.engines.torch.caches import has_columns, has_states, select_rows
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
 from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
@@ -26,13 +25,12 @@ from tinker.local.engines.torch.prefill import (
     Prefill,
     Prefilled,
     PromptScorer,
-    PromptScores,
     collect_prompts,
     needs_prompt_scores,
     split_prompts,
 )
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import RowGroup, extend, is_alike
+from tinker.local.engines.torch.rows import RowGroup, extend, has_columns, has_states, is_alike, select_rows
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
@@ -41,7 +39,7 @@ SLACK = 64  # tokens that each row can draw after another one was let in, before
 
 @attrs.define(eq=False)
 class Parts:
-    """What the samples of an engine share: the model, its weights for each row, and the beginnings that it remembers.
+    """The parts of an engine that samples share: the model, the adapters of each row, and the prefix cache.
 
     ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
     """
@@ -79,15 +77,15 @@ class Work:
 
     job: SampleJob
     runs: list[DecodingRun]
-    scores: PromptScores | None
+    scores: SampleResult | None
 
     def outcome(self) -> SampleResult | Exception | None:
-        """Return what became of it; None while it goes on."""
+        """Return its result or failure; None while it runs."""
         if (error := next((run.error for run in self.runs if run.error is not None), None)) is not None:
             return error
         if self.scores is None or not all(run.is_over for run in self.runs):
             return None
-        return self.scores.result([run.continuation() for run in self.runs])
+        return attrs.evolve(self.scores, sequences=[run.continuation() for run in self.runs])
 
 
 class TorchBatch:
@@ -111,7 +109,7 @@ class TorchBatch:
 
     def add(self, ticket: object, job: SampleJob) -> None:
         runs = self._parts.start(job)
-        work = self._works[ticket] = Work(job, runs, None if needs_prompt_scores(job) else PromptScores())
+        work = self._works[ticket] = Work(job, runs, None if needs_prompt_scores(job) else SampleResult(sequences=[]))
         self._owners.update(dict.fromkeys(runs, work))
         self._pending += runs
 
@@ -137,7 +135,7 @@ class TorchBatch:
         return ended
 
     def _guard(self, runs: Sequence[DecodingRun], work: Callable[[], None]) -> None:
-        """Do something for these runs. A failure is theirs alone."""
+        """Run ``work``; a failure fails only these runs."""
         try:
             work()
         except RowsApart:
@@ -148,7 +146,7 @@ class TorchBatch:
                 run.error = run.error or error
 
     def _put_back(self, runs: Sequence[DecodingRun]) -> None:
-        """Let rows begin again where they are, first of all; what the cache held of them is computed anew."""
+        """Requeue rows first, to continue where they are; their cache entries are computed again."""
         chosen = set(runs)
         for group in self._groups:
             group.keep([row for row, run in enumerate(group.runs) if run not in chosen])
@@ -176,7 +174,7 @@ class TorchBatch:
         return min(MAX_PREFILL_TOKENS, WHOLE_LOGITS // int(self._parts.config.vocab_size))
 
     def _next_prefill(self) -> Prefill | None:
-        """Return the prompts whose turn it is: those that have begun, or the next ones."""
+        """Return the prefill in progress, or start the next one."""
         if self._prefill is not None and not any(map(self._is_wanted, self._prefill.prompts)):
             self._prefill = None
         if self._prefill is None and (batch := self._next_prompts()):
@@ -203,13 +201,13 @@ class TorchBatch:
         return admitted
 
     def _recall(self, prompt: PendingPrompt) -> PendingPrompt:
-        """Find what is known of the beginning of a prompt. At least its last token is computed."""
+        """Find the cached prefix of a prompt. At least the last token is computed."""
         if self._keeps:
             prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1])
         return prompt
 
     def _begin(self, batch: Prefill) -> None:
-        """Compute the next piece of prompts, and score it where that is asked for; with the last one their runs begin."""
+        """Compute and score the next piece of prompts; after the last piece their runs start."""
         self._prefill = None  # unless all goes well
         with self._parts.mixer.activate(Mixture.make([prompt.weights for prompt in batch.prompts])):
             done = batch.advance(self._parts.split)
@@ -220,20 +218,20 @@ class TorchBatch:
             return
         for run, scorer in self._scorers.items():
             if run in self._owners:
-                self._owners[run].scores = scorer.scores()
+                self._owners[run].scores = scorer.result()
         runs = [run for run in batch.runs if not run.is_over]
         if runs:
             self._groups.append(self._start_group(batch, runs))
 
     def _score(self, batch: Prefill, done: Prefilled) -> None:
-        """Let the scorers read the logits of a piece, of some columns at a time."""
+        """Pass the logits of a piece to the scorers, some columns at a time."""
         count, vocabulary = done.states.shape[1], int(self._parts.config.vocab_size)
         cells = chunk_cells(done.states.device)
         scorers = [[self._scorers[run] for run in prompt.runs if run in self._scorers] for prompt in batch.prompts]
         for part in split_positions(count, len(scorers), vocabulary, cells) if any(scorers) else ():
             logits = self._parts.split.logits(done.states[:, part])
             for row, mine in enumerate(scorers):
-                first = max(0, count - done.real[row] - part.start)  # what is before it is padding
+                first = max(0, count - done.real[row] - part.start)  # padding comes before it
                 for scorer in mine:
                     scorer.add(logits[row, first:])
 
@@ -256,7 +254,7 @@ class TorchBatch:
     # Rows
 
     def _advance(self, group: RowGroup) -> None:
-        """Draw the next token of each row of a group. What ends is remembered and leaves it."""
+        """Draw the next token of each row of a group; sequences that end are added to the prefix cache."""
         with self._parts.mixer.activate(group.mixture):
             logits = self._parts.split.advance(group.cache, **group.inputs())
         self.tally.add([1] * len(group.runs))
@@ -267,7 +265,7 @@ class TorchBatch:
                     self._remember(group, row, PendingPrompt(run.weights, run.history()[:-1], run.images))
 
     def _regroup(self) -> None:
-        """Let rows that are over go, and put groups together that have come to be alike."""
+        """Drop finished rows, and merge groups of similar lengths."""
         groups, self._groups = self._groups, []
         for group in groups:
             group.keep([row for row, run in enumerate(group.runs) if not run.is_over])
@@ -275,7 +273,7 @@ class TorchBatch:
                 self._groups.append(group)
 
     def _join(self, group: RowGroup, other: RowGroup) -> bool:
-        """Put a group into another one where they are alike; whether they were."""
+        """Merge a group into another one of similar lengths; return whether it was merged."""
         weights = [*group.weights, *other.weights]
         is_one = len({id(one) for one in weights}) == 1
         is_fit = is_one if self._parts.is_apart else can_mix(weights)
@@ -285,13 +283,13 @@ class TorchBatch:
         return True
 
     def _free_padding(self, group: RowGroup) -> int:
-        """Return how many columns of the cache are read in the time of the model's weights, which a group of its own costs."""
+        """Return how many cache columns are read in the time of one more pass over the model's weights."""
         layers = [layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None]
         numbers = sum(2 * keys.shape[1] * keys.shape[3] for keys in layers)
         return int(self._parts.model.num_parameters() // max(1, numbers))
 
     def _pause(self) -> None:
-        """Put the newest job back while the rows hold too many tokens; it goes on when there is room."""
+        """Requeue the newest job while the rows hold too many tokens; it continues when there is room."""
         rows = {run: None for group in self._groups for run in group.runs}
         held = sum(run.length for run in rows)
         for work in reversed(self._works.values()):

@@ -54,7 +54,7 @@ class LoraTarget:
 
 @attrs.frozen
 class FoundTargets:
-    """What can be adapted, and the names of the weights that cannot; ``odd_experts`` are stacks in an unknown form."""
+    """The weights that can be adapted, and the names of those that cannot; ``odd_experts`` are stacks of unknown layout."""
 
     targets: Sequence[LoraTarget]
     left_out: Sequence[str]
@@ -78,7 +78,7 @@ def find_targets(model: Any) -> FoundTargets:
 
 
 def _prefix_of_decoder(model: Any) -> str:
-    """Return how the names of the language model begin; a tower for images stands beside it."""
+    """Return the name prefix of the language model, which may stand next to a vision tower."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     return next((f"{name}." for name, module in model.named_modules() if name and module is decoder), "")
 

@@ -5,8 +5,7 @@ Imported by its own path, and only where it is used.
 
 from __future__ import annotations
 
-from tinker.local.engines.toy.bigram import END_OF_TEXT
 from tinker.local.engines.toy.engine import ToyEngine
-from tinker.local.engines.toy.losses import TOY_LOSSES
+from tinker.local.engines.toy.model import END_OF_TEXT
 
-__all__ = ["END_OF_TEXT", "TOY_LOSSES", "ToyEngine"]
+__all__ = ["END_OF_TEXT", "ToyEngine"]

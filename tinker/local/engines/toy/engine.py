@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.local.engines.inputs import (
-    LOSS_FORMS,
     Cells,
     add_sequence_ratios,
     check_data,
@@ -30,7 +29,8 @@ from tinker.local.engines.inputs import (
     explain_infinite_loss,
     noise_seed,
 )
-from tinker.local.engines.placement import PACKAGED_FOLDER, TOY_MODEL
+from tinker.local.engines.losses import LOSSES, LossMetrics
+from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -45,11 +45,18 @@ from tinker.local.engines.protocol import (
     SampleResult,
     TrainingExample,
 )
-from tinker.local.engines.toy.adapters import (
+from tinker.local.engines.toy.model import (
     ADAPTER_FILE,
+    BASE,
     OPTIMIZER_FILE,
+    Bigram,
+    Float64,
+    Tensors,
+    TokenPairs,
     ToyAdapter,
     check_archive,
+    cumulative_distribution,
+    has_stopped,
     moment_names,
     read_arrays,
     step_adam,
@@ -57,8 +64,6 @@ from tinker.local.engines.toy.adapters import (
     write_arrays,
     zeros_like,
 )
-from tinker.local.engines.toy.bigram import BASE, Bigram, Tensors, TokenPairs, cumulative_distribution, has_stopped
-from tinker.local.engines.toy.losses import TOY_LOSSES, Float64, loss_metrics
 from tinker.types.results import EMPTY_LOGPROB
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -85,36 +90,16 @@ class ToyEngine:
     def __init__(self, *, vocabulary: int = 32_768, max_context_length: int = 32_768, base_model: str = TOY_MODEL) -> None:
         if not 2 <= vocabulary <= BASE * BASE:
             raise ValueError(f"vocabulary must be 2 to {BASE * BASE}, got {vocabulary}")
-        self._vocabulary, self._longest, self._name = vocabulary, max_context_length, base_model
+        self.base_model: str = base_model
+        self.aliases: frozenset[str] = frozenset()
+        self.tokenizer_id: str = str(PACKAGED_FOLDER)  # of bytes: token ids below 256 are bytes
+        self.max_context_length: int = max_context_length
+        self.image_reader: None = None
+        self.adapter_files: frozenset[str] = frozenset({ADAPTER_FILE})
+        self._vocabulary = vocabulary
         self._net = Bigram(vocabulary)
         self._adapters: dict[str, ToyAdapter] = {}
         self._base = ToyWeights(AdapterSpec(rank=1), self._net.fresh(1, 0))
-
-    @property
-    def base_model(self) -> str:
-        return self._name
-
-    @property
-    def aliases(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def tokenizer_id(self) -> str:
-        """Return the byte-level tokenizer that comes with the package: token ids below 256 are bytes."""
-        return str(PACKAGED_FOLDER)
-
-    @property
-    def max_context_length(self) -> int:
-        return self._longest
-
-    @property
-    def losses(self) -> frozenset[str]:
-        return frozenset(TOY_LOSSES)
-
-    @property
-    def image_reader(self) -> None:
-        """It reads text only."""
-        return
 
     # Adapters
 
@@ -154,12 +139,8 @@ class ToyEngine:
         self._adapters[adapter_id] = adapter
         return adapter.spec
 
-    @property
-    def adapter_files(self) -> frozenset[str]:
-        return frozenset({ADAPTER_FILE})
-
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
-        """Check the file and copy it; it says itself what adapter it holds."""
+        """Check the file, which describes its adapter itself, and copy it."""
         check_archive(source / ADAPTER_FILE)
         found, tensors = self._read_adapter(source)
         wanted = {name: tensor.shape for name, tensor in self._net.fresh(spec.rank, 0).items()}
@@ -197,7 +178,7 @@ class ToyEngine:
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        limits = {"vocabulary": self._vocabulary, "longest": self._longest}
+        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
         form, options, checked = check_data(data, loss_fn, config, **limits)
         if not checked:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
@@ -207,7 +188,7 @@ class ToyEngine:
         weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
         counted = weights != 0
         inputs = {key: _concatenate(checked, key)[counted] for key in checked[0].inputs}
-        terms, slopes = TOY_LOSSES[loss_fn](logprobs[counted], inputs, options)
+        terms, slopes = LOSSES[loss_fn](np, logprobs[counted], inputs, options)
         weighted = terms * weights[counted]
         if not np.isfinite(weighted).all() or not np.isfinite(slopes).all():
             raise EngineError(explain_infinite_loss(form, bool(np.isfinite(logprobs[counted]).all())))
@@ -218,8 +199,9 @@ class ToyEngine:
             gradient = self._net.gradient(adapter.tensors, pairs.last, pairs.following, coefficients)
             adapter.gradient = _add(adapter.gradient, gradient)
         reported = np.where(pairs.known, logprobs, 0.0).astype(np.float32)
-        outputs = [{"logprobs": part} for part in _split(reported, checked)]
-        return LossResult(outputs=outputs, metrics=loss_metrics(weighted, logprobs[counted], inputs, form, options))
+        metrics = LossMetrics(np, form, options)
+        metrics.add(weighted, logprobs[counted], inputs)
+        return LossResult(outputs=[{"logprobs": part} for part in _split(reported, checked)], metrics=metrics.metrics())
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
@@ -237,9 +219,14 @@ class ToyEngine:
 
     # Sampling
 
+    def open_batch(self, limit: int) -> ToyBatch:
+        """Make an empty batch, which runs one job at each step."""
+        return ToyBatch(self)
+
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+        """Sample every job to its end. Raises EngineError naming the job's fault."""
         for job in jobs:
-            check_job(job, vocabulary=self._vocabulary, longest=self._longest)
+            check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
         return [self._sample(job, self._weights(job)) for job in jobs]
 
     def _weights(self, job: SampleJob) -> ToyWeights:
@@ -340,6 +327,31 @@ class ToyEngine:
         return found
 
 
+class ToyBatch:
+    """A SampleBatch of a toy engine: each step runs one job to its end, in the order of arrival."""
+
+    def __init__(self, engine: ToyEngine) -> None:
+        self._engine = engine
+        self._jobs: dict[object, SampleJob] = {}
+
+    @property
+    def tokens(self) -> int:
+        return sum(job.num_samples * (len(job.tokens) + job.max_tokens) for job in self._jobs.values())
+
+    def add(self, ticket: object, job: SampleJob) -> None:
+        self._jobs[ticket] = job
+
+    def drop(self, ticket: object) -> None:
+        self._jobs.pop(ticket, None)
+
+    def step(self) -> list[tuple[object, SampleResult | Exception]]:
+        ticket = next(iter(self._jobs))
+        try:
+            return [(ticket, self._engine.sample([self._jobs.pop(ticket)])[0])]
+        except Exception as error:  # noqa: BLE001 - the error of one job must not touch the others
+            return [(ticket, error)]
+
+
 def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
     return gradient if before is None else {name: before[name] + part for name, part in gradient.items()}
 
@@ -353,6 +365,3 @@ def _split(values: NDArray[Scalar], checked: Sequence[Cells]) -> Iterator[NDArra
     for cells in checked:
         yield values[at : at + cells.targets.size].reshape(cells.shape)
         at += cells.targets.size
-
-
-assert TOY_LOSSES.keys() == LOSS_FORMS.keys()

@@ -1,21 +1,21 @@
-"""The files of a saved adapter, and adapters that PEFT wrote elsewhere. Nothing is pickled or unpickled.
+"""Adapters: their weights and optimizer, optimizer steps, files, and import of adapters written by PEFT.
 
-``adapter_model.safetensors`` and ``adapter_config.json`` load with ``peft.PeftModel.from_pretrained``; beside them are the
-optimizer state, and a small JSON that says what they belong to.
+Nothing is pickled or unpickled. ``adapter_model.safetensors`` and ``adapter_config.json`` load with
+``peft.PeftModel.from_pretrained``; beside them are the optimizer state, and a small JSON that says what they belong to.
 
 PEFT scales an update by ``lora_alpha / r``, or by ``lora_alpha / sqrt(r)``; here it is ``ALPHA / r``, always. The difference
 goes into the matrices B, so that the adapter computes what it computed before. Modules that the adapter leaves alone, and that
 are trained here, get matrices that change nothing yet.
 """
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (safetensors and peft are typed in part only)
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# (torch and transformers are typed in part only)
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,77 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tinker.local.engines.protocol import AdapterSpec, EngineError
+from tinker.local.engines.dimuon import orthogonal_direction
+from tinker.local.engines.inputs import WEIGHTS_DIVERGED
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
 from tinker.local.engines.torch.lora import ALPHA, LoraTargets, LoraWeights
+from tinker.local.engines.torch.mixture import join_stack, split_stack
+
+
+@attrs.define(eq=False)
+class TorchAdapter:
+    """The state of one training run. ``gradient`` is None until one has been accumulated."""
+
+    weights: LoraWeights
+    optimizer: torch.optim.AdamW
+    gradient: list[torch.Tensor] | None = None
+
+    @classmethod
+    def create(cls, weights: LoraWeights) -> TorchAdapter:
+        return cls(weights, torch.optim.AdamW(weights.tensors.values()))
+
+
+def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not math.isfinite(gradient_norm(gradient)):
+        raise EngineError(f"the gradient is not finite: {WEIGHTS_DIVERGED}")
+    return gradient if before is None else [a + b for a, b in zip(before, gradient)]
+
+
+def gradient_norm(tensors: list[torch.Tensor]) -> float:
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
+
+
+def step_adam(
+    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Adam
+) -> None:
+    optimizer.param_groups[0].update(
+        lr=params.learning_rate,
+        betas=(params.beta1, params.beta2),
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+    )
+    for parameter, part in zip(parameters, gradient):
+        parameter.grad = part
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def step_dimuon(optimizer: torch.optim.AdamW, weights: LoraWeights, gradient: Sequence[torch.Tensor], params: Dimuon) -> None:
+    """Apply one step. AdamW's state only keeps the momentum, so that it is saved and loaded as Adam's is."""
+    momenta: dict[str, torch.Tensor] = {}
+    for (name, parameter), part in zip(weights.tensors.items(), gradient, strict=True):
+        state = optimizer.state[parameter]
+        before = state.get("momentum", torch.zeros_like(parameter))
+        momenta[name] = state["momentum"] = params.beta1 * before + (1 - params.beta1) * part
+    for name, direction in _find_directions(momenta, weights.experts).items():
+        weights.tensors[name].sub_(params.learning_rate * direction)
+
+
+def _find_directions(momenta: Mapping[str, torch.Tensor], experts: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Return the direction of each matrix; in a stack of experts, that of each expert's matrix."""
+    found: dict[str, torch.Tensor] = {}
+    for down in (name for name in momenta if ".lora_A." in name):
+        up, key = down.replace(".lora_A.", ".lora_B."), down.rpartition(".lora_")[0]
+        pair = momenta[down], momenta[up]
+        if key in experts:
+            first, second = split_stack(*pair, experts[key])
+            found[down], found[up] = join_stack(orthogonal_direction(first), orthogonal_direction(second))
+        else:
+            found[down], found[up] = map(orthogonal_direction, pair)
+    return found
+
 
 WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -92,7 +161,7 @@ UNKNOWN_OPTIONS = (
 
 
 def read_peft_adapter(folder: Path, targets: LoraTargets, spec: AdapterSpec) -> LoraWeights:
-    """Read an adapter. Raises EngineError when it is damaged, or is none that this specification and model can hold."""
+    """Read an adapter. Raises EngineError if it is damaged, or does not fit this specification and model."""
     scale = _read_scale(_read_config(folder / CONFIG), spec)
     given = _read_tensors(folder / WEIGHTS)
     for name in given:
@@ -133,7 +202,7 @@ def _read_config(file: Path) -> Mapping[str, Any]:
 
 
 def _read_scale(config: Mapping[str, Any], spec: AdapterSpec) -> float:
-    """Return by what B is to be multiplied. Raises EngineError for what this engine does not compute."""
+    """Return the factor for the matrices B. Raises EngineError for an unsupported option."""
     if (unknown := next((name for name in UNKNOWN_OPTIONS if config.get(name)), None)) is not None:
         raise EngineError(f"{CONFIG}: {unknown} is not supported here")
     if config.get("bias", "none") != "none":
