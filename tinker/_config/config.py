@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 import attrs
 
-from tinker._checks import check_count, check_number
+from tinker._checks import check_count, check_number, check_type
 from tinker._config.proxies import Proxies
+from tinker._config.settings import drop_unset, gather, merge
 from tinker._config.trust import Trust
 from tinker._config.values import (
     LOCAL_SCHEME,
@@ -286,8 +287,6 @@ class Config:
             ValueError: A setting is invalid, whether passed or read from the environment.
             TypeError: A setting has the wrong type, or does not exist.
         """
-        from tinker._config.settings import load_config
-
         return load_config(**settings)
 
     @property
@@ -304,3 +303,28 @@ class Config:
     def is_local(self) -> bool:
         """Return whether the server runs in this process."""
         return self.base_url.startswith(LOCAL_SCHEME)
+
+
+def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
+    """Read the settings now, so that a variable set after import counts.
+
+    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
+    not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
+    """
+    return Config(**gather(attrs.fields(Config), given, HOSTED_URL, environ))
+
+
+def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
+    """Return the settings with those of the arguments that are given in their place; headers and query are added."""
+    return attrs.evolve(config, **merge({"headers": config.headers, "query": config.query}, drop_unset(given)))
+
+
+def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:
+    """Check the arguments, and return a function that loads the settings once they are needed.
+
+    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError and TypeError.
+    """
+    check_type("config", config, Config)
+    checked = override(config or Config(), **given)
+    # A function, as the repr of a partial would show the key.
+    return lambda: load_config(**given) if config is None else checked
