@@ -106,8 +106,7 @@ class Uploading:
     async def _begin(self) -> UploadNote:
         adapter = self.adapter
         started = await self.operations.external_weights_upload_start(adapter.base_model, adapter.lora_config, self.project_id)
-        expires = started.expires if started.expires.tzinfo is not None else started.expires.replace(tzinfo=datetime.UTC)
-        return UploadNote(self._announcement(), started.upload_id, dict(started.urls), expires, {})
+        return UploadNote(self._announcement(), started.upload_id, dict(started.urls), in_utc(started.expires), {})
 
     async def _complete(self, note: UploadNote) -> tuple[str, dict[str, int]]:
         files = self._find_files(note.urls)
@@ -231,6 +230,11 @@ class Uploading:
 
     def _forget_note(self) -> None:
         self._note_file.unlink(missing_ok=True)
+
+
+def in_utc(moment: datetime.datetime) -> datetime.datetime:
+    """Return a time with a time zone: UTC where it has none."""
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
 def _hash(file: Path) -> str:
