@@ -63,7 +63,7 @@ FRESH_SECONDS = 300.0
 FILES_AT_ONCE = 4
 _EXPORT_NAME = "download"
 _ARCHIVE = "archive"
-_Links: TypeAlias = tuple[Mapping[str, str], datetime.datetime]  # signed URLs by file name, and when they expire
+_UrlsUntil: TypeAlias = tuple[Mapping[str, str], datetime.datetime]  # signed URLs by file name, and when they expire
 
 
 @attrs.frozen(kw_only=True)
@@ -449,11 +449,11 @@ class _Fetching:
         for archive in (await self._fetch_all(partial(self._archive_link, tinker_path))).values():
             await asyncio.to_thread(_archives.unpack, archive, self._ready)
 
-    async def _external_links(self, external_path: str) -> _Links:
+    async def _external_links(self, external_path: str) -> _UrlsUntil:
         answer = await self._rest.get_external_weights_urls(external_path)
         return answer.urls, answer.expires
 
-    async def _archive_link(self, tinker_path: str) -> _Links:
+    async def _archive_link(self, tinker_path: str) -> _UrlsUntil:
         try:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
@@ -462,7 +462,7 @@ class _Fetching:
             raise
         return {_ARCHIVE: answer.url}, answer.expires
 
-    async def _fetch_all(self, ask: Callable[[], Awaitable[_Links]]) -> Mapping[PurePosixPath, Path]:
+    async def _fetch_all(self, ask: Callable[[], Awaitable[_UrlsUntil]]) -> Mapping[PurePosixPath, Path]:
         """Fetch every file, and return where each is; TinkerError for a name that is not one within a folder."""
         transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
         links, checked = _SignedUrls(ask, self._runtime.clock), _archives.SafeNames()
@@ -514,7 +514,7 @@ def _move(file: Path, place: Path) -> None:
 class _SignedUrls:
     """Signed URLs by file name, asked for again before they expire."""
 
-    def __init__(self, ask: Callable[[], Awaitable[_Links]], clock: Clock) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[_UrlsUntil]], clock: Clock) -> None:
         self._ask, self._clock = ask, clock
         self._urls: Mapping[str, str] = {}
         self._until = 0.0
