@@ -7,12 +7,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import Self, TextIO, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):

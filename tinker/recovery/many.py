@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 import attrs
@@ -27,8 +27,6 @@ from tinker.recovery.policy import LATEST, Recovery, RecoveryFailedError, Recove
 from tinker.training_client import TrainingClient
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tinker.service_client import ServiceClient
 
 logger: logging.Logger = logging.getLogger("tinker")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast
 
 import attrs
 from tinker_wire import models
@@ -18,8 +18,6 @@ from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
