@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from types import CodeType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
 
@@ -87,8 +87,7 @@ def suggest_arguments(kind: type[T]) -> type[T]:
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
         if not name.startswith("_") and inspect.isfunction(method) and _has_arguments(method.__code__):
-            explained = _explained_coroutine if inspect.iscoroutinefunction(method) else _explained
-            setattr(kind, name, explained(f"{kind.__name__}.{name}", method))
+            setattr(kind, name, _explained(f"{kind.__name__}.{name}", method))
     return kind
 
 
@@ -96,9 +95,9 @@ def _has_arguments(code: CodeType) -> bool:
     return code.co_argcount + code.co_kwonlyargcount > 1
 
 
-def _explained(called: str, method: Callable[..., object]) -> Callable[..., object]:
+def _explained(called: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def call(*args: object, **values: object) -> object:
+    def call(*args: object, **values: object) -> Any:
         __tracebackhide__ = True
         try:
             return method(*args, **values)
@@ -106,21 +105,12 @@ def _explained(called: str, method: Callable[..., object]) -> Callable[..., obje
             _explain(called, method, values, error)
             raise
 
-    return call
-
-
-def _explained_coroutine(called: str, method: Callable[..., Awaitable[object]]) -> Callable[..., object]:
     @wraps(method)
-    async def call(*args: object, **values: object) -> object:
+    async def call_later(*args: object, **values: object) -> object:
         __tracebackhide__ = True
-        try:
-            coroutine = method(*args, **values)
-        except TypeError as error:
-            _explain(called, method, values, error)
-            raise
-        return await coroutine
+        return await call(*args, **values)
 
-    return call
+    return call_later if inspect.iscoroutinefunction(method) else call
 
 
 def _explain(called: str, method: Callable[..., object], values: Collection[str], error: TypeError) -> None:

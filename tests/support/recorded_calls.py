@@ -23,7 +23,6 @@ from support.judge import served
 from support.replay import KEY, SESSION, Replay, as_app
 from tinker import types
 from tinker._config import config as _config
-from tinker._config import settings as _settings
 from tinker._loop import loop_thread
 from tinker.cli import main
 from tinker.testing import SteppedClock
@@ -154,8 +153,7 @@ def auth_login(player: Player) -> None:
         return CliRunner().invoke(main, arguments, input=typed, env=environment).exit_code
 
     with served(as_app(player.replay)) as url, pytest.MonkeyPatch.context() as patch:
-        for module in (_config, _settings):  # keys are stored for the hosted service only
-            patch.setattr(module, "HOSTED_URL", url)
+        patch.setattr(_config, "HOSTED_URL", url)  # keys are stored for the hosted service only
         assert command("auth", "login", typed="tml-x\n") == 0
         credentials.write_text(credentials.read_text().replace('"manual"', '"generated"'))
         assert command("auth", "logout") == 0

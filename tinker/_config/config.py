@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 import attrs
 
-from tinker._checks import check_count, check_number
+from tinker._checks import check_count, check_field, check_number, check_type
 from tinker._config.proxies import Proxies
+from tinker._config.settings import drop_unset, gather, merge
 from tinker._config.trust import Trust
 from tinker._config.values import (
     LOCAL_SCHEME,
@@ -113,20 +114,13 @@ def check_connections(connections: Mapping[str, int]) -> None:
         check_count(f"connections[{name!r}]", count)
 
 
-def _check_named(check: Callable[..., None], **options: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is not None:
-            check(attribute.name, value, **options)
-
-    return validate
-
-
 def _check(check: Callable[[Any], None]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     return lambda _, __, value: check(value)
 
 
-_SECONDS = _check_named(check_number, positive=True, finite=False)
+_SECONDS = check_field(check_number, positive=True, finite=False)
 _optional = attrs.converters.optional
+_or_none = attrs.validators.optional
 
 
 def identify() -> dict[str, str]:
@@ -234,7 +228,7 @@ class Config:
         argument="patience_seconds",
         default_text="minutes, by kind of request",
         default=None,
-        validator=_check_named(check_number, finite=False),
+        validator=_or_none(check_field(check_number, finite=False)),
     )
     fail_fast: bool = _setting("TINKER_FAIL_FAST", read_switch, argument="fail_fast", default=False)
     max_retries: int | None = _setting(
@@ -242,10 +236,14 @@ class Config:
         argument="max_retries",
         default_text="no limit but time",
         default=None,
-        validator=_check_named(check_count, least=0),
+        validator=_or_none(check_field(check_count, least=0)),
     )
     silence_seconds: float | None = _setting(
-        "", argument="timeout", default_text="seconds to minutes, by kind of request", default=None, validator=_SECONDS
+        "",
+        argument="timeout",
+        default_text="seconds to minutes, by kind of request",
+        default=None,
+        validator=_or_none(_SECONDS),
     )
     connections: Mapping[str, int] = _setting(
         "TINKER_CONNECTIONS",
@@ -254,15 +252,13 @@ class Config:
         factory=dict,
         validator=_check(check_connections),
     )
-    sample_submissions: int = _setting(
-        "TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=_check_named(check_count)
-    )
+    sample_submissions: int = _setting("TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=check_field(check_count))
     heartbeat_seconds: float = _setting("TINKER_HEARTBEAT_SECONDS", read_seconds, default=10.0, validator=_SECONDS)
     heartbeat_warning_seconds: float = _setting(
         "TINKER_HEARTBEAT_WARNING_SECONDS", read_seconds, default=120.0, validator=_SECONDS
     )
     heartbeat_lost_seconds: float | None = _setting(
-        "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", default=None, validator=_SECONDS
+        "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", default=None, validator=_or_none(_SECONDS)
     )
     telemetry: bool = _setting("TINKER_TELEMETRY", read_switch, argument="telemetry", default=False)
     trace_context: bool = _setting("TINKER_TRACE_CONTEXT", read_switch, default=True)
@@ -286,8 +282,6 @@ class Config:
             ValueError: A setting is invalid, whether passed or read from the environment.
             TypeError: A setting has the wrong type, or does not exist.
         """
-        from tinker._config.settings import load_config
-
         return load_config(**settings)
 
     @property
@@ -304,3 +298,28 @@ class Config:
     def is_local(self) -> bool:
         """Return whether the server runs in this process."""
         return self.base_url.startswith(LOCAL_SCHEME)
+
+
+def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
+    """Read the settings now, so that a variable set after import counts.
+
+    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
+    not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
+    """
+    return Config(**gather(attrs.fields(Config), given, HOSTED_URL, environ))
+
+
+def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
+    """Return the settings with those of the arguments that are given in their place; headers and query are added."""
+    return attrs.evolve(config, **merge({"headers": config.headers, "query": config.query}, drop_unset(given)))
+
+
+def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:
+    """Check the arguments, and return a function that loads the settings once they are needed.
+
+    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError and TypeError.
+    """
+    check_type("config", config, Config)
+    checked = override(config or Config(), **given)
+    # A function, as the repr of a partial would show the key.
+    return lambda: load_config(**given) if config is None else checked

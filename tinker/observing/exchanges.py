@@ -7,12 +7,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import Self, TextIO, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +63,8 @@ class ExchangeLog:
 
     def close(self) -> None:
         """End the log and keep its records. Closing again has no effect."""
-        _remove(self.sink)
+        if self.sink in _sinks:
+            _sinks.remove(self.sink)
         if self._file is not None:
             self._file.close()
 
@@ -99,7 +97,7 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
     ('get_server_capabilities', 200, '<redacted>')
     """
     log = open_log(target)
-    _add(log.sink)
+    _sinks.append(log.sink)
     return log
 
 
@@ -128,22 +126,9 @@ class LineWriter:
                 self._file.flush()
 
 
-_lock = threading.Lock()
-_sinks: tuple[ExchangeSink, ...] = ()
+_sinks: list[ExchangeSink] = []
 
 
 def exchange_sinks() -> tuple[ExchangeSink, ...]:
     """Return the sinks for exchanges of this process; usually none."""
-    return _sinks
-
-
-def _add(sink: ExchangeSink) -> None:
-    global _sinks
-    with _lock:
-        _sinks = (*_sinks, sink)
-
-
-def _remove(sink: ExchangeSink) -> None:
-    global _sinks
-    with _lock:
-        _sinks = tuple(one for one in _sinks if one is not sink)
+    return tuple(_sinks)

@@ -13,7 +13,7 @@ from tinker._runtime import run
 from tinker._training import Creation, NewAdapter, SavedAdapter, TrainingRun
 from tinker.errors import SessionLostError, TinkerError
 from tinker.futures import APIFuture, failure_of, on_done
-from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_loss, root_of
+from tinker.recovery.attempts import RecoveryAttempts, adapter_of, is_loss, root_of
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.types.results import SaveWeightsResponse
 
@@ -167,12 +167,11 @@ class RunKeeper:
         saved = len(self.saves())
         if saved != self._saves_at_recovery:
             self._attempts.count, self._saves_at_recovery = 0, saved
-        new = await self._attempts.make(run_id, error, lambda: self._choose(loop))
-        self._replace_run(new.run)
+        run, self._last = await self._attempts.make(run_id, error, lambda: self._choose(loop))
+        self._replace_run(run)
         self._calls_at_save = self.calls.count
         error.training_run_id = error.training_run_id or run_id
         self._lost.update({run_id, _session_of(error)} - {None})
-        self._last = self._describe(new, run_id, error)
         return self._last
 
     def _replace_run(self, run: TrainingRun) -> None:
@@ -186,16 +185,3 @@ class RunKeeper:
         save = self._policy.choose(self.saves(loop))
         metadata = self._first.user_metadata if isinstance(self._first, NewAdapter | SavedAdapter) else None
         return save, self._first if save is None else adapter_of(save, self._policy, metadata)
-
-    def _describe(self, new: NewRun, run_id: str, error: TinkerError) -> Recovery:
-        assert new.run.model is not None
-        root = root_of(error)
-        return Recovery(
-            run_id=run_id,
-            new_run_id=new.run.model.model_id,
-            save=new.save,
-            step=0 if new.save is None else new.save.step,
-            attempt=new.attempt,
-            with_optimizer=new.save is not None and self._policy.with_optimizer,
-            error=root if isinstance(root, Exception) else error,
-        )

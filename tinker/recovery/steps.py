@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from tinker._checks import check_count
 from tinker._validate import check_name, read_ttl
@@ -13,9 +13,6 @@ from tinker.errors import copy_error
 from tinker.futures import APIFuture, failure_of
 from tinker.recovery.keeper import RunKeeper, SaveCall
 from tinker.types.results import SaveWeightsResponse
-
-if TYPE_CHECKING:
-    from typing import Self
 
 # What the loop waits for: whoever drives it comes back when the future is done. It returns whether the run was lost.
 Waits: TypeAlias = Generator[APIFuture[Any], None, bool]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args, get_origin
 
 import attrs
 import msgspec
@@ -15,8 +15,6 @@ from tinker._checks import to_plain
 from tinker_records import FieldInfo, Value, explain_change
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tinker_records import Record
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import attrs
 from tinker_wire import limits
@@ -15,8 +15,6 @@ from tinker.types.model_input import EncodedTextChunk, ModelInput, suggest_model
 from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import torch
     from numpy.typing import NDArray
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast
 
 import attrs
+from tinker_wire import models
 from tinker_wire.models import StopReason
 
 from tinker.types import console
@@ -17,8 +18,6 @@ from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
@@ -411,3 +410,22 @@ class SaveWeightsExternalResponse(_Saved):
         path: The path, ``tinker://<training run>/external_weights/<name>``.
         type: The server's name for the kind of response; None if it sends none.
     """
+
+
+# Unions that the contract has none of.
+
+FutureRetrieveResponse: TypeAlias = (
+    models.TryAgainResponse
+    | ForwardBackwardOutput
+    | models.OptimStepResponse
+    | SaveWeightsResponse
+    | models.LoadWeightsResponse
+    | SaveWeightsForSamplerResponse
+    | SaveWeightsExternalResponse
+    | models.CreateModelResponse
+    | models.UnloadModelResponse
+    | SampleResponse
+    | models.RequestFailedResponse
+)
+EventType: TypeAlias = Literal["SESSION_START", "SESSION_END", "UNHANDLED_EXCEPTION", "GENERIC_EVENT"]
+CustomLossInputRank: TypeAlias = Literal[0, 1, 2]
