@@ -48,7 +48,7 @@ class Phase(msgspec.Struct):
             return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
         if isinstance(error, TimeoutError | httpx.TimeoutException):
             return late(self.request, self.has_begun, is_trickling=type(error) is TimeoutError)
-        if (refusal := trust.explain(error, self.request.url)) is not None:
+        if (refusal := trust.explain_handshake(error, self.request.url)) is not None:
             return refusal
         return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
 
