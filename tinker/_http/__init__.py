@@ -22,8 +22,6 @@ from tinker._http.findings import Findings as Findings
 from tinker._http.forms import FormAttempt as FormAttempt
 from tinker._http.forms import Negotiation as Negotiation
 from tinker._http.forms import WireFormat as WireFormat
-from tinker._http.headers import TRACING_MODULE as TRACING_MODULE
-from tinker._http.headers import read_trace_headers as read_trace_headers
 from tinker._http.limits import THROTTLED_SLOTS as THROTTLED_SLOTS
 from tinker._http.limits import Budget as Budget
 from tinker._http.limits import Holding as Holding

@@ -22,13 +22,20 @@ from tinker._config import Config
 from tinker._futures import CURRENT_OPERATION, Reachability
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, Circuits
-from tinker._http.exchange_log import send_logged
 from tinker._http.findings import Findings
 from tinker._http.forms import FormAttempt
-from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.limits import Admission
-from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import (
+    ExchangeFailed,
+    Headers,
+    HTTPEngine,
+    PreparedRequest,
+    Purpose,
+    RawResponse,
+    SharedHeaders,
+)
 from tinker._http.observers import Observers
+from tinker._http.redaction import send_logged
 from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
@@ -185,7 +192,8 @@ class Transport:
         errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        call = self._open(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        return self._drive(call, _FIRST)
 
     async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
@@ -212,9 +220,11 @@ class Transport:
 
         ``written`` are the variants that were encoded already, at least one.
         """
-        read = partial(_decode, kind=reply, check=None)
         known = next(iter(written.values()))
-        return self._submit(known, SUBMIT, read, admit, None, first, written, encode, numbers, forms)
+        call = self._open(known, SUBMIT, lambda response: _decode(response, reply, None), admit)
+        call.prepared, call.encode = written, encode
+        call.submission.number, call.submission.numbers, call.submission.forms = first.number, numbers, forms
+        return self._drive(call, first)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
@@ -225,26 +235,18 @@ class Transport:
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
-        return self._submit(prepared, policy, receiver.check, admit, receiver)
+        call = self._open(prepared, policy, receiver.check, admit)
+        call.receiver = receiver
+        return self._drive(call, _FIRST)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
-        return (await self._submit(prepared, ONE_SHOT, _keep)).value
+        return (await self._drive(self._open(prepared, ONE_SHOT, _keep), _FIRST)).value
 
-    def _submit(
-        self,
-        prepared: PreparedRequest,
-        policy: Policy,
-        read: Callable[[RawResponse], T],
-        admit: Admission | None = None,
-        receiver: StreamReceiver | None = None,
-        first: Variant = _FIRST,
-        written: dict[Variant, PreparedRequest] | None = None,
-        encode: Encode | None = None,
-        numbers: Numbering | None = None,
-        forms: FormAttempt | None = None,
-    ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send a request; without ``encode`` it is the same in every attempt."""
+    def _open(
+        self, prepared: PreparedRequest, policy: Policy, read: Callable[[RawResponse], T], admit: Admission | None = None
+    ) -> _Call[T]:
+        """Return what it takes to send a request that is the same in every attempt."""
         submission = Submission(
             operation=prepared.operation,
             policy=policy,
@@ -252,13 +254,9 @@ class Transport:
             began=self.clock.monotonic(),
             random=self.clock.random,
             fields=self._refused,
-            number=first.number,
-            numbers=numbers,
-            forms=forms,
         )
         guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
-        call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
-        return self._drive(call, first)
+        return _Call(submission, read, {_FIRST: prepared}, held=guard or admit)
 
     # ------------------------------------------------------------------------------------------------------- one submission
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tinker._session.capture import Capture as Capture
-from tinker._session.capture import wrap as wrap
 from tinker._session.metering import count_tokens as count_tokens
 from tinker._session.metering import meter as meter
 from tinker._session.metering import prompt_use as prompt_use
@@ -22,5 +20,7 @@ from tinker._session.session import Description as Description
 from tinker._session.session import Session as Session
 from tinker._session.session import SessionContext as SessionContext
 from tinker._session.session_poller import SessionPoller as SessionPoller
+from tinker._session.telemetry import Capture as Capture
 from tinker._session.telemetry import Telemetry as Telemetry
 from tinker._session.telemetry import is_user_error as is_user_error
+from tinker._session.telemetry import wrap as wrap
