@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -46,6 +47,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
     server: ServerSettings
     session: Session
     telemetry: Telemetry | None
+    token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)  # by which this process finds it again
 
 
 def open_runtime(

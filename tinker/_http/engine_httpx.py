@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata
 from typing import Any, Protocol
 
 import httpx
-import msgspec
 
 from tinker._clock import Clock, Deadline, Timer
 from tinker._http import trust
@@ -40,23 +39,6 @@ logger = logging.getLogger("tinker")
 
 LOADING_SECONDS = 1800.0  # that a request waits for: it may include the download of the model
 LOADING_NEWS_SECONDS = 15.0  # between two lines of the log
-
-
-class Phase(msgspec.Struct):
-    """The progress of an exchange through httpx."""
-
-    request: PreparedRequest
-    has_begun: bool = False
-
-    def failure(self, error: Exception) -> ExchangeFailed:
-        """Describe a failure."""
-        if type(error) is TimeoutError and error.args:
-            return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
-        if isinstance(error, TimeoutError | httpx.TimeoutException):
-            return late(self.request, self.has_begun, is_trickling=type(error) is TimeoutError)
-        if (refusal := trust.explain_handshake(error, self.request.url)) is not None:
-            return refusal
-        return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
 
 
 class HttpxEngine:
@@ -87,11 +69,14 @@ class HttpxEngine:
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
         self._check_open()
-        phase = Phase(request)
+        response: httpx.Response | None = None
         try:
-            return await self._answer(request, phase)
+            async with self._limit(request) as deadline:
+                response = await self._begin(request, deadline)
+                body, encoding = await _receive(request, response, deadline)
+            return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
-            failure = phase.failure(error)
+            failure = _to_failure(request, error, has_begun=response is not None)
         self._check_open()
         raise failure
 
@@ -99,22 +84,16 @@ class HttpxEngine:
         if self._closed:
             raise ClientClosedError("the client is closed")
 
-    async def _answer(self, request: PreparedRequest, phase: Phase) -> RawResponse:
-        """The transport may know no timeouts, nor tell when a large body has been sent."""
+    @asynccontextmanager
+    async def _limit(self, request: PreparedRequest) -> AsyncGenerator[Deadline]:
+        """Limit the block: the transport may know no timeouts, nor report when a large body has been sent."""
         sending = 0.0 if request.nbytes <= INLINE_NBYTES else ANSWER_SECONDS
         async with self._clock.deadline(request.connect_seconds + request.silence_seconds + sending) as deadline:
             self._deadlines.add(deadline)
             try:
-                response = await self._begin(request, deadline)
-                phase.has_begun = True
-                if (receive := request.receiver_of(response.status_code)) is not None:
-                    await _hand_over(receive, response, deadline, request.silence_seconds)
-                    return RawResponse(request, response.status_code, response.headers, b"")
-                deadline.extend(ANSWER_SECONDS)
-                body, encoding = await _read_httpx(response)
+                yield deadline
             finally:
                 self._deadlines.discard(deadline)
-        return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
 
     async def _begin(self, request: PreparedRequest, deadline: Deadline) -> httpx.Response:
         if self._client is None:
@@ -154,6 +133,17 @@ class HttpxEngine:
         return open_files_client(self._transport)
 
 
+def _to_failure(request: PreparedRequest, error: Exception, *, has_begun: bool) -> ExchangeFailed:
+    """Describe a failure; ``has_begun`` says that the head of a response had come."""
+    if type(error) is TimeoutError and error.args:
+        return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return late(request, has_begun, is_trickling=type(error) is TimeoutError)
+    if (refusal := trust.explain_handshake(error, request.url)) is not None:
+        return refusal
+    return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
+
+
 def _content(request: PreparedRequest) -> bytes | AsyncIterator[bytes]:
     return b"".join(request.body) if request.nbytes <= INLINE_NBYTES else _pieces(request)
 
@@ -162,6 +152,15 @@ async def _pieces(request: PreparedRequest) -> AsyncIterator[bytes]:
     """Return the body piece by piece: the files of a form are read as they are sent."""
     for piece in request.body:
         yield bytes(piece)
+
+
+async def _receive(request: PreparedRequest, response: httpx.Response, deadline: Deadline) -> tuple[bytes, str]:
+    """Return the body and its encoding; nothing of a body that the receiver of the request takes."""
+    if (receive := request.receiver_of(response.status_code)) is not None:
+        await _hand_over(receive, response, deadline, request.silence_seconds)
+        return b"", ""
+    deadline.extend(ANSWER_SECONDS)
+    return await _read_httpx(response)
 
 
 async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:

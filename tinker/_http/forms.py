@@ -46,7 +46,7 @@ class Negotiation:
     later too. ``findings`` hears of what was settled, and why.
     """
 
-    def __init__(self, choice: WireChoice, findings: Findings | None = None) -> None:
+    def __init__(self, choice: WireChoice, findings: Findings) -> None:
         self._settled = choice != "auto"
         self._failures = 0
         self._findings = findings
@@ -87,9 +87,8 @@ class Negotiation:
             self._note(form, failure)
 
     def _note(self, form: WireFormat, refusal: APIStatusError | None) -> None:
-        if self._findings is not None:
-            why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
-            self._findings.note("form", _SUBMISSION, str(form).lower(), why)
+        why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
+        self._findings.note("form", _SUBMISSION, str(form).lower(), why)
 
     def alternatives(self, error: APIStatusError, form: WireFormat, *, has_sparse: bool) -> Iterator[WireFormat]:
         """Return other forms in which a refused request may be read, the likeliest first."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import msgspec
 import msgspec.structs
@@ -52,6 +53,8 @@ from tinker.types.results import SampleResponse
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _STREAM = api.stream_sample.__name__
 _ALONE = nullcontext(0)
 logger: logging.Logger = logging.getLogger("tinker")
@@ -90,25 +93,23 @@ class Sampler:
 
     def sample(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[SampleResponse]:
         """Sample continuations of the prompt."""
-        return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
+        return self._start("sample", self._sample, prompt, options)
 
     def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> APIFuture[None]:
         """Sample continuations of the prompt, and pass the tokens on as they arrive; the future is done after the last."""
-        future = run(self._runtime_here(), "sample_stream", self._stream, prompt, options, to, parent=self.created)
+        future = self._start("sample_stream", self._stream, prompt, options, to)
         on_done(future, to.events.close)
         return future
 
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
         """Compute the log-probabilities of the prompt."""
-        runtime = self._runtime_here()
-        return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
+        return self._start("compute_logprobs", self._compute_logprobs, prompt, options)
 
     def base_model(self) -> APIFuture[str]:
         """Find the name of the base model; a failed request is repeated by the next call."""
-        known = self._base_model
-        if known is None or _has_failed(known):
-            known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
-        return known
+        if self._base_model is None or _has_failed(self._base_model):
+            self._base_model = self._start("get_base_model", self._find_base_model)
+        return self._base_model
 
     @property
     def context_length(self) -> int | None:
@@ -117,10 +118,9 @@ class Sampler:
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; a failed request is repeated by the next call."""
-        known = self._tokenizer
-        if known is None or _has_failed(known):
-            known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
-        return known
+        if self._tokenizer is None or _has_failed(self._tokenizer):
+            self._tokenizer = self._start("get_tokenizer", self._find_tokenizer)
+        return self._tokenizer
 
     def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Return the tokenizer if it has been loaded; request and load nothing."""
@@ -137,11 +137,13 @@ class Sampler:
         name = known.result() if known is not None and known.done() and not _has_failed(known) else None
         return msgspec.structs.replace(self._state, base_model=name)
 
-    def _runtime_here(self) -> Runtime:
-        """Return the runtime of this process; a forked child gets another one than its parent."""
+    def _start(
+        self, operation: str, function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts
+    ) -> APIFuture[T]:
+        """Start an operation with the runtime of this process; a forked child gets another one than its parent."""
         if not is_of_this_process(self.runtime):
             self._reinit_after_fork()
-        return self.runtime
+        return run(self.runtime, operation, function, *args, parent=self.created)
 
     def _reinit_after_fork(self) -> None:
         """Go on as a clone in a child made by ``fork``, with a thread and connections of this process."""
