@@ -30,13 +30,16 @@ Receive: TypeAlias = Callable[[Mapping[str, str], AsyncIterator[bytes]], Awaitab
 
 
 class Purpose(enum.Enum):
-    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before it counts as dead)."""
+    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before it counts as dead).
+
+    What starts a session warms the connections for what follows.
+    """
 
     UPLOAD = ("upload", 120.0)
     SAMPLE = ("sample", 60.0)
     POLL = ("poll", 45.0)  # servers hold a poll for up to 40 s
     SESSION = ("session", 60.0)
-    START = ("start", 20.0)  # tried for a minute: a connection that has died must leave time for others
+    START = ("session", 20.0)  # tried for a minute: a connection that has died must leave time for others
     HEARTBEAT = ("heartbeat", 10.0)
     STREAM = ("stream", 60.0)  # servers send a sign of life at least every 10 s
 
@@ -49,11 +52,6 @@ class Purpose(enum.Enum):
     def read_seconds(self) -> float:
         """Return the longest silence of the server, in seconds."""
         return self.value[1]
-
-    @property
-    def pool(self) -> Purpose:
-        """Return the purpose whose connections are used: what starts a session warms those for what follows."""
-        return Purpose.SESSION if self is Purpose.START else self
 
 
 class SharedHeaders(dict[str, str]):

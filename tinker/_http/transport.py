@@ -47,7 +47,7 @@ from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, Serve
 
 T = TypeVar("T")
 
-# Somebody without patience waits this long for the response to one try.
+# The least time to wait for the response to one attempt, where `patience_seconds` is small.
 SHORTEST_PATIENCE_SECONDS = 5.0
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"
@@ -195,10 +195,17 @@ class Transport:
         call = self._open(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
         return self._drive(call, _FIRST)
 
-    async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
+    async def send_optional(
+        self,
+        request: Request[T],
+        policy: Policy,
+        *,
+        purpose: Purpose = Purpose.SESSION,
+        check: Callable[[T], str | None] | None = None,
+    ) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
         try:
-            return (await self.send(request, policy, purpose=purpose)).value
+            return (await self.send(request, policy, purpose=purpose, check=check)).value
         except errors.APIStatusError as error:
             if is_absent(error):
                 self.findings.note_absence(request.operation, error)

@@ -156,13 +156,11 @@ class Sampler:
     # -------------------------------------------------------------------------------------------------------------- creation
 
     async def _create(self, _: APIFuture[None]) -> None:
-        client_session_id, (context, session_id) = await self.runtime.session.in_session(self._open_in)
+        open_session = partial(self._source.open_session, self.runtime)
+        context, session_id = await self.runtime.session.in_session(open_session)
         if self._is_clone:
             self._clone_id = await self._join(context, session_id)
-        self._note_created(client_session_id, session_id, context.server_config)
-
-    async def _open_in(self, context: SessionContext) -> tuple[SessionContext, str]:
-        return context, await self._source.open_session(self.runtime, context)
+        self._note_created(context.session_id, session_id, context.server_config)
 
     def _note_created(self, client_session_id: str, session_id: str, server_config: ServerConfig) -> None:
         """Store the session id; set up numbering, pickling state and polling."""

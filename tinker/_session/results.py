@@ -145,10 +145,6 @@ class ResultPoller(msgspec.Struct, frozen=True):
         return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None).result()
 
 
-class _Found(msgspec.Struct, Generic[T], frozen=True):
-    value: T
-
-
 class _Poll(msgspec.Struct, Generic[T], eq=False):
     """The state of one wait."""
 
@@ -183,15 +179,17 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
                 continue
             if found is not None:
                 self.future.progress.note_fetched(self.poller.transport.clock.monotonic())
-                return found.value
+                return found
 
     async def _wait_after(self, error: APIError, started: float) -> None:
-        """Wait until the poll after one that failed; raises the error if none follows."""
+        """Wait until the poll after one that failed; raises the error if none follows, as where the request has failed."""
         if isinstance(error, APIStatusError) and is_pending(error):
             self._note_pending(error)
             await self._keep_pace(started)
             return
-        error, transport = self._final(error), self.poller.transport
+        if isinstance(error, APIStatusError) and is_failed_result(error):
+            raise self._result_error(_detail(error), None, RefusedResultError) from error
+        transport = self.poller.transport
         if self._retries is None:
             self._retries = transport.open_retries(POLL, self.last_sign)
         await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
@@ -215,12 +213,12 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         )
         return msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 
-    async def _ask(self, request: Request[Any], started: float) -> _Found[T] | None:
+    async def _ask(self, request: Request[Any], started: float) -> T | None:
         """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
         if response.media_type == proto.MEDIA_TYPE:
-            return _Found(self._from_proto(response))
+            return self._from_proto(response)
         status = _status(response)
         if status is not None and status.error is None and status.status == _METADATA_ONLY:
             self._note_size(status, response)
@@ -229,7 +227,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             return None
         record = decode_json(response, self.spec.record)
         try:
-            return _Found(self.spec.from_json(record))
+            return self.spec.from_json(record)
         except Exception as error:
             raise self._invalid(response, str(error)) from error
 
@@ -274,12 +272,6 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             self._report_queue(msgspec.convert(error.body, models.FutureStatus))
         except msgspec.ValidationError:
             pass  # the state is a courtesy; the status alone says that the request is pending
-
-    def _final(self, error: APIError) -> APIError:
-        """Return the error to judge; raise at once if it means that the request failed."""
-        if isinstance(error, APIStatusError) and is_failed_result(error):
-            raise self._result_error(_detail(error), None, RefusedResultError) from error
-        return error
 
     def _result_error(
         self, detail: object, category: str | None, kind: type[RequestFailedError] = RequestFailedError
