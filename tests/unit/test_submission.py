@@ -13,8 +13,8 @@ import pytest
 from tinker import errors
 from tinker._config import WireChoice
 from tinker._http import Findings
+from tinker._http.findings import RefusedFields
 from tinker._http.forms import FormAttempt, Negotiation
-from tinker._http.refused_fields import RefusedFields
 from tinker._http.retry import SUBMIT, RetrySettings
 from tinker._http.statuses import Fate, fate_of
 from tinker._http.submission import Fail, Refresh, Submission, Variant, Wait

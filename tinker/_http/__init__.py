@@ -19,6 +19,7 @@ from tinker._http.engines import open_engine as open_engine
 from tinker._http.engines import open_files as open_files
 from tinker._http.engines import wrap_client as wrap_client
 from tinker._http.findings import Findings as Findings
+from tinker._http.findings import RefusedFields as RefusedFields
 from tinker._http.forms import FormAttempt as FormAttempt
 from tinker._http.forms import Negotiation as Negotiation
 from tinker._http.forms import WireFormat as WireFormat
@@ -36,7 +37,6 @@ from tinker._http.messages import RawResponse as RawResponse
 from tinker._http.observers import Observers as Observers
 from tinker._http.redaction import HIDDEN_TEXT as HIDDEN_TEXT
 from tinker._http.redaction import hide_signature as hide_signature
-from tinker._http.refused_fields import RefusedFields as RefusedFields
 from tinker._http.responses import NO_API as NO_API
 from tinker._http.responses import UNREACHABLE_HINT as UNREACHABLE_HINT
 from tinker._http.responses import connection_error as connection_error
@@ -80,6 +80,7 @@ from tinker._http.statuses import is_success as is_success
 from tinker._http.statuses import is_unexplained as is_unexplained
 from tinker._http.statuses import is_user_fault as is_user_fault
 from tinker._http.statuses import judge as judge
+from tinker._http.streams import StreamsAbsent as StreamsAbsent
 from tinker._http.submission import Retries as Retries
 from tinker._http.submission import Variant as Variant
 from tinker._http.transport import Reply as Reply

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import msgspec
@@ -19,10 +19,10 @@ from tinker_wire.runtime import Binary, Request
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import CURRENT_OPERATION, Reachability
+from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, Circuits
-from tinker._http.findings import Findings
+from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
 from tinker._http.limits import Admission
 from tinker._http.messages import (
@@ -36,10 +36,10 @@ from tinker._http.messages import (
 )
 from tinker._http.observers import Observers
 from tinker._http.redaction import send_logged
-from tinker._http.refused_fields import RefusedFields
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
+from tinker._http.streams import EventReceiver
 from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
@@ -72,27 +72,6 @@ Encode: TypeAlias = Callable[[Variant], Awaitable[PreparedRequest]]
 """Writes a request under the number and in the form of a step."""
 
 
-class StreamReceiver(Protocol):
-    """Takes the responses to the attempts at a stream."""
-
-    @property
-    def received(self) -> bool:
-        """Return whether something of the stream was handed over, which no other attempt can take back."""
-        ...
-
-    def begin(self, prepared: PreparedRequest) -> None:
-        """Expect the response to another attempt."""
-        ...
-
-    async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        """Take the response as it comes."""
-        ...
-
-    def check(self, response: RawResponse) -> None:
-        """Raise what was wrong with the response, once it is over."""
-        ...
-
-
 class _Call(msgspec.Struct, Generic[T]):
     """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
 
@@ -101,7 +80,7 @@ class _Call(msgspec.Struct, Generic[T]):
     prepared: dict[Variant, PreparedRequest]
     encode: Encode | None = None
     held: Admission | None = None
-    receiver: StreamReceiver | None = None
+    receiver: EventReceiver | None = None
     is_admitted: bool = False
     exchanges: int = 0
     credential: Credential | None = None  # of the last exchange
@@ -234,10 +213,13 @@ class Transport:
         return self._drive(call, first)
 
     def send_stream(
-        self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
+        self, request: Request[Any], policy: Policy, admit: Admission, to: TokenQueue
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
-        prepared = self.prepare(request, Purpose.STREAM)
+        """Send a request whose response is a stream, as :meth:`send` does; again only until the first tokens have come.
+
+        StreamsAbsent when the response is no stream.
+        """
+        prepared, receiver = self.prepare(request, Purpose.STREAM), EventReceiver(self.clock, admit, to)
         # Nothing may hold events back to pack them.
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})

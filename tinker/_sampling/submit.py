@@ -29,13 +29,13 @@ from tinker._http import (
     Reply,
     Retries,
     SampleAdmission,
+    StreamsAbsent,
     is_absent,
 )
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._sampling.streaming import EventReceiver, StreamsAbsent
 from tinker._session import ResultSpec, ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._wire import prompt_nbytes
 from tinker.errors import (
@@ -264,9 +264,8 @@ class Sampler:
             await self._note_base_model()
         request = api.stream_sample(self._to_wire(prompt, options))
         admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-        receiver = EventReceiver(self.runtime.clock, admit, to)
         try:
-            await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
+            await self.runtime.transport.send_stream(request, self._policy, admit, to)
         finally:
             if observers.given and to.received_tokens:
                 use = msgspec.structs.replace(prompt_use(future, prompt), sampled=to.received_tokens)

@@ -10,8 +10,8 @@ from tinker._wire.bodies import INLINE_NBYTES as INLINE_NBYTES
 from tinker._wire.bodies import Piece as Piece
 from tinker._wire.bodies import as_pieces as as_pieces
 from tinker._wire.bodies import count_nbytes as count_nbytes
+from tinker._wire.bodies import datum_nbytes as datum_nbytes
+from tinker._wire.bodies import prompt_nbytes as prompt_nbytes
 from tinker._wire.bodies import slices as slices
 from tinker._wire.events import EVENT_STREAM as EVENT_STREAM
 from tinker._wire.events import EventDecoder as EventDecoder
-from tinker._wire.sizes import datum_nbytes as datum_nbytes
-from tinker._wire.sizes import prompt_nbytes as prompt_nbytes
