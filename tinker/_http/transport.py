@@ -25,15 +25,7 @@ from tinker._http.circuits import CircuitGuard, Circuits
 from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
 from tinker._http.limits import Admission
-from tinker._http.messages import (
-    ExchangeFailed,
-    Headers,
-    HTTPEngine,
-    PreparedRequest,
-    Purpose,
-    RawResponse,
-    SharedHeaders,
-)
+from tinker._http.messages import ExchangeFailed, Headers, HTTPEngine, PreparedRequest, Purpose, RawResponse, SharedHeaders
 from tinker._http.observers import Observers
 from tinker._http.redaction import send_logged
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error

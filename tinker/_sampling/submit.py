@@ -21,17 +21,7 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import EventLabels, TokenQueue
-from tinker._http import (
-    SAMPLE,
-    SUBMIT,
-    Policy,
-    Purpose,
-    Reply,
-    Retries,
-    SampleAdmission,
-    StreamsAbsent,
-    is_absent,
-)
+from tinker._http import SAMPLE, SUBMIT, Policy, Purpose, Reply, Retries, SampleAdmission, StreamsAbsent, is_absent
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
