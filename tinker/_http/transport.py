@@ -222,7 +222,7 @@ class Transport:
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
-        return (await self._drive(self._open(prepared, ONE_SHOT, _keep), _FIRST)).value
+        return (await self._drive(self._open(prepared, ONE_SHOT, lambda response: response), _FIRST)).value
 
     def _open(
         self, prepared: PreparedRequest, policy: Policy, read: Callable[[RawResponse], T], admit: Admission | None = None
@@ -475,10 +475,6 @@ class _ObservedAttempt:
                 error=error,
             )
         )
-
-
-def _keep(response: RawResponse) -> RawResponse:
-    return response
 
 
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:

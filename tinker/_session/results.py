@@ -142,7 +142,8 @@ class ResultPoller(msgspec.Struct, frozen=True):
         """
         now, request_id = self.transport.clock.monotonic(), submission.value.request_id
         future.progress.note_submitted(request_id, now)
-        return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None).result()
+        pace = Pace(self.transport)
+        return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None, pace).result()
 
 
 class _Poll(msgspec.Struct, Generic[T], eq=False):
@@ -155,9 +156,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     submission_seconds: float
     last_sign: float  # when the server last said that the result is coming
     result_nbytes: int | None  # known once the server has told the size instead of the result
+    pace: Pace
     iteration: int = 0
     _retries: Retries | None = None  # since then
-    _pace: Pace | None = None
 
     async def result(self) -> T:
         """Poll until the result is there."""
@@ -185,7 +186,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         """Wait until the poll after one that failed; raises the error if none follows, as where the request has failed."""
         if isinstance(error, APIStatusError) and is_pending(error):
             self._note_pending(error)
-            await self._keep_pace(started)
+            await self.pace.keep(started)
             return
         if isinstance(error, APIStatusError) and is_failed_result(error):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
@@ -193,11 +194,6 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         if self._retries is None:
             self._retries = transport.open_retries(POLL, self.last_sign)
         await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
-
-    async def _keep_pace(self, started: float) -> None:
-        if self._pace is None:
-            self._pace = Pace(self.poller.transport)
-        await self._pace.keep(started)
 
     def _note_sign(self) -> None:
         """Forget earlier failures, because the server made progress."""
@@ -260,7 +256,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self._note_sign()
             self._report_queue(status)
-            await self._keep_pace(started)
+            await self.pace.keep(started)
             return True
         if status.status == "failed":
             raise self._result_error(status.detail, status.category)
