@@ -45,26 +45,12 @@ class _NoCommonProtocolError(Exception):
     """The server speaks other application protocols than were offered."""
 
 
-class DialFailed(Exception):
-    """No connection could be made; ``is_wrong`` where the address, or what is trusted, is probably wrong.
-
-    ``says_what_to_do`` where the message has the advice.
-    """
+class DialFailed(ExchangeFailed):
+    """No connection could be made; ``is_wrong`` where the address, or what is trusted, is probably wrong."""
 
     def __init__(self, message: str, *, timed_out: bool = False, is_wrong: bool = False, says_what_to_do: bool = False) -> None:
-        super().__init__(message)
-        self.timed_out = timed_out
-        self.is_wrong = is_wrong
-        self.says_what_to_do = says_what_to_do
-
-    def for_exchange(self) -> ExchangeFailed:
-        """Return the failure of one of the exchanges that waited for the connection."""
-        return ExchangeFailed(
-            str(self),
-            timed_out=self.timed_out,
-            never_connected=True,
-            wrong_address=self.is_wrong,
-            says_what_to_do=self.says_what_to_do,
+        super().__init__(
+            message, timed_out=timed_out, never_connected=True, wrong_address=is_wrong, says_what_to_do=says_what_to_do
         )
 
 

@@ -44,7 +44,7 @@ def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, asyncio.Semap
     """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
     spare = _spare_descriptors()
     slots = {name: asyncio.Semaphore(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
-    return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
+    return {purpose: slots[purpose.pool_name] for purpose in Purpose}
 
 
 class Budget:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import Context
+from copy import copy
 from functools import partial
 
 from tinker._http.dialing import Dialer, DialFailed, HttpConnection, late
@@ -51,7 +52,7 @@ class Pool:
                 return await waiter
         except TimeoutError:
             self._abandon(waiter)
-            raise late(self._dialer.where, seconds).for_exchange() from None
+            raise late(self._dialer.where, seconds) from None
         except BaseException:
             self._abandon(waiter)
             raise
@@ -137,7 +138,7 @@ class Pool:
         for _ in range(len(self._waiting) if count is None else min(count, len(self._waiting))):
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_exception(failure.for_exchange())
+                waiter.set_exception(copy(failure))
 
     def _abandon(self, waiter: asyncio.Future[HttpConnection]) -> None:
         """Forget who waits no longer, and return what was given in the same moment."""

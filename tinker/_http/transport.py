@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import msgspec
@@ -19,20 +19,19 @@ from tinker_wire.runtime import Binary, Request
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import CURRENT_OPERATION, Reachability
+from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, Circuits
-from tinker._http.exchange_log import send_logged
-from tinker._http.findings import Findings
+from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
-from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.limits import Admission
-from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import ExchangeFailed, Headers, HTTPEngine, PreparedRequest, Purpose, RawResponse, SharedHeaders
 from tinker._http.observers import Observers
-from tinker._http.refused_fields import RefusedFields
+from tinker._http.redaction import send_logged
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
+from tinker._http.streams import EventReceiver
 from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
@@ -40,7 +39,7 @@ from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, Serve
 
 T = TypeVar("T")
 
-# Somebody without patience waits this long for the response to one try.
+# The least time to wait for the response to one attempt, where `patience_seconds` is small.
 SHORTEST_PATIENCE_SECONDS = 5.0
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"
@@ -65,27 +64,6 @@ Encode: TypeAlias = Callable[[Variant], Awaitable[PreparedRequest]]
 """Writes a request under the number and in the form of a step."""
 
 
-class StreamReceiver(Protocol):
-    """Takes the responses to the attempts at a stream."""
-
-    @property
-    def received(self) -> bool:
-        """Return whether something of the stream was handed over, which no other attempt can take back."""
-        ...
-
-    def begin(self, prepared: PreparedRequest) -> None:
-        """Expect the response to another attempt."""
-        ...
-
-    async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        """Take the response as it comes."""
-        ...
-
-    def check(self, response: RawResponse) -> None:
-        """Raise what was wrong with the response, once it is over."""
-        ...
-
-
 class _Call(msgspec.Struct, Generic[T]):
     """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
 
@@ -94,7 +72,7 @@ class _Call(msgspec.Struct, Generic[T]):
     prepared: dict[Variant, PreparedRequest]
     encode: Encode | None = None
     held: Admission | None = None
-    receiver: StreamReceiver | None = None
+    receiver: EventReceiver | None = None
     is_admitted: bool = False
     exchanges: int = 0
     credential: Credential | None = None  # of the last exchange
@@ -187,12 +165,20 @@ class Transport:
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
         policy = policy.within(request.timeout_seconds)
-        return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        call = self._open(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        return self._drive(call, _FIRST)
 
-    async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
+    async def send_optional(
+        self,
+        request: Request[T],
+        policy: Policy,
+        *,
+        purpose: Purpose = Purpose.SESSION,
+        check: Callable[[T], str | None] | None = None,
+    ) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
         try:
-            return (await self.send(request, policy, purpose=purpose)).value
+            return (await self.send(request, policy, purpose=purpose, check=check)).value
         except errors.APIStatusError as error:
             if is_absent(error):
                 self.findings.note_absence(request.operation, error)
@@ -214,39 +200,36 @@ class Transport:
 
         ``written`` are the variants that were encoded already, at least one.
         """
-        read = partial(_decode, kind=reply, check=None)
         known = next(iter(written.values()))
-        return self._submit(known, SUBMIT, read, admit, None, first, written, encode, numbers, forms)
+        call = self._open(known, SUBMIT, lambda response: _decode(response, reply, None), admit)
+        call.prepared, call.encode = written, encode
+        call.submission.number, call.submission.numbers, call.submission.forms = first.number, numbers, forms
+        return self._drive(call, first)
 
     def send_stream(
-        self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
+        self, request: Request[Any], policy: Policy, admit: Admission, to: TokenQueue
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
-        prepared = self.prepare(request, Purpose.STREAM)
+        """Send a request whose response is a stream, as :meth:`send` does; again only until the first tokens have come.
+
+        StreamsAbsent when the response is no stream.
+        """
+        prepared, receiver = self.prepare(request, Purpose.STREAM), EventReceiver(self.clock, admit, to)
         # Nothing may hold events back to pack them.
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
-        return self._submit(prepared, policy, receiver.check, admit, receiver)
+        call = self._open(prepared, policy, receiver.check, admit)
+        call.receiver = receiver
+        return self._drive(call, _FIRST)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
-        return (await self._submit(prepared, ONE_SHOT, _keep)).value
+        return (await self._drive(self._open(prepared, ONE_SHOT, lambda response: response), _FIRST)).value
 
-    def _submit(
-        self,
-        prepared: PreparedRequest,
-        policy: Policy,
-        read: Callable[[RawResponse], T],
-        admit: Admission | None = None,
-        receiver: StreamReceiver | None = None,
-        first: Variant = _FIRST,
-        written: dict[Variant, PreparedRequest] | None = None,
-        encode: Encode | None = None,
-        numbers: Numbering | None = None,
-        forms: FormAttempt | None = None,
-    ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send a request; without ``encode`` it is the same in every attempt."""
+    def _open(
+        self, prepared: PreparedRequest, policy: Policy, read: Callable[[RawResponse], T], admit: Admission | None = None
+    ) -> _Call[T]:
+        """Return what it takes to send a request that is the same in every attempt."""
         submission = Submission(
             operation=prepared.operation,
             policy=policy,
@@ -254,13 +237,9 @@ class Transport:
             began=self.clock.monotonic(),
             random=self.clock.random,
             fields=self._refused,
-            number=first.number,
-            numbers=numbers,
-            forms=forms,
         )
         guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
-        call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
-        return self._drive(call, first)
+        return _Call(submission, read, {_FIRST: prepared}, held=guard or admit)
 
     # ------------------------------------------------------------------------------------------------------- one submission
 
@@ -507,10 +486,6 @@ class _ObservedAttempt:
                 error=error,
             )
         )
-
-
-def _keep(response: RawResponse) -> RawResponse:
-    return response
 
 
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:

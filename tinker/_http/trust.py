@@ -63,7 +63,7 @@ def find_refusal(error: Exception | None, where: str) -> ExchangeFailed | None:
     return None
 
 
-def explain(error: Exception, url: str) -> ExchangeFailed | None:
+def explain_handshake(error: Exception, url: str) -> ExchangeFailed | None:
     """Return the failure of an exchange by httpx among whose causes is one of TLS that lasts; None if there is none."""
     import httpx
 

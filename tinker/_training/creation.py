@@ -5,8 +5,7 @@ A server that cannot create a model by loading gets a fitting new one, into whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import attrs
 import msgspec
@@ -27,24 +26,6 @@ CREATED: ResultSpec[models.CreateModelResponse] = json_only("CreateModel", model
 LOADED: ResultSpec[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
 # What the SDKs take where nobody says.
 DEFAULT_RANK = 32
-
-
-class Creation(Protocol):
-    """Makes the model of a run."""
-
-    @property
-    def base_model(self) -> str | None:
-        """Return the name of the base model; None where the server is asked for it."""
-        ...
-
-    @property
-    def user_metadata(self) -> Mapping[str, object] | None:
-        """Return what the user says of the run."""
-        ...
-
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
-        """Make the model in the session and return its id; numbers of the run may be used for that."""
-        ...
 
 
 class NewAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +82,10 @@ class SavedAdapter:
             return await _create_then_load(runtime, numbers, future, context, body)
         loaded = await context.results.wait(submission, LOADED, future)
         return loaded.model_id or f"{context.session_id}:train:{number}"
+
+
+Creation: TypeAlias = NewAdapter | SavedAdapter
+"""Makes the model of a run; ``create`` may use numbers of the run for that."""
 
 
 async def _create(future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest) -> str:

@@ -1,6 +1,6 @@
 """The requests of one loss computation: data cut into chunks, encoded, numbered, sent, and their results put together.
 
-Used on the loop only. Whose turn it is, is the sequencer's business.
+Used on the loop only, by the request whose turn it is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SubmitReply: TypeAlias = Reply[models.UntypedAPIFuture]
 
 
 class LossJob(msgspec.Struct, frozen=True):
-    """Hold what to compute, the same for every chunk."""
+    """The loss and its settings, shared by all chunks."""
 
     loss_fn: str
     config: dict[str, float | str] | None
@@ -115,10 +115,10 @@ class LossRequests(msgspec.Struct, frozen=True):
                     submissions.append(await self._send_chunk(chunk, target, accepted, numbers.next, numbers))
         except Exception as error:
             self._note_accepted(error, len(accepted))
-            self._tell_possible_use(accepted, future)
+            self._report_unconfirmed_use(accepted, future)
             raise
         if future.cancelled():  # nobody will wait for the results
-            self._tell_possible_use(accepted, future)
+            self._report_unconfirmed_use(accepted, future)
         return submissions
 
     async def _submit_together(self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]) -> list[SubmitReply]:
@@ -142,8 +142,8 @@ class LossRequests(msgspec.Struct, frozen=True):
                 "includes their gradients."
             )
 
-    def _tell_possible_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
-        """Tell observers what the server may have used for requests that it took, and whose results nobody gets."""
+    def _report_unconfirmed_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
+        """Report to observers what the server may have used for requests that it accepted, and whose results are lost."""
         if accepted and (observers := self.transport.observers):
             observers.notify(structs.replace(_use(future, accepted), is_confirmed=False), future.progress)
 
