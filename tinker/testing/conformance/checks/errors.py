@@ -17,11 +17,9 @@ from tinker_wire.runtime import Request
 from tinker._version import __version__
 from tinker.testing.conformance.checked_requests import encode_body
 from tinker.testing.conformance.connection import ReceivedResponse, SentRequest
-from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.context import CheckContext, SamplingFixture, TrainingFixture
 from tinker.testing.conformance.outcome import CheckEnd, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import TrainingFixture, adopt, create
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
@@ -120,7 +118,7 @@ def _detail(content: bytes) -> object:
 @check("forward_backward")
 def protobuf_syntax(context: CheckContext) -> None:
     """A truncated or invalid protobuf body is refused with 400 or 422."""
-    fixture = create(context)
+    fixture = context.create()
     request = fixture.request("proto")
     whole = encode_body(request)
     for content in (whole[:-3], b"\xff\xff\xff"):
@@ -131,24 +129,23 @@ def protobuf_syntax(context: CheckContext) -> None:
 def statuses(context: CheckContext) -> None:
     """A successful response has the documented status: 200, or 204 without a body."""
     context.session()
-    for attempt in (create, SamplingFixture.on_base):
+    for attempt in (context.create, context.sampler):
         with suppress(CheckEnd):  # what fails is another check's matter
-            attempt(context)
+            attempt()
     others = [
         f"{operation} {status}"
         for operation, found in sorted(context.known.statuses.items())
         for status in sorted(found - {200 if OPERATIONS[operation].response_media_types else 204})
     ]
-    context.expect(
-        not others, f"successes have other statuses than 200, or 204 without a body: {', '.join(others)}", "statuses"
-    )
+    told = f"successes have other statuses than 200, or 204 without a body: {', '.join(others)}"
+    context.expect(not others, told, "statuses")
 
 
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Unknown fields are ignored."""
     _accept(context, service_api.create_session(_SESSION), **msgspec.to_builtins(_SESSION), field_of_tomorrow={"a": [1]})
-    sampler = SamplingFixture.on_base(context)
+    sampler = context.sampler()
     body = msgspec.to_builtins(sampler.body(), enc_hook=str)
     body["sampling_params"]["knob_of_tomorrow"] = 3
     _accept(context, sampling_api.asample(sampler.body()), **body)
@@ -163,7 +160,7 @@ def older_bodies(context: CheckContext) -> None:
     )
     body = {"session_id": session, "model_seq_id": 0, "base_model": context.base_model(), "user_metadata": None}
     made = context.accept(request, _send(context, request, {**body, "lora_config": _OLDER_LORA}), models.CreateModelResponse)
-    fixture = adopt(context, context.result(made).model_id)
+    fixture = context.adopt(context.result(made).model_id)
     _older_training(context, fixture)
     _older_sample(context, session)
 
