@@ -20,7 +20,6 @@ from tinker.testing.conformance.checked_requests import CheckedRequests, is_with
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
 from tinker.testing.conformance.outcome import Absent, CheckEnd, Failed, Late
 from tinker.testing.conformance.run_state import Cleanup
-from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
 
@@ -71,10 +70,8 @@ class CheckSession(CheckedRequests):
     def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
         """Return the result, waited for until the deadline. Failed when the request failed."""
         answer = self.wait_for_response(promise, protobuf=protobuf)
-        if promise.kind is ForwardBackwardOutput:
-            return decoding.loss_output(answer)  # type: ignore[return-value]
-        if promise.kind is SampleResponse:
-            return decoding.sample_response(answer)  # type: ignore[return-value]
+        if decoding.has_two_forms(promise.kind):
+            return decoding.result_of_either_form(answer, promise.kind)
         return self.decode(answer, promise.kind)
 
     def wait_for_response(
@@ -91,8 +88,8 @@ class CheckSession(CheckedRequests):
         if answer.media_type == proto.MEDIA_TYPE:
             how = f"the result of {promise.operation} comes as protobuf where only JSON is accepted"
             self.require(protobuf, how, "json results", "retrieve_future")
-            bulky = promise.kind in (ForwardBackwardOutput, SampleResponse)
-            self.require(bulky, f"the result of {promise.operation} is protobuf, which it never is")
+            how = f"the result of {promise.operation} is protobuf, which it never is"
+            self.require(decoding.has_two_forms(promise.kind), how)
         else:
             self._check_failure(promise, answer)
         return answer
