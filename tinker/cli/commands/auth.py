@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@command
+@command("tinker auth login", "echo $KEY | tinker auth login")
 def login(options: GlobalOptions) -> None:
     """Store an API key of the hosted service on this machine. Clients use it by default.
 
@@ -87,7 +87,7 @@ async def _send(_: tinker.APIFuture[T], runtime: Runtime, request: Request[T], k
     return (await runtime.transport.send(request, REST, credential=Credential(key))).value
 
 
-@command
+@command("tinker auth logout")
 def logout(options: GlobalOptions) -> None:
     """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
     from tinker_wire.api import auth as api
@@ -120,7 +120,7 @@ def logout(options: GlobalOptions) -> None:
         raise CommandFailed("The key could not be revoked", read_message(refusal))
 
 
-@command
+@command("tinker auth status", "tinker -f json auth status")
 def status(options: GlobalOptions) -> None:
     """Show whether a credential is set and accepted. Exits with 1 if not.
 
@@ -142,7 +142,7 @@ def status(options: GlobalOptions) -> None:
         raise failure
 
 
-@command
+@command("tinker auth whoami")
 def whoami(options: GlobalOptions) -> None:
     """Show the user and the organization of the credential, if the server reports them."""
     identity = rest_client(options).whoami().result()

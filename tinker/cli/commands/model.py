@@ -10,7 +10,7 @@ from tinker.cli.output import format_bool, format_optional, show, show_table
 _COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
 
 
-@command
+@command("tinker model list")
 def list_command(options: GlobalOptions, substring: str | None = None) -> None:
     """List the models that the server offers, or those whose name contains SUBSTRING (case-insensitive).
 

@@ -61,7 +61,7 @@ _OPTIONAL = ("LoRA", "Status", "Last Update")  # left out on a narrow terminal
 _COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one."
 
 
-@command
+@command("tinker run list --limit 5 --columns id,model,updated")
 def list_command(
     options: GlobalOptions,
     limit: Annotated[Natural, Option("Maximum number of runs, latest first; 0 shows all.")] = 20,
@@ -98,7 +98,7 @@ def _columns(names: str) -> list[_Column]:
     return [COLUMNS[name] for name in chosen]
 
 
-@command
+@command("tinker run info RUN")
 def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
     """Show one training run."""
     run = rest_client(options).get_training_run(run_id, access_scope).result()
@@ -123,7 +123,7 @@ def _checkpoint_properties(title: str, checkpoint: tinker.types.Checkpoint | Non
     return [(title, checkpoint.checkpoint_id), ("  - Time", time), ("  - Path", checkpoint.tinker_path)]
 
 
-@command
+@command("tinker run usage RUN --prices prices.toml")
 def usage(
     options: GlobalOptions,
     run_id: str,
@@ -188,7 +188,7 @@ def _count(
     return found
 
 
-@command
+@command("tinker session export-trace SESSION --output trace.pftrace")
 def export_trace(
     options: GlobalOptions,
     session_id: str,

@@ -31,7 +31,11 @@ from tinker.cli.output import format_count, progress, show
 from tinker.cli.reading import Prompt, check_token_ids
 
 
-@command
+@command(
+    'tinker sample "Once upon a time" --num-samples 4 --temperature 0.7',
+    'tinker sample --model tinker://RUN/sampler_weights/final "2 + 2 ="',
+    "tinker sample --file prompts.jsonl --output answers.jsonl",
+)
 def sample(
     options: GlobalOptions,
     prompt: tuple[str, ...] = (),

@@ -13,7 +13,11 @@ from tinker.cli.training.plan import Plan, RunOptions, option_of
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
-@command
+@command(
+    "tinker train examples.jsonl --epochs 2 --save-every 50",
+    "tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg",
+    "tinker train prompts.jsonl --grpo reward.py --group-size 16",
+)
 def train(options: GlobalOptions, data: GivenFile, plan: Plan, run: RunOptions) -> None:
     """Fine-tune a model on DATA, a file with one example per line, and save it.
 

@@ -16,7 +16,7 @@ from tinker.cli.output import format_count, show, show_properties
 _RANK = 32
 
 
-@command
+@command("tinker checkpoint publish tinker://RUN/weights/final")
 def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a checkpoint public: everybody can load, sample and download it. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
@@ -24,7 +24,7 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     _confirm(options, f"{path} is public.")
 
 
-@command
+@command("tinker checkpoint unpublish tinker://RUN/weights/final")
 def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
@@ -32,7 +32,7 @@ def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     _confirm(options, f"{path} is private.")
 
 
-@command
+@command("tinker checkpoint set-ttl tinker://RUN/weights/final --ttl 86400")
 def set_ttl(
     options: GlobalOptions,
     checkpoint_path: str,
@@ -53,7 +53,7 @@ def _confirm(options: GlobalOptions, text: str) -> None:
         click.echo(text, err=True)
 
 
-@command
+@command("tinker checkpoint create --model Qwen/Qwen3-8B --name start --sampler")
 def create(
     options: GlobalOptions,
     model: Annotated[str | None, Option("Base model of the new adapter.", "-m", "--model", metavar="NAME")] = None,

@@ -20,7 +20,10 @@ _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights
 _ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 
 
-@command
+@command(
+    "tinker checkpoint delete tinker://RUN/weights/final",
+    "tinker checkpoint delete --run-id RUN --before 2026-01-31T08:00Z",
+)
 def delete(
     options: GlobalOptions,
     checkpoint_paths: tuple[str, ...] = (),

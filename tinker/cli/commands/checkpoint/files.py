@@ -44,7 +44,7 @@ def _transfer(options: GlobalOptions, description: str) -> Generator[_Transfer]:
         yield _Transfer(service, report)
 
 
-@command
+@command("tinker checkpoint download tinker://RUN/sampler_weights/final --output out")
 def download(
     options: GlobalOptions,
     checkpoint_path: str,
@@ -91,7 +91,7 @@ def download(
     show(options, value, lambda: show_properties(f"Checkpoint Download: {path}", properties))
 
 
-@command
+@command("tinker checkpoint push-hf tinker://RUN/sampler_weights/final --repo me/model")
 def push_hf(
     options: GlobalOptions,
     checkpoint_path: str,
@@ -142,7 +142,7 @@ def push_hf(
     show(options, value, lambda: show_properties(f"Pushed: {pushed.repo_id}", properties))
 
 
-@command
+@command("tinker checkpoint upload ./my-adapter --base-model Qwen/Qwen3-8B")
 def upload(
     options: GlobalOptions,
     folder: Path,

@@ -30,7 +30,7 @@ _OPTIONAL = ("Public",)  # left out on a narrow terminal
 _COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
 
 
-@command
+@command("tinker checkpoint list --run-id RUN")
 def list_command(
     options: GlobalOptions,
     run_id: Annotated[str | None, Option("Show all checkpoints of this training run.", metavar="ID")] = None,
@@ -82,7 +82,7 @@ def parse_pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-@command
+@command("tinker checkpoint search --type training --metadata step=100")
 def search(
     options: GlobalOptions,
     metadata: Annotated[
@@ -127,7 +127,7 @@ def _search(options: GlobalOptions, request: tinker.types.CheckpointSearchReques
     return found
 
 
-@command
+@command("tinker checkpoint info tinker://RUN/weights/final")
 def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show a checkpoint and its adapter."""
     path, rest = parse_path(checkpoint_path), rest_client(options)
