@@ -37,7 +37,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
         """,
         {
             "create": Entry("checkpoint.change", "Create an adapter and save it."),
-            "delete": Entry("checkpoint.delete", "Permanently delete checkpoints."),
+            "delete": Entry("checkpoint.change", "Permanently delete checkpoints."),
             "download": Entry("checkpoint.files", "Download a checkpoint."),
             "info": Entry("checkpoint.show", "Show a checkpoint."),
             "list": Entry("checkpoint.show", "List the checkpoints of one or all runs."),

@@ -14,7 +14,7 @@ import tinker
 from tinker.cli.clients import config_of, connect, rest_client
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
-from tinker.cli.output import format_optional, show, show_properties
+from tinker.cli.output import show, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
@@ -147,5 +147,5 @@ def whoami(options: GlobalOptions) -> None:
     """Show the user and the organization of the credential, if the server reports them."""
     identity = rest_client(options).whoami().result()
     value = {"user_urn": identity.user_urn, "org_urn": identity.org_urn, "email": identity.email}
-    properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": format_optional(identity.email)}
-    show(options, value, lambda: show_properties("Credential", properties))
+    properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": identity.email}
+    show_properties(options, value, "Credential", properties)

@@ -107,7 +107,7 @@ def compare(
 
     def table() -> None:
         columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
-        show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
+        show_table(columns, [["" if cell is None else cell for cell in row.values()] for row in rows], name)
         for message in filter(None, (run.explain_missing(name) for run in read)):
             click.echo(message, err=True)
 

@@ -14,7 +14,7 @@ from tinker.cli.clients import service_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import GlobalOptions, Option, Positive, command
-from tinker.cli.output import format_bool, format_size, progress, show, show_properties
+from tinker.cli.output import format_size, progress, show_properties
 
 # What the library calls its arguments, and the options that give them.
 _OPTIONS = {
@@ -73,22 +73,14 @@ def download(
     path = parse_path(checkpoint_path).tinker_path
     try:
         with _transfer(options, f"Downloading {path}") as (service, report):
-            done = tinker.checkpoints.download(
-                path, output, form=form, overwrite=force, progress=report, service=service
-            ).result()
+            download = tinker.checkpoints.download
+            done = download(path, output, form=form, overwrite=force, progress=report, service=service).result()
     except FileExistsError as error:
         raise CommandFailed(str(error), "Use --force to replace it, or --output to choose another folder.") from None
-    value = {
-        "checkpoint_path": done.checkpoint_path,
-        "destination": str(done.destination),
-        "file_size_bytes": done.nbytes,
-    }
-    properties = {
-        "Checkpoint Path": done.checkpoint_path,
-        "Total Size": format_size(done.nbytes),
-        "Downloaded to": str(done.destination),
-    }
-    show(options, value, lambda: show_properties(f"Checkpoint Download: {path}", properties))
+    saved, target, nbytes = done.checkpoint_path, str(done.destination), done.nbytes
+    value = {"checkpoint_path": saved, "destination": target, "file_size_bytes": nbytes}
+    properties = {"Checkpoint Path": saved, "Total Size": format_size(nbytes), "Downloaded to": target}
+    show_properties(options, value, f"Checkpoint Download: {path}", properties)
 
 
 @command("tinker checkpoint push-hf tinker://RUN/sampler_weights/final --repo me/model")
@@ -136,10 +128,10 @@ def push_hf(
         "Checkpoint Path": pushed.checkpoint_path,
         "Repository": pushed.repo_id,
         "Revision": pushed.revision or "main",
-        "Public": format_bool(pushed.public),
+        "Public": pushed.public,
         "Commit": pushed.url,
     }
-    show(options, value, lambda: show_properties(f"Pushed: {pushed.repo_id}", properties))
+    show_properties(options, value, f"Pushed: {pushed.repo_id}", properties)
 
 
 @command("tinker checkpoint upload ./my-adapter --base-model Qwen/Qwen3-8B")
@@ -179,7 +171,7 @@ def upload(
         "Base Model": done.base_model,
         "Total Size": format_size(done.nbytes),
     }
-    show(options, attrs.asdict(done), lambda: show_properties(f"Checkpoint Upload: {folder}", properties))
+    show_properties(options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties)
 
 
 def _name_options(text: str) -> str:
