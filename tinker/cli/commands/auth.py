@@ -11,15 +11,13 @@ from urllib.parse import urlencode
 import click
 
 import tinker
-from tinker.cli.clients import config_of, connect, rest_client
+from tinker.cli.clients import config_of, connect, rest_client, send
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import show, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
-
-    from tinker._runtime import Runtime
 
 T = TypeVar("T")
 
@@ -75,16 +73,9 @@ def _read_key() -> str:
 
 def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
     """Send a request under this key; the runtime never asks for the settings, so the key is not exchanged for a token."""
-    from tinker._runtime import run
-
-    runtime = connect(options, key)
-    return run(runtime, request.operation, _send, runtime, request, key).result()
-
-
-async def _send(_: tinker.APIFuture[T], runtime: Runtime, request: Request[T], key: str) -> T:
     from tinker._http import REST, Credential
 
-    return (await runtime.transport.send(request, REST, credential=Credential(key))).value
+    return send(connect(options, key), request, REST, Credential(key))
 
 
 @command("tinker auth logout")

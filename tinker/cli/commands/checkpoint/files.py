@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import click
 
@@ -24,15 +24,11 @@ _OPTIONS = {
 }
 
 
-class _Transfer(NamedTuple):
-    """A session for moving files, and who shows their progress."""
-
-    service: tinker.ServiceClient
-    report: Callable[[tinker.checkpoints.Progress], None]
-
-
 @contextmanager
-def _transfer(options: GlobalOptions, description: str) -> Generator[_Transfer]:
+def _transfer(
+    options: GlobalOptions, description: str
+) -> Generator[tuple[tinker.ServiceClient, Callable[[tinker.checkpoints.Progress], None]]]:
+    """Open a session for moving files, and show their progress with the function that it yields."""
     with (
         service_client(options, interactive=True) as service,
         progress(options, description, None, nbytes=True) as advance,
@@ -41,7 +37,7 @@ def _transfer(options: GlobalOptions, description: str) -> Generator[_Transfer]:
         def report(now: tinker.checkpoints.Progress) -> None:
             advance(now.done_nbytes, total=now.total_nbytes)
 
-        yield _Transfer(service, report)
+        yield service, report
 
 
 @command("tinker checkpoint download tinker://RUN/sampler_weights/final --output out")
