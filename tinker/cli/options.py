@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -53,12 +53,21 @@ class GlobalOptions(NamedTuple):
     debug: Annotated[bool, Option("Show the traceback of an error.")] = False
 
 
-def command(function: Callable[..., None]) -> click.Command:
-    """Make a command of a function. A parameter that no :class:`Option` annotates is an argument.
+def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function; its help ends with these examples.
 
-    A parameter whose type is a named tuple gets one made of its fields, which are options; :class:`GlobalOptions` are those of
-    ``tinker``.
+    A parameter that no :class:`Option` annotates is an argument. A parameter whose type is a named tuple gets one made of its
+    fields, which are options; :class:`GlobalOptions` are those of ``tinker``.
     """
+    return functools.partial(_command, list_examples(examples))
+
+
+def list_examples(lines: Sequence[str]) -> str:
+    """Return examples as the end of a help."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _command(epilog: str, function: Callable[..., None]) -> click.Command:
     hints = get_type_hints(function, include_extras=True)
     records = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
 
@@ -71,7 +80,7 @@ def command(function: Callable[..., None]) -> click.Command:
                 values[name] = record(**{field: values.pop(field) for field in record._fields})
         function(**values)
 
-    return click.command(params=list(_parameters(function, hints)))(call)
+    return click.command(params=list(_parameters(function, hints)), epilog=epilog)(call)
 
 
 def _parameters(function: Callable[..., None], hints: Mapping[str, Any]) -> Iterator[click.Parameter]:

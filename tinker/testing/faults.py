@@ -92,6 +92,14 @@ class Fault:
         return f"{self.kind}{status}{' after' if self.applied and self.kind in ('drop', 'hang', 'status') else ''}"
 
 
+@attrs.frozen
+class Delivery:
+    """A response on its way back. None for ``answer`` means no response; ``fault`` is applied to it."""
+
+    answer: ServerResponse | None
+    fault: Fault | None
+
+
 def status_fault(
     status: int,
     headers: Mapping[str, HeaderValue] | None = None,

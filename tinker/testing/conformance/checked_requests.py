@@ -60,10 +60,10 @@ class CheckedRequests:
         if check != self.check and check in self.known.broken:
             raise Blocked(self.known.broken[check], check)
 
-    def require(self, holds: bool, how: str) -> None:
+    def require(self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
         """Contradiction unless it holds."""
         if not holds:
-            raise Contradiction(how)
+            raise Contradiction(how, cause=cause, operation=operation, schema=schema)
 
     # ------------------------------------------------------------------------------------------------------------ exchanges
 
@@ -153,9 +153,8 @@ class CheckedRequests:
         if is_required and is_without_route(answer):
             how = f"{operation} answers {answer.status} to {answer.message}: {decoding.detail(answer)}"
             raise Contradiction(how, cause="missing operation", operation=operation)
-        if answer.status in ABSENT_STATUSES and not is_required and not self._core:
-            raise Absent(how, cause=refusal.cause, operation=operation)
-        if answer.status in _FORBIDDEN and not self._core:
+        may_be_absent = answer.status in _FORBIDDEN or (answer.status in ABSENT_STATUSES and not is_required)
+        if may_be_absent and not self._core:
             raise Absent(how, cause=refusal.cause, operation=operation)
         raise refusal
 
@@ -171,14 +170,9 @@ class CheckedRequests:
         try:
             answer = self.send(request, **options)
         except Crash as error:
-            raise Crash(
-                f"{error}, {due}",
-                cause=cause or ("unknown ids" if 404 in statuses else "crash for refusal"),
-                operation=operation,
-            ) from error
-        if answer.status < 400:
-            how = f"{answer.message}: answers {answer.status} {due}"
-            raise Contradiction(how, cause=cause, operation=operation)
+            kind = cause or ("unknown ids" if 404 in statuses else "crash for refusal")
+            raise Crash(f"{error}, {due}", cause=kind, operation=operation) from error
+        self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} {due}", cause, operation)
         how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
         self.expect(answer.status in statuses, how, "statuses", operation=operation)
         self._check_refusal(answer)

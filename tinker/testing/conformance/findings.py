@@ -1,18 +1,38 @@
-"""From rows to findings: one cause is one finding, with the rows that show it and those that it blocks."""
+"""From rows to findings: one cause is one finding, with the rows that show it and those that it blocks.
+
+A finding points to the place in openapi.yaml, and to a recorded exchange of a real client that shows the correct form.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 import attrs
+import msgspec
+from tinker_wire import models
+from tinker_wire.operations import OPERATIONS
 
 from tinker.testing.conformance.causes import KNOWN, group_of
-from tinker.testing.conformance.evidence import RecordedExchange, exchanges_of, place_of_operation, place_of_schema
 from tinker.testing.conformance.outcome import SEVERITY, Observation, Outcome, Report, Row, normalize
 
 _FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
 _MOST_EXCHANGES = 3
 _LONGEST_TITLE = 120
+DOCUMENT = "openapi.yaml"
+_RESULT = "retrieve_future:"
+
+
+class RecordedExchange(msgspec.Struct, frozen=True):
+    """An exchange of a real client. ``recording``: its file in the repository and its number there."""
+
+    recording: str
+    request: str
+    sent: Any
+    status: int
+    answered: Any
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +84,7 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
         blocked=tuple(row.check for row in report.checks if row.blocked_by in ended),
         operations=named,
         places=tuple(_places(named, (one.schema for _, one in seen))),
-        exchanges={name: one for operation in named[:_MOST_EXCHANGES] for name, one in exchanges_of(operation).items()},
+        exchanges={name: one for operation in named[:_MOST_EXCHANGES] for name, one in _exchanges_of(operation).items()},
     )
 
 
@@ -107,8 +127,32 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[str]:
-    yield from (place_of_operation(name) for name in operations)
+    yield from (_place_of_operation(name) for name in operations)
     for name in dict.fromkeys(schemas):
-        place = place_of_schema(name)
+        place = _place_of_schema(name)
         if place is not None:
             yield place
+
+
+@cache
+def _read_exchanges() -> dict[str, RecordedExchange]:
+    content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[str, RecordedExchange])
+
+
+def _place_of_operation(name: str) -> str:
+    """Return where an operation is described, as the document with a JSON pointer."""
+    operation = OPERATIONS[name]
+    path = operation.path.replace("~", "~0").replace("/", "~1")
+    return f"{DOCUMENT}#/paths/{path}/{operation.method.lower()}"
+
+
+def _place_of_schema(name: str) -> str | None:
+    """Return where a record is described; None for what is no record of the document."""
+    return f"{DOCUMENT}#/components/schemas/{name}" if hasattr(models, name) else None
+
+
+def _exchanges_of(operation: str) -> dict[str, RecordedExchange]:
+    """Return the recorded exchanges of an operation: its request, and the retrieval of its result."""
+    recorded = _read_exchanges()
+    return {name: recorded[name] for name in (operation, _RESULT + operation) if name in recorded}

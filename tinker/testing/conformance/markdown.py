@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.testing.conformance.evidence import RecordedExchange
-from tinker.testing.conformance.findings import Finding, findings
+from tinker.testing.conformance.findings import Finding, RecordedExchange, findings
 from tinker.testing.conformance.outcome import Outcome, Report
 
 _LONGEST_TEXT, _MOST_OBSERVED = 300, 8
