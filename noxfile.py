@@ -24,6 +24,7 @@ LOWEST_EXTRAS = ("server", "zstd", "hub", "tokenizers")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
 WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
+ALL_EXAMPLES = {"EXAMPLES": "all"}  # of tests/contract/test_server.py, which tries a few of each operation otherwise
 LOCKS = ROOT / "locks"
 LOCK_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pip 26.2 and newer read the second where they build a wheel
 TORCH = "torch==2.13.0"  # the tests run on the CPU, for which this release has a build
@@ -234,7 +235,8 @@ def contract(session: nox.Session) -> None:
     """The document, the server and the client held against one another; then a running server, checked from outside."""
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
-    session.run("pytest", *WORKERS, *folders, "tests/contract/check_source_faults.py", *session.posargs, env=ONE_THREAD)
+    variables = {**ONE_THREAD, **ALL_EXAMPLES}
+    session.run("pytest", *WORKERS, *folders, "tests/contract/check_source_faults.py", *session.posargs, env=variables)
     session.run("python", "tests/contract/live.py")
 
 
@@ -250,6 +252,7 @@ def chaos(session: nox.Session) -> None:
     """The soaks, those of the tests too: `-- --seed N --seconds S` for one seed of faults; else twenty, and two models."""
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     session.run("pytest", "-m", "soak", "--durations=10", env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
+    session.run("pytest", "tests/contract/test_server.py", "-k", "test_every_operation", env=ALL_EXAMPLES)
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")

@@ -1,6 +1,7 @@
 """The server against the document, by schemathesis: every operation, with examples, at limits, at random and along links.
 
-What is generated and what is checked besides the tool's own checks is in ``fuzzing``.
+What is generated and what is checked besides the tool's own checks is in ``fuzzing``. Each operation gets a few random
+requests and its examples; `EXAMPLES=all`, as in `nox -s contract` and `nox -s chaos`, adds those at limits and more random ones.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case
+from schemathesis.config import SchemathesisConfig
 from schemathesis.core import NOT_SET
 from schemathesis.core.failures import FailureGroup
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,9 +38,20 @@ KEY = "tml-key"
 QUICK = {"hold_seconds": 0.02, "gap_seconds": 0.0, "max_sessions": 10**6, "max_models": 10**6, "max_samplers": 10**6}
 ALL_CHECKS = list(HealthCheck)
 
+
+
+def read_config() -> SchemathesisConfig:
+    """Return what schemathesis.toml says; unless all examples are asked for, without the hundreds at limits."""
+    config = SchemathesisConfig.discover()
+    if os.environ.get("EXAMPLES") != "all":
+        config.projects.default.phases.coverage.enabled = False
+        config.projects.default.generation.max_examples = 6
+    return config
+
+
 document = copy.deepcopy(strict_contract().document)
 document["servers"] = [{"url": "/"}]
-everything = schemathesis.openapi.from_dict(document)
+everything = schemathesis.openapi.from_dict(document, config=read_config())
 schema = everything.exclude(operation_id="delete_api_key")  # it ends every other test, and has one of its own
 
 
@@ -106,7 +120,7 @@ def test_revoking_a_key(tmp_path: Path) -> None:
     state.close()
 
 
-@pytest.mark.parametrize("max_examples", [8, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("max_examples", [5, pytest.param(60, marks=pytest.mark.soak)])
 def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int) -> None:
     """Requests that use ids of earlier responses break nothing, and many operations succeed on the way."""
     succeeded: Counter[str] = Counter()
