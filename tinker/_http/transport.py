@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
