@@ -36,7 +36,6 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
         raise ValueError("sequence_id must not be empty")
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class _TokenSpan(AttrsValue):
     sequence_id: str = attrs.field(validator=_span_id)
