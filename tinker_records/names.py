@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
-from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
@@ -86,13 +85,11 @@ def suggest_arguments(kind: type[T]) -> type[T]:
     """Have the public methods of a class suggest the right name in the place of an argument that they do not have."""
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
-        if not name.startswith("_") and inspect.isfunction(method) and _has_arguments(method.__code__):
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        if method.__code__.co_argcount + method.__code__.co_kwonlyargcount > 1:
             setattr(kind, name, _explained(f"{kind.__name__}.{name}", method))
     return kind
-
-
-def _has_arguments(code: CodeType) -> bool:
-    return code.co_argcount + code.co_kwonlyargcount > 1
 
 
 def _explained(called: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -63,15 +64,11 @@ class _Crc32:
         return self._value.to_bytes(4, "big")
 
 
-def _md5() -> _Digest:
-    return hashlib.md5(usedforsecurity=False)
-
-
 # Strongest first.
 _DIGESTS: Mapping[str, Callable[[], _Digest]] = {
     "sha-512": hashlib.sha512,
     "sha-256": hashlib.sha256,
-    "md5": _md5,
+    "md5": partial(hashlib.md5, usedforsecurity=False),
     "crc32": _Crc32,
 }
 _OBJECT_STORE_HEADERS = {"x-amz-checksum-sha256": "sha-256", "x-amz-checksum-crc32": "crc32"}
@@ -135,13 +132,9 @@ async def _save(_: APIFuture[int], runtime: Runtime, url: str, place: Path, watc
     async with open_files(runtime.transport.engine, runtime.config) as client:
         source = FileSource(client=client, transport=runtime.transport, url=only)
         nbytes = await fetch(source, place.name, draft, watch)
-    await asyncio.to_thread(_publish, draft, place)
+    await asyncio.to_thread(os.replace, draft, place)
+    await asyncio.to_thread(_forget, draft)
     return nbytes
-
-
-def _publish(draft: Path, place: Path) -> None:
-    os.replace(draft, place)
-    _forget(draft)
 
 
 async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> int:

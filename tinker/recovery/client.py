@@ -94,7 +94,7 @@ class RecoveringTrainingClient(TrainingClient):
             ValueError: A number is out of its range, or a name cannot be one.
             RecoveryFailedError: From the loop, when the run could not be recovered.
         """
-        return Steps(self._keeper, self._save, count, save_every, name, ttl_seconds)
+        return Steps(self._keeper, super().save_state, count, save_every, name, ttl_seconds)
 
     def recover(self, error: BaseException) -> Recovery:
         """Put a new run in the place of a lost one, and block until it is there.
@@ -152,7 +152,3 @@ class RecoveringTrainingClient(TrainingClient):
         future = super().save_state(name, ttl_seconds, overwrite, user_metadata)
         self._keeper.note_save(SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {})))
         return future
-
-    def _save(self, name: str, ttl_seconds: int | None) -> APIFuture[SaveWeightsResponse]:
-        """Save for a loop, which remembers it itself."""
-        return super().save_state(name, ttl_seconds)

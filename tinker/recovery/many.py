@@ -236,7 +236,8 @@ class RecoveryMonitor:
         """
         check_kind("run_id", run_id, str)
         self._watched[run_id] = None
-        self._executor.runtime.thread.call(self._start)
+        tasks = self._executor.runtime.tasks
+        self._executor.runtime.thread.call(lambda: tasks.background(self._task, self._poll))
 
     def unwatch(self, run_id: str) -> None:
         """Ask no longer for the state of a run; nothing happens where none is watched.
@@ -257,9 +258,6 @@ class RecoveryMonitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
-
-    def _start(self) -> None:
-        self._executor.runtime.tasks.background(self._task, self._poll)
 
     async def _poll(self) -> None:
         """Ask for one run after the other, until none is watched."""

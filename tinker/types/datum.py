@@ -36,7 +36,6 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
         raise ValueError("sequence_id must not be empty")
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class _TokenSpan(AttrsValue):
     sequence_id: str = attrs.field(validator=_span_id)
@@ -77,7 +76,9 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         sparse = value.ndim == 2 and name in SPARSIFIED
         return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
     if isinstance(value, np.ndarray):
-        return TensorData.from_numpy(_read_mask(name, cast("NDArray[Any]", value)))
+        array = cast("NDArray[Any]", value)
+        is_mask = array.dtype.kind == "b"  # booleans become the numbers that the input of this name has
+        return TensorData.from_numpy(array.astype(LIST_DTYPES.get(name, "float32")) if is_mask else array)
     if isinstance(value, list):
         dtype = LIST_DTYPES.get(name)
         quick = None if dtype is None else pack(cast("list[object]", value), dtype)
@@ -98,11 +99,6 @@ def _cast(name: str, array: NDArray[Any], dtype: TensorDtype) -> NDArray[Any]:
         at = int(changed[0])
         raise ValueError(f"{name} must be integers, got {array.reshape(-1)[at]} at position {at}")
     return array.astype(dtype)
-
-
-def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return booleans as the numbers that the input of this name has."""
-    return array.astype(LIST_DTYPES.get(name, "float32")) if array.dtype.kind == "b" else array
 
 
 class NamedTensors(dict[str, TensorData]):

@@ -12,7 +12,7 @@ from tinker_wire import models
 
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, FrozenValue, explain_changes
+from tinker.types._values import AttrsValue, FrozenValue
 
 
 class EncodedTextChunk(FrozenValue):
@@ -98,7 +98,6 @@ def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     return chunk.expected_tokens
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ImageChunk(AttrsValue):
     """An image.
@@ -121,7 +120,6 @@ class ImageChunk(AttrsValue):
         return _token_count(self)
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(AttrsValue):
     """Reference to an image that the server downloads. Only for sampling and for servers that use JSON.
@@ -144,7 +142,6 @@ class ImageAssetPointerChunk(AttrsValue):
         return _token_count(self)
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class DmelChunk(AttrsValue):
     """Audio features.
@@ -228,7 +225,6 @@ class Tokenizer(Protocol):
         ...
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ModelInput(AttrsValue):
     """Input of the model: chunks in order.

@@ -32,7 +32,6 @@ TopkRow: TypeAlias = list[tuple[int, float]] | None
 _EQUAL_ARRAYS = attrs.cmp_using(eq=lambda one, other: np.array_equal(one, other))
 
 
-@explain_changes
 @attrs.frozen
 class ForwardBackwardOutput(Signposted, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
@@ -74,7 +73,6 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
             return super().__getattr__(name)
 
 
-@explain_changes
 @attrs.frozen
 class TopkLogprobs(AttrsValue):
     """The k most likely tokens at each of n positions.
@@ -129,7 +127,6 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
     return cells or None
 
 
-@explain_changes
 @attrs.frozen
 class PromptAltTokens(AttrsValue):
     """The k alternatives drawn at each position of a prompt of n tokens.
@@ -366,7 +363,6 @@ class SampleResponse(Signposted, AttrsValue):
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class _Saved(AttrsValue):
     path: str

@@ -85,7 +85,10 @@ class Usage(ShownAsTable):
                 session_id=event.session_id,
                 operation=event.operation,
             )
-            self._lines[key] = _add(line, counts, confirmed=event.is_confirmed)
+            if event.is_confirmed:
+                self._lines[key] = attrs.evolve(line, requests=line.requests + 1, tokens=line.tokens + counts)
+            else:
+                self._lines[key] = attrs.evolve(line, unconfirmed=line.unconfirmed + counts)
 
     def lines(self) -> tuple[UsageLine, ...]:
         """Return the usage so far, by model, run and operation, in the order of first use."""
@@ -139,9 +142,3 @@ class Usage(ShownAsTable):
 
     def _rows(self) -> Iterator[Sequence[str]]:
         return (line.cells for line in self.lines())
-
-
-def _add(line: UsageLine, counts: TokenCounts, *, confirmed: bool) -> UsageLine:
-    if not confirmed:
-        return attrs.evolve(line, unconfirmed=line.unconfirmed + counts)
-    return attrs.evolve(line, requests=line.requests + 1, tokens=line.tokens + counts)
