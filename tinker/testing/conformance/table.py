@@ -22,7 +22,7 @@ _MOST_OBSERVED = 6
 
 
 def console() -> Console:
-    """On a terminal as wide as it is; on a pipe 120 columns without escape codes."""
+    """Return a console: as wide as the terminal, or in a pipe 120 columns without escape codes."""
     found = Console(highlight=False, soft_wrap=False)
     return found if found.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 

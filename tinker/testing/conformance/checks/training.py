@@ -219,7 +219,7 @@ def custom_loss(context: CheckContext) -> None:
 
 
 def _custom_loss(context: CheckContext) -> Request[models.UntypedAPIFuture]:
-    """The graph of ``-(logprobs * weights).sum()`` over all datums."""
+    """Return the request for the graph of ``-(logprobs * weights).sum()`` over all datums."""
     ref = {"ref": "logprobs"}
     nodes = [
         models.CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
