@@ -158,7 +158,7 @@ def show_items(items: Iterable[T], columns: Columns[T], title: str | None = None
 
 
 def show_properties(
-    options: GlobalOptions, value: Any, title: str, properties: Mapping[str, object] | Iterable[tuple[str, object]]
+    options: GlobalOptions, value: Any, title: str, properties: Mapping[str, object] | Sequence[tuple[str, object]]
 ) -> None:
     """Print one object: ``value`` as JSON, else a table of its properties, with a title on a terminal."""
     rows = list(properties.items() if isinstance(properties, Mapping) else properties)

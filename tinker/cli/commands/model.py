@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from tinker_wire.models import SupportedModel
+from typing import TYPE_CHECKING
 
 from tinker.cli.clients import rest_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import Columns, show, show_items
+
+if TYPE_CHECKING:
+    from tinker_wire.models import SupportedModel
 
 _COLUMNS: Columns[SupportedModel] = [
     ("Model", lambda model: model.model_name),

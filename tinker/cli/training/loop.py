@@ -11,10 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-import attrs
 import click
 
 import tinker
@@ -26,7 +26,7 @@ from tinker.cli.training.report import RunReport
 _NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
 
 
-@attrs.define
+@dataclass
 class _Pending:
     """A step in flight, with the evaluation and the save that follow it."""
 
@@ -36,7 +36,7 @@ class _Pending:
     saving: tinker.APIFuture[tinker.types.SaveWeightsResponse] | None = None
 
 
-@attrs.define
+@dataclass
 class Loop:
     """The loop of one run, from its first step or from a checkpoint."""
 
@@ -47,10 +47,10 @@ class Loop:
     _report: RunReport
     _bookmark: Bookmark
     _evaluation: HeldOutLoss | None
-    _ahead: deque[_Pending] = attrs.field(factory=lambda: deque[_Pending](), init=False)
-    _done: int = attrs.field(default=0, init=False)
-    _saved: int = attrs.field(default=0, init=False)
-    _path: str | None = attrs.field(default=None, init=False)  # of the last checkpoint
+    _ahead: deque[_Pending] = field(default_factory=lambda: deque[_Pending](), init=False)
+    _done: int = field(default=0, init=False)
+    _saved: int = field(default=0, init=False)
+    _path: str | None = field(default=None, init=False)  # of the last checkpoint
 
     def run(self, first: int) -> None:
         """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit or the failure."""

@@ -56,12 +56,12 @@ class CheckedRequests:
             self.note_difference(how, cause, operation, schema)
 
     def need(self, check: str) -> None:
-        """Blocked when what the check before this one is about is known to fail."""
+        """Raise Blocked if the check that this one depends on is known to fail."""
         if check != self.check and check in self.known.broken:
             raise Blocked(self.known.broken[check], check)
 
     def require(self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
-        """Contradiction unless it holds."""
+        """Raise Contradiction unless it holds."""
         if not holds:
             raise Contradiction(how, cause=cause, operation=operation, schema=schema)
 
@@ -127,7 +127,7 @@ class CheckedRequests:
         return self.decode(answer, request.reply)
 
     def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
-        """Nothing for a success. Absent when there is no such operation, Refused otherwise."""
+        """Raise Absent if the server lacks the operation, and Refused for any other refusal."""
         if not is_success(answer.status):
             self._raise_refusal(request, answer)
 
@@ -179,7 +179,7 @@ class CheckedRequests:
         return answer
 
     def expect_refusals(self, *requests: Request[Any], status: int) -> None:
-        """Each of these requests must be refused; what is found about one does not stop the others."""
+        """Note each of these requests that is not refused; one does not stop the others."""
         for request in requests:
             try:
                 self.expect_refusal(request, status, cause="unknown ids")
@@ -187,7 +187,7 @@ class CheckedRequests:
                 self.note(error.observation())
 
     def _check_refusal(self, answer: ReceivedResponse) -> None:
-        """An error status has a JSON body with ``detail``; proxies may say what they like, servers should not."""
+        """Note a refusal without a JSON body that has ``detail``. Proxies may send others, servers should not."""
         try:
             body = decoding.record(answer, dict[str, Any])
         except Contradiction as error:

@@ -31,7 +31,7 @@ def record(answer: ReceivedResponse, kind: type[T]) -> T:
 
 
 def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exception) -> Contradiction:
-    """The response does not fit; the same misfit of the same record is one cause."""
+    """Describe a response that does not fit. The same misfit of the same record is one cause."""
     cause = f"misfit: {kind.__name__}: {error}"
     return Contradiction(f"{answer.message}: {how}", cause=cause, operation=answer.message.operation, schema=kind.__name__)
 

@@ -107,18 +107,16 @@ def _shorten(text: str) -> str:
 
 
 def _advice(observation: Observation, row: Row) -> str:
-    operation = observation.operation
-    if observation.cause.startswith("refused: "):
-        return f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`."
-    if observation.cause.startswith("failed: "):
-        return f"`{operation}` was accepted and its result is an error. What must hold: {row.statement}"
-    if observation.cause.startswith("misfit: "):
-        return f"Answer a `{observation.schema}` as the document describes it; clients refuse or misread anything else."
-    if observation.cause.startswith("broken: "):
-        return "Answer before the connection is closed; the server's log may say what failed."
-    if observation.cause.startswith("crash: "):
-        return "Find the exception in the server's log; clients repeat such a request for minutes before they give up."
-    return f"What must hold: {row.statement}"
+    """Return what to do, by the kind of the cause."""
+    operation, kind = observation.operation, observation.cause.partition(": ")[0]
+    by_kind = {
+        "refused": f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`.",
+        "failed": f"`{operation}` was accepted and its result is an error. What must hold: {row.statement}",
+        "misfit": f"Answer a `{observation.schema}` as the document describes it; clients refuse or misread anything else.",
+        "broken": "Answer before the connection is closed; the server's log may say what failed.",
+        "crash": "Find the exception in the server's log; clients repeat such a request for minutes before they give up.",
+    }
+    return by_kind.get(kind, f"What must hold: {row.statement}")
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
@@ -127,11 +125,11 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[str]:
-    yield from (_place_of_operation(name) for name in operations)
+    """Yield where the operations and the records are described."""
+    yield from map(_place_of_operation, operations)
     for name in dict.fromkeys(schemas):
-        place = _place_of_schema(name)
-        if place is not None:
-            yield place
+        if hasattr(models, name):  # else it is no record of the document
+            yield f"{DOCUMENT}#/components/schemas/{name}"
 
 
 @cache
@@ -145,11 +143,6 @@ def _place_of_operation(name: str) -> str:
     operation = OPERATIONS[name]
     path = operation.path.replace("~", "~0").replace("/", "~1")
     return f"{DOCUMENT}#/paths/{path}/{operation.method.lower()}"
-
-
-def _place_of_schema(name: str) -> str | None:
-    """Return where a record is described; None for what is no record of the document."""
-    return f"{DOCUMENT}#/components/schemas/{name}" if hasattr(models, name) else None
 
 
 def _exchanges_of(operation: str) -> dict[str, RecordedExchange]:

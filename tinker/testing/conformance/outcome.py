@@ -30,7 +30,7 @@ SEVERITY = tuple(Outcome)
 
 
 def _of_operation(outcomes: Sequence[Outcome]) -> Outcome:
-    """An operation of which some features are absent, or were not tried, is there."""
+    """Return the worst outcome. An operation is there if only some of its features are absent or were not tried."""
     there = [outcome for outcome in outcomes if outcome not in (Outcome.ABSENT, Outcome.BLOCKED)]
     return max(there or outcomes, key=SEVERITY.index)
 
@@ -196,7 +196,7 @@ class Report:
 
     @property
     def operations(self) -> dict[str, Outcome]:
-        """Operation id to what its checks found: the worst, but ``absent`` or ``blocked`` only where all of them were."""
+        """Return the worst outcome by operation id; ``absent`` or ``blocked`` only if all checks of the operation were."""
         found: dict[str, list[Outcome]] = {}
         for row in self.checks:
             for name in row.operations:

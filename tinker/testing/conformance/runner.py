@@ -144,7 +144,7 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
 
 
 def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
-    """Why the check ended early, if it did."""
+    """Run the check; return why it ended early, if it did."""
     try:
         check.body(context)
     except CheckEnd as end:

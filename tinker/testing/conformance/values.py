@@ -16,7 +16,6 @@ from tinker.types.results import ForwardBackwardOutput
 
 Floats: TypeAlias = NDArray[np.float64]
 
-STILL = models.AdamParams(learning_rate=0.0)
 ADAM = models.AdamParams(learning_rate=0.01)
 #: The adapter of a model that is created without another one. Adapters with the same seed begin equal.
 LORA = models.LoraConfig(rank=8, seed=11)

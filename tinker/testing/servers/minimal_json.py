@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker.local.profiles import JSONObject, Profile
-from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, keep_fields, offer_only, require_fields
+from tinker.testing.servers.rewriting import drop_fields, drop_later, keep_fields, offer_only, require_fields
 
 _OPTIONAL = ("forward", "get_sampler", "healthz", "session_heartbeat", "telemetry", "unload_model")
 _LATER = ("delete_checkpoint", "list_checkpoints", "list_training_runs")
@@ -36,7 +36,7 @@ MINIMAL_JSON = Profile(
         "load_weights": _read_load,
         "save_weights": drop_fields("overwrite", "ttl_seconds", "user_metadata"),
         "save_weights_for_sampler": drop_fields("kind", "ttl_seconds", "user_metadata"),
-        "asample": drop_fields(*LATER_SAMPLE_FIELDS),
+        "asample": drop_later,
     },
     answers={
         "asample": drop_fields("sample_sequence_ids"),

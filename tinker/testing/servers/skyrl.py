@@ -10,14 +10,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.profiles import IdScheme, JSONObject, Profile
-from tinker.testing.servers.rewriting import (
-    LATER_SAMPLE_FIELDS,
-    drop_fields,
-    keep_fields,
-    offer_only,
-    require_fields,
-    rewrite_field,
-)
+from tinker.testing.servers.rewriting import drop_fields, drop_later, keep_fields, offer_only, require_fields, rewrite_field
 from tinker.testing.servers.skyrl_losses import SKYRL_LOSSES, check_loss, rewrite_loss_output
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
@@ -92,7 +85,7 @@ def _read_sample(body: JSONObject) -> JSONObject:
     body = rewrite_field(body, "sampling_params", _read_sampling_params)
     if ":" in str(body.get("sampling_session_id")):
         raise APIProblem(400, "sampling_session_id must not contain ':' (the routing-key delimiter)")
-    asked = drop_fields(*LATER_SAMPLE_FIELDS)(_expand_short_path(body))
+    asked = drop_later(_expand_short_path(body))
     asked["prompt_logprobs"] = bool(asked.get("prompt_logprobs") or asked.get("topk_prompt_logprobs"))
     return asked
 

@@ -14,17 +14,7 @@ from tinker.cli.clients import rest_client, service_client
 from tinker.cli.commands.checkpoint.show import parse_pair
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import parse_path
-from tinker.cli.options import (
-    ExpiryOption,
-    GlobalOptions,
-    Option,
-    Positive,
-    check_checkpoint_name,
-    check_ttl,
-    command,
-    parse_time,
-    with_zone,
-)
+from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json, show_properties
 
 _RANK = 32
@@ -59,7 +49,6 @@ def set_ttl(
     path = parse_path(checkpoint_path).tinker_path
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")
-    check_ttl(ttl)
     rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
     _confirm(options, f"{path} never expires." if ttl is None else f"{path} expires in {format_count(ttl, 'second')}.")
 
@@ -88,7 +77,7 @@ def create(
         bool | None, Option("Whether the output layer gets one. Default: yes.", "--train-unembed/--no-train-unembed")
     ] = None,
     metadata: Annotated[tuple[str, ...], Option("Metadata of the checkpoint; may be repeated.", metavar="KEY=VALUE")] = (),
-    name: Annotated[str, Option("Name of the checkpoint.", metavar="NAME", callback=check_checkpoint_name)] = "initial",
+    name: Annotated[CheckpointName, Option("Name of the checkpoint.", metavar="NAME")] = "initial",
     sampler: Annotated[bool, Option("Also save a checkpoint to sample from.")] = False,
     ttl: ExpiryOption = None,
 ) -> None:
@@ -101,7 +90,6 @@ def create(
         raise click.UsageError("Give either --model or --from.")
     if start is not None and any(value is not None for value in (rank, seed, *layers)):
         raise click.UsageError("--rank, --seed and --train-... cannot be used with --from: the adapter is a copy.")
-    check_ttl(ttl)
     pairs = dict(map(parse_pair, metadata)) or None
     with service_client(options) as service:
         if start is not None:

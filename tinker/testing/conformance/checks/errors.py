@@ -76,7 +76,7 @@ _MISFITS = frozenset({400, 404, 415, 422})
 
 
 def _judge_misfit(context: CheckContext, found: ReceivedResponse) -> None:
-    """A body that does not fit the document is not accepted."""
+    """Note a response that accepts a body that does not fit the contract, or refuses it with another status."""
     told = f"{found.message} with the body {found.message.content[:80].decode(errors='backslashreplace')!r}"
     if found.status < 400:
         observed = f"{told} answers {found.status}"
@@ -87,7 +87,7 @@ def _judge_misfit(context: CheckContext, found: ReceivedResponse) -> None:
 
 
 def _refuse_content(context: CheckContext, request: Request[Any], content: bytes) -> None:
-    """As ``_judge_misfit``; where 422 is answered its detail lists the places."""
+    """Judge the response to this content as ``_judge_misfit`` does. The detail of status 422 must list the places."""
     try:
         answer = context.send(request, content=content)
     except Crash as error:

@@ -136,7 +136,7 @@ def gradient_weights(context: CheckContext) -> None:
 def _with_ratios(
     context: CheckContext, loss_fn: str, config: Mapping[str, float] | None = None
 ) -> tuple[ForwardBackwardOutput, Floats]:
-    """The loss of tokens whose sampling logprobs make about ``RATIOS``, and the ratios as they came out."""
+    """Return the loss of tokens whose sampling logprobs give about ``RATIOS``, and the exact ratios."""
     fixture = context.borrow()
     now = fixture.logprobs()
     data = _policy_data(now, RATIOS, ADVANTAGES)
@@ -150,7 +150,7 @@ def _policy_data(now: Floats, ratios: Floats, advantages: Floats) -> list[Datum]
 
 
 def _data(**inputs: Floats) -> list[Datum]:
-    """The two datums of ``_TOKENS``, each with its part of the inputs."""
+    """Return the two datums of ``_TOKENS``, each with its part of the inputs."""
     first, second = ({name: values.astype(np.float32)[part] for name, values in inputs.items()} for part in _PARTS)
     return [datum(_TOKENS[0], None, **first), datum(_TOKENS[1], None, **second)]
 
@@ -158,7 +158,7 @@ def _data(**inputs: Floats) -> list[Datum]:
 def _attempt(
     fixture: TrainingFixture, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None
 ) -> ForwardBackwardOutput:
-    """The result; Absent when the server does not know the loss, or not in this form."""
+    """Return the result. Absent if the server does not know the loss, or not in this form."""
     with optional():
         return fixture.output(data, loss_fn, config)
 

@@ -205,7 +205,7 @@ def stream(context: CheckContext) -> None:
 
 
 def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent]) -> None:
-    """The events of one sample are together what was asked for."""
+    """Check that the events of one sample have the requested tokens."""
     count = sum(len(one.tokens) for one in events)
     logprobs = sum(len(one.logprobs) for one in events)
     reason = events[-1].stop_reason if events else None
@@ -230,6 +230,6 @@ def _tokens(response: SampleResponse) -> list[int]:
 
 
 def _optional(sampler: SamplingFixture, **fields: object) -> SampleResponse:
-    """The sample; Absent when the server refuses what it may not know."""
+    """Return the sample. Absent if the server refuses a field that it may not know."""
     with optional():
         return sampler.sample(**fields)

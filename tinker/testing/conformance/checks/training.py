@@ -11,20 +11,7 @@ from tinker_wire.runtime import Request
 from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import Differs, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.values import (
-    ADAM,
-    DATA,
-    ONE,
-    OTHER,
-    STILL,
-    Floats,
-    are_alike,
-    are_close,
-    datum,
-    distance,
-    effect,
-    logprobs_of,
-)
+from tinker.testing.conformance.values import ADAM, ONE, OTHER, are_alike, are_close, datum, distance, effect, logprobs_of
 
 _ORDER = "misfit: TrainingRunsResponse: not the run first that was used last"
 
@@ -100,7 +87,7 @@ def learns(context: CheckContext) -> None:
 @check("optim_step")
 def zero_rate(context: CheckContext) -> None:
     """A step with a learning rate of 0 changes nothing."""
-    before, after = context.measure(0, lambda fixture: fixture.learn(params=STILL))
+    before, after = context.measure(0, lambda fixture: fixture.learn(params=models.AdamParams(learning_rate=0.0)))
     context.require(distance(before, after) <= 1e-3, f"the logprobs moved by {distance(before, after):g}")
 
 
@@ -126,7 +113,7 @@ def accumulates(context: CheckContext) -> None:
         context.result(fixture.step())
 
     context.need("training.seed")
-    before, together = context.measure(0, lambda fixture: fixture.learn(DATA))
+    before, together = context.measure(0, lambda fixture: fixture.learn())
     _, summed = context.measure(1, apart)
     moved = effect(before, together)
     if are_alike(summed, together, moved):
@@ -140,16 +127,14 @@ def accumulates(context: CheckContext) -> None:
 @check("optim_step")
 def clears(context: CheckContext) -> None:
     """A step clears the gradient: the next one, without a gradient and without momentum, changes nothing."""
-    between: list[Floats] = []
-
-    def script(fixture: TrainingFixture) -> None:
-        fixture.learn()
-        between.append(fixture.logprobs())
-        context.result(fixture.step())
-
-    before, after = context.measure(0, script)
-    moved = effect(before, between[0])
-    context.require(are_alike(between[0], after, moved), "the step after the step used the same gradient again")
+    fixture = context.create()
+    before = fixture.logprobs()
+    fixture.learn()
+    learned = fixture.logprobs()
+    context.result(fixture.step())
+    after = fixture.logprobs()
+    is_clear = are_alike(learned, after, effect(before, learned))
+    context.require(is_clear, "the step after the step used the same gradient again")
 
 
 @check("optim_step")
@@ -219,7 +204,7 @@ def custom_loss(context: CheckContext) -> None:
 
 
 def _custom_loss(context: CheckContext) -> Request[models.UntypedAPIFuture]:
-    """The graph of ``-(logprobs * weights).sum()`` over all datums."""
+    """Return the request for the graph of ``-(logprobs * weights).sum()`` over all datums."""
     ref = {"ref": "logprobs"}
     nodes = [
         models.CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),

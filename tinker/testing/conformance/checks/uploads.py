@@ -61,7 +61,7 @@ def _finish(upload: models.ExternalWeightsUploadStartResult) -> Request[models.E
 
 
 def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
-    """The files of a model's adapter, by name."""
+    """Return the files of a model's adapter, by name."""
     path = fixture.export()
     urls = context.call(api.get_external_weights_urls(**checkpoint_parts(path))).urls
     return {name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()}

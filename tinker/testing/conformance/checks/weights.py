@@ -307,13 +307,13 @@ def _info(path: str) -> Request[models.WeightsInfoResponse]:
 
 
 def _train(fixture: TrainingFixture) -> tuple[str, Floats]:
-    """The path of a model that has learned something, and its logprobs."""
+    """Train the model and save it; return the path and its logprobs."""
     fixture.learn()
     return fixture.save_and_wait(), fixture.logprobs()
 
 
 def _require_loaded(context: CheckContext, fixture: TrainingFixture, wanted: Floats) -> None:
-    """Contradiction unless the model has the logprobs of the one that was trained and saved."""
+    """Raise Contradiction unless the model has the logprobs of the one that was trained and saved."""
     found = fixture.logprobs()
     near = are_near(wanted, found, effect(context.create(99).logprobs(), wanted))
     context.require(near, f"the logprobs are {distance(wanted, found):g} away")
@@ -331,7 +331,7 @@ def _hours_left(checkpoint: models.Checkpoint) -> int | None:
 
 
 def _samples_like(context: CheckContext, sampler: SamplingFixture, fixture: TrainingFixture) -> None:
-    """The sampler scores the prompt as the model that was trained does, and not as the base model."""
+    """Check that the sampler scores the prompt as the trained model does, and not as the base model."""
     wanted = fixture.logprobs([PROMPT_DATUM])
     apart = distance(wanted, sampler.scores())
     context.expect(apart <= 0.1, f"training and sampling are {apart:g} apart about the prompt's logprobs")

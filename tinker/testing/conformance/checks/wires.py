@@ -118,7 +118,7 @@ def _datum(targets: TensorData, weights: TensorData) -> Datum:
 
 
 def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True) -> PendingResult[ForwardBackwardOutput]:
-    """A loss in a form; Absent when the server does not take it."""
+    """Submit a loss in this format. Absent if the server does not accept it."""
     with optional(Refused):
         return fixture.loss(DATA, form=form, backward=backward)
 
