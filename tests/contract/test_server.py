@@ -39,7 +39,6 @@ QUICK = {"hold_seconds": 0.02, "gap_seconds": 0.0, "max_sessions": 10**6, "max_m
 ALL_CHECKS = list(HealthCheck)
 
 
-
 def read_config() -> SchemathesisConfig:
     """Return what schemathesis.toml says; unless all examples are asked for, without the hundreds at limits."""
     config = SchemathesisConfig.discover()
