@@ -24,7 +24,8 @@ EXTRAS = ("torch", "tokenizers", "zstd", "proto", "hub", "local")
 PACKAGE_EXTRAS = ("torch", "tokenizers", "hub", "zstd", "proto")  # of this package, beside packages that use it
 LOWEST_EXTRAS = ("server", "zstd", "hub", "tokenizers")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
-WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
+#: Of pytest-xdist, one more than there are cores, since tests also wait; `-- -n 0` for none.
+WORKERS = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
 ALL_EXAMPLES = {"EXAMPLES": "all"}  # of tests/contract/test_server.py, which tries a few of each operation otherwise
 LOCKS = ROOT / "locks"
@@ -274,7 +275,9 @@ def contract(session: nox.Session) -> None:
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
     variables = {**ONE_THREAD, **ALL_EXAMPLES}
-    session.run("pytest", *WORKERS, *folders, "tests/contract/check_source_faults.py", *session.posargs, env=variables)
+    session.run(
+        "pytest", *WORKERS, "-m", "", *folders, "tests/contract/check_source_faults.py", *session.posargs, env=variables
+    )
     session.run("python", "tests/contract/live.py")
 
 
