@@ -50,7 +50,7 @@ def serve(engine: EngineName, way: str, folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("engine", "way"),
     [
-        ("toy", "in process"),
+        pytest.param("toy", "in process", marks=pytest.mark.soak),
         ("torch", "HTTP"),
         pytest.param("toy", "HTTP", marks=pytest.mark.soak),
         pytest.param("torch", "in process", marks=pytest.mark.soak),

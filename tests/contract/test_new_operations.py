@@ -157,6 +157,7 @@ def test_the_coverage_table_has_the_rows(grown: Grown) -> None:
         assert entry.splitlines()[0].endswith(", served")
 
 
+@pytest.mark.soak
 def test_contract_tests_try_the_operations(grown: Grown) -> None:
     """The tests that fuzz the server, and those that ask for every operation, have the new operations and pass."""
     words = grown.run_module("pytest", *QUIET, "-rp", FUZZED, *DERIVED, "-k", "notes or not test_server.py")

@@ -106,8 +106,9 @@ def kept(make_api: MakeApi, disk: FullDisk) -> Callable[[], Client]:
     return make
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 def test_whichever_write_fails(
-    kept: Callable[[], Client], make_api: MakeApi, disk: FullDisk, caplog: pytest.LogCaptureFixture
+    every: int, kept: Callable[[], Client], make_api: MakeApi, disk: FullDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once there is room again, the weights are those of a run without trouble, also after the server is killed."""
     caplog.set_level(logging.CRITICAL, "tinker.local")
@@ -117,7 +118,7 @@ def test_whichever_write_fails(
     count = disk.writes - before
     assert count > 40
     refused = failed = 0
-    for index in range(count):
+    for index in range(0, count, every):
         client = kept()
         disk.first, disk.rolls_back = disk.writes + index, index % 2 == 0
         model = work(client)
@@ -128,8 +129,8 @@ def test_whichever_write_fails(
         again.runner.run(recover(again.state, HANDLERS))
         assert logprobs(again, model, LAST + 2) == expected, index
         refused, failed = refused + client.refused, failed + client.failed
-    assert refused > 20
-    assert failed > 3
+    assert refused * every > 20
+    assert failed * every > 3
 
 
 def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFixture) -> None:

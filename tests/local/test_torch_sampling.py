@@ -391,17 +391,17 @@ class CountedNode(PrefixNode):
 
 
 def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 50,000 samples of groups of eight, before and after the limit is reached, each reads a few nodes only."""
+    """Over 5,000 samples of groups of eight, before and after the limit is reached, each reads a few nodes only."""
     monkeypatch.setattr(prefixes_module, "PrefixNode", CountedNode)
-    prefixes, names = Prefixes(10_000 * 8 * 2), np.arange(50_000 + 40)
-    for number in range(50_000):
+    prefixes, names = Prefixes(1000 * 8 * 2), np.arange(5000 + 40)
+    for number in range(5000):
         tokens = np.concatenate([names[number // 8 :][:SHORTEST], names[number:][:8]])
         CountedNode.reads = 0
         prefixes.add(
             None, tokens, lambda start, end: [(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]
         )
         assert CountedNode.reads < 200, number
-    assert prefixes.nbytes <= 10_000 * 8 * 2
+    assert prefixes.nbytes <= 1000 * 8 * 2
     assert prefixes.find(None, tokens)[0] == len(tokens)
 
 
