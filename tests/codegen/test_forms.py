@@ -164,7 +164,7 @@ def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
             """Nothing on the terminal."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             with tinker.ServiceClient(base_url=f"http://127.0.0.1:{server.server_port}", api_key="tml-key") as service:
