@@ -160,11 +160,10 @@ class Transport:
         """Send a request, again as ``policy`` and the settings say, and decode its response.
 
         ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
-        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use. The request's timeout
-        ends retries, and lets the server be silent for that long; the caller ends the call.
+        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use. For the request's
+        timeout the server may be silent; the caller ends the call and its retries.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        policy = policy.within(request.timeout_seconds)
         call = self._open(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
         return self._drive(call, _FIRST)
 
@@ -396,10 +395,7 @@ class Transport:
             own["Content-Encoding"] = compression.CONTENT_ENCODING
         _add_length(own, body)
         shared = self._share_headers(", ".join(request.accepts), media_type, credential or self.auth.key)
-        secret_headers = self._secret_headers
-        if request.extra_headers is not None:
-            _add_extra(own, shared, request.extra_headers)
-            secret_headers |= frozenset(map(str.lower, request.extra_headers))
+        extra_headers = _add_extra(own, shared, request.extra_headers or {})
         address = self._url(request, request.query)
         return PreparedRequest(
             method=request.method,
@@ -407,7 +403,7 @@ class Transport:
             url=self._url(request, self._with_defaults(request.query)) if self.config.query else address,
             headers=Headers(shared, own),
             redacted_url=address,
-            secret_headers=secret_headers,
+            secret_headers=self._secret_headers | extra_headers,
             body=body,
             record=record,
             purpose=purpose,
@@ -513,11 +509,14 @@ def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
         headers["Content-Length"] = str(count_nbytes(body))
 
 
-def _add_extra(own: dict[str, str], shared: Mapping[str, str], extra: Mapping[str, str]) -> None:
-    """Add the headers of one call, each spelled as the one that it replaces."""
+def _add_extra(own: dict[str, str], shared: Mapping[str, str], extra: Mapping[str, str]) -> frozenset[str]:
+    """Add the headers of one call, each spelled as the one that it replaces; return their names in lower case."""
+    if not extra:
+        return frozenset()
     spelling = {name.lower(): name for name in (_KEY_HEADER, *shared, *own)}
     for name, value in extra.items():
         own[spelling.setdefault(name.lower(), name)] = value
+    return frozenset(map(str.lower, extra))
 
 
 def _holds_secret(body: object) -> bool:

@@ -67,7 +67,7 @@ class Rest(msgspec.Struct, eq=False):
     async def answer(self, request: Request[T]) -> T:
         """Return the response, on the loop."""
         runtime = await self.ready()
-        value = (await runtime.transport.send(request, REST)).value
+        value = (await runtime.transport.send(request, REST.within(request.timeout_seconds))).value
         if isinstance(value, models.GetServerCapabilitiesResponse):
             runtime.server.note_capabilities(value)
         return value

@@ -63,8 +63,7 @@ class ExchangeLog:
 
     def close(self) -> None:
         """End the log and keep its records. Closing again has no effect."""
-        if self.sink in _sinks:
-            _sinks.remove(self.sink)
+        _replace_sinks(lambda sinks: tuple(one for one in sinks if one is not self.sink))
         if self._file is not None:
             self._file.close()
 
@@ -97,7 +96,7 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
     ('get_server_capabilities', 200, '<redacted>')
     """
     log = open_log(target)
-    _sinks.append(log.sink)
+    _replace_sinks(lambda sinks: (*sinks, log.sink))
     return log
 
 
@@ -126,9 +125,16 @@ class LineWriter:
                 self._file.flush()
 
 
-_sinks: list[ExchangeSink] = []
+_lock = threading.Lock()
+_sinks: tuple[ExchangeSink, ...] = ()
 
 
 def exchange_sinks() -> tuple[ExchangeSink, ...]:
     """Return the sinks for exchanges of this process; usually none."""
-    return tuple(_sinks)
+    return _sinks
+
+
+def _replace_sinks(change: Callable[[tuple[ExchangeSink, ...]], tuple[ExchangeSink, ...]]) -> None:
+    global _sinks
+    with _lock:
+        _sinks = change(_sinks)

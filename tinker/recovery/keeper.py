@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from tinker._runtime import run
-from tinker._training import Creation, NewAdapter, SavedAdapter, TrainingRun
+from tinker._training import Creation, TrainingRun
 from tinker.errors import SessionLostError, TinkerError
 from tinker.futures import APIFuture, failure_of, on_done
 from tinker.recovery.attempts import RecoveryAttempts, adapter_of, is_loss, root_of
@@ -183,5 +183,4 @@ class RunKeeper:
 
     async def _choose(self, loop: object | None) -> tuple[SavePoint | None, Creation]:
         save = self._policy.choose(self.saves(loop))
-        metadata = self._first.user_metadata if isinstance(self._first, NewAdapter | SavedAdapter) else None
-        return save, self._first if save is None else adapter_of(save, self._policy, metadata)
+        return save, self._first if save is None else adapter_of(save, self._policy, self._first.user_metadata)
