@@ -264,10 +264,11 @@ def test_a_limit_that_changes() -> None:
         sent = [asyncio.ensure_future(line.send()) for _ in range(5)]
         await until(lambda: sum(one.done() for one in sent) == 4)
         sent += [asyncio.ensure_future(line.send()) for _ in range(2)]
-        await until(lambda: len(line.server.connections) == 2 and len(line.server.connections[1].requests) == 1)
+        connections = line.server.connections
+        await until(lambda: [one.acknowledged_settings for one in connections] == [3, 2] and len(connections[1].requests) == 1)
         sent += [asyncio.ensure_future(line.send()) for _ in range(10)]
         assert statuses(await asyncio.gather(*sent)) == [200] * 17
-        assert len(line.server.connections) == 2
+        assert len(connections) == 2
 
     run(script, use, max_concurrent_streams=5)
 

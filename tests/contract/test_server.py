@@ -119,7 +119,7 @@ def test_revoking_a_key(tmp_path: Path) -> None:
     state.close()
 
 
-@pytest.mark.parametrize("max_examples", [5, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("max_examples", [8, pytest.param(60, marks=pytest.mark.soak)])
 def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int) -> None:
     """Requests that use ids of earlier responses break nothing, and many operations succeed on the way."""
     succeeded: Counter[str] = Counter()

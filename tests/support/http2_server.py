@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Http2Server) -> None:
         self.server, self.number, self.codec = server, 0, wire.H2Codec("server")  # the number counts the server's connections
         self.requests: dict[int, Request] = {}  # by stream
-        self.pings = 0
+        self.pings = self.acknowledged_settings = 0
         self.answers_pings = self.opens_windows = True
         self._is_lost = self._has_preface = False
         self._heads: deque[Request] = deque()
@@ -169,7 +169,9 @@ class Connection(asyncio.Protocol):
             self._heads.append(request)
         elif isinstance(frame, wire.H2FrameData):
             self._receive_body(self.requests[frame.stream_id], frame)
-        elif isinstance(frame, wire.H2FrameSettings) and not frame.ack:
+        elif isinstance(frame, wire.H2FrameSettings) and frame.ack:
+            self.acknowledged_settings += 1
+        elif isinstance(frame, wire.H2FrameSettings):
             self._first_window = frame.initial_window_size or self._first_window
             self.send(self.codec.serialize_settings_ack())
         elif isinstance(frame, wire.H2FramePing) and not frame.ack:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import msgspec.structs
@@ -43,8 +42,6 @@ from tinker.types.results import SampleResponse
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 _STREAM = api.stream_sample.__name__
 _ALONE = nullcontext(0)
 logger: logging.Logger = logging.getLogger("tinker")
@@ -83,22 +80,22 @@ class Sampler:
 
     def sample(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[SampleResponse]:
         """Sample continuations of the prompt."""
-        return self._start("sample", self._sample, prompt, options)
+        return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
 
     def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> APIFuture[None]:
         """Sample continuations of the prompt, and pass the tokens on as they arrive; the future is done after the last."""
-        future = self._start("sample_stream", self._stream, prompt, options, to)
+        future = run(self._runtime_here(), "sample_stream", self._stream, prompt, options, to, parent=self.created)
         on_done(future, to.events.close)
         return future
 
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
         """Compute the log-probabilities of the prompt."""
-        return self._start("compute_logprobs", self._compute_logprobs, prompt, options)
+        return run(self._runtime_here(), "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
         """Find the name of the base model; a failed request is repeated by the next call."""
         if self._base_model is None or _has_failed(self._base_model):
-            self._base_model = self._start("get_base_model", self._find_base_model)
+            self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
         return self._base_model
 
     @property
@@ -109,7 +106,7 @@ class Sampler:
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; a failed request is repeated by the next call."""
         if self._tokenizer is None or _has_failed(self._tokenizer):
-            self._tokenizer = self._start("get_tokenizer", self._find_tokenizer)
+            self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
         return self._tokenizer
 
     def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -127,13 +124,11 @@ class Sampler:
         name = known.result() if known is not None and known.done() and not _has_failed(known) else None
         return msgspec.structs.replace(self._state, base_model=name)
 
-    def _start(
-        self, operation: str, function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts
-    ) -> APIFuture[T]:
-        """Start an operation with the runtime of this process; a forked child gets another one than its parent."""
+    def _runtime_here(self) -> Runtime:
+        """Return the runtime of this process; a forked child gets another one than its parent."""
         if not is_of_this_process(self.runtime):
             self._reinit_after_fork()
-        return run(self.runtime, operation, function, *args, parent=self.created)
+        return self.runtime
 
     def _reinit_after_fork(self) -> None:
         """Go on as a clone in a child made by ``fork``, with a thread and connections of this process."""
