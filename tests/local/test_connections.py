@@ -186,7 +186,7 @@ def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixt
 
 
 def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
-    """A client that does not speak TLS, or leaves during the handshake, frees its place at once and closes no other connection."""
+    """A client that does not speak TLS, or leaves during the handshake, frees its place at once without closing others."""
     with serving_tls(max_connections=2) as place:
         first = connect(place)
         for sent in (GET, b"", GET):

@@ -155,7 +155,7 @@ def test_two_models_of_one_name_are_refused(make_api: MakeApi) -> None:
 
 
 def test_engines_are_named_once_or_for_each_model() -> None:
-    """Another number of them is refused; the toy goes by its name without being asked for."""
+    """A number of engines other than one or that of the models is refused; the toy needs no model name."""
     result = CliRunner().invoke(
         main, ["serve", "--engine", "toy", "--engine", "toy", *(f"--model=org/{n}" for n in range(3)), "--port", "0"]
     )
@@ -178,7 +178,7 @@ def test_a_client_uses_both(tmp_path: Path) -> None:
 
 
 def test_the_command_serves_several_models(tmp_path: Path) -> None:
-    """It names them in its first line, and each can be asked for."""
+    """The command names its models in its first line, and each can be requested."""
     command = [sys.executable, "-m", "tinker.cli", "serve", "--port", "0", "--data", str(tmp_path)]
     options = ["--model", "tinker/toy", "--model", TWO, "--engine", "toy"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
@@ -193,7 +193,7 @@ def test_the_command_serves_several_models(tmp_path: Path) -> None:
 
 
 def test_toy_and_torch_side_by_side(tmp_path: Path) -> None:
-    """A mixture: the packaged model in torch and the toy, each with its own engine."""
+    """The packaged model in torch and the toy are served together, each with a separate engine."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     with running_server(Settings(data_dir=tmp_path), ["torch", "toy"], model=["tinker/babble", "tinker/toy"]) as url:
