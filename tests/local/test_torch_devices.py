@@ -25,7 +25,7 @@ from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices, find_place
 
 KINDS: tuple[DType, ...] = ("float32", "bfloat16", "float16")
-TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2, "float16": 2e-2}  # of log-probabilities near -5.5, compared with float32 on the CPU
+TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2, "float16": 2e-2}  # of log-probabilities near -5.5, against float32 on CPU
 
 
 @pytest.fixture(scope="module")

@@ -257,7 +257,7 @@ def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
 def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an adapter sees inputs without rows, as experts do, adapters are computed separately, with the results of each alone."""
+    """Where an adapter sees inputs without rows, as experts do, adapters are computed separately, as each would be alone."""
     jobs = [job(weights=engine.snapshot(name), num_samples=2) for name in ("a", "b")]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
@@ -471,7 +471,7 @@ def reference(logits: torch.Tensor, one: SampleJob) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["random", "coarse", "flat"])
 def test_truncation_equals_a_full_sort(kind: str) -> None:
-    """Truncation equals a full sort, also with many equal logits and with a nucleus of thousands of tokens, which is reported."""
+    """Truncation equals a full sort, also with many equal logits and with a nucleus of thousands of tokens, which is flagged."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 5000, generator=generator) * (0.01 if kind == "flat" else 3)
     logits = (logits > 0).float() if kind == "coarse" else logits
