@@ -471,7 +471,7 @@ def reference(logits: torch.Tensor, one: SampleJob) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["random", "coarse", "flat"])
 def test_truncation_equals_a_full_sort(kind: str) -> None:
-    """Truncation equals a full sort, also with many equal logits and with a nucleus of thousands of tokens, which is flagged."""
+    """Truncation equals a full sort, also with many equal logits and a nucleus of thousands of tokens, which is flagged."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 5000, generator=generator) * (0.01 if kind == "flat" else 3)
     logits = (logits > 0).float() if kind == "coarse" else logits
