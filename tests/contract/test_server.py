@@ -51,7 +51,7 @@ def read_config() -> SchemathesisConfig:
 document = copy.deepcopy(strict_contract().document)
 document["servers"] = [{"url": "/"}]
 everything = schemathesis.openapi.from_dict(document, config=read_config())
-schema = everything.exclude(operation_id="delete_api_key")  # it ends every other test, and has one of its own
+schema = everything.exclude(operation_id="delete_api_key")  # it ends every other test, and has a separate one
 
 
 class Relay:
@@ -126,7 +126,7 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int
 
     class Machine(schema.as_state_machine()):  # type: ignore[misc]
         def setup(self) -> None:
-            """Each run has a server of its own, which knows as much as in every other run."""
+            """Give each run a separate server in the same state."""
             super().setup()
             self.state = quick_state(tmp_path_factory.mktemp("server"))
             relay.to = create_app(self.state)
@@ -203,7 +203,7 @@ def made(operation: str, **body: Any) -> dict[str, Any]:
 
 
 def test_encoded_messages_reach_a_model() -> None:
-    """Real protobuf messages are computed, or fail as the user's; a model goes on after each of them."""
+    """Valid protobuf messages are computed or are user errors; a model continues after each of them."""
     outcomes: Counter[str] = Counter()
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=ALL_CHECKS)
@@ -226,7 +226,7 @@ def test_encoded_messages_reach_a_model() -> None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """What the document says about a run of the conformance kit, with everything that it checks."""
+    """The judge after a run of the conformance kit with all checks."""
     judge = Judge()
     chosen = Settings(
         data_dir=tmp_path_factory.mktemp("server"),
@@ -345,7 +345,7 @@ def test_a_server_that_needs_no_key_is_found(tmp_path: Path) -> None:
 
 
 def failures(operation: str) -> str:
-    """What the tool says about an operation that fails."""
+    """Return the tool's failures for an operation."""
     with pytest.raises(FailureGroup) as caught:
         attempt(operation)
     return "\n".join(map(str, caught.value.exceptions))
@@ -372,7 +372,7 @@ def attempt(operation: str) -> None:
     ],
 )
 def test_a_result_is_judged_by_what_was_submitted(contract: Contract, result: dict[str, Any], fits: bool) -> None:
-    """What is a result of another operation is none of this one."""
+    """A result of another operation is refused for the submitted one."""
     judge, headers = Judge(), {"content-type": "application/json"}
     submit, poll = contract.operations["save_weights"], contract.operations["retrieve_future"]
     judge.answered(submit, b"", 200, headers, b'{"request_id": "r"}')

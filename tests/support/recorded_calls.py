@@ -1,4 +1,4 @@
-"""What the recorded clients were asked to do, file by file, done with this client.
+"""The calls of the recorded clients, file by file, made with this client.
 
 Under the name of each recording is the function that does it.
 """
@@ -459,7 +459,7 @@ def telemetry_rejected(player: Player) -> None:
             rest.list_user_checkpoints().result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- what the server keeps
+# ---------------------------------------------------------------------------------------------- stored data
 
 
 @recorded("rest_client")
@@ -498,7 +498,7 @@ def rest_client(player: Player) -> None:
 
 
 def search(rest: tinker.RestClient) -> None:
-    """Sessions by what they are, and the page after."""
+    """Search sessions by their fields, and fetch the next page."""
     wanted = types.SessionSearchRequest(
         project_ids=["proj-1"],
         user_metadata={"a": "b"},
@@ -514,7 +514,7 @@ def search(rest: tinker.RestClient) -> None:
 
 
 def administration(admin: tinker.RestClient) -> None:
-    """What an organization sees of itself."""
+    """The operations for an organization."""
     day = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     admin.get_audit_log().result(SECONDS)
     admin.get_audit_log("checkpoints", day.date()).result(SECONDS)
