@@ -111,7 +111,7 @@ def compare_field(old: ProtoField, new: ProtoField, where: str, use: str, moved:
 
 
 def type_breaks(old: str, new: str, use: str) -> tuple[str, ...]:
-    """Return the levels that another type breaks: Python only where the bytes are the same and the reader's type is wider."""
+    """Return the levels that another type breaks: one side and Python where the bytes are the same, else all of them."""
     for family in WIDTHS:
         if old in family and new in family:
             return (WIDER[use] if family.index(new) > family.index(old) else NARROWER[use], PYTHON)
