@@ -69,7 +69,7 @@ class ClientMethod:
 
     @property
     def arguments(self) -> list[Argument]:
-        """Return the arguments in their order; those that may be left out come last."""
+        """Return the arguments in their order; optional ones come last."""
         locations = {item.python_name: item.location for item in self.operation.parameters}
         in_path = [item for item in self.parameters if locations[item.name] == "path"]
         others = [item for item in self.parameters if locations[item.name] != "path"]
@@ -80,7 +80,7 @@ class ClientMethod:
 
     @property
     def checked(self) -> list[Argument]:
-        """Return what the client may refuse before there is a request."""
+        """Return the arguments that the client may refuse before there is a request."""
         return [item for item in self.arguments if self.path is None or item.name != self.path.name]
 
     @property

@@ -28,7 +28,7 @@ def operation_doc(operation: OperationSpec) -> str:
 
 
 def method_doc(method: ClientMethod) -> str:
-    """Return the docstring of a client method: what it does, then its arguments, its result, and what it refuses."""
+    """Return the docstring of a client method: its summary, its arguments, its result and its errors."""
     docs = {item.name: item.doc for item in method.arguments} | OPTIONS
     arguments = [f"    {name}: {' '.join(doc.split())}" for name, doc in docs.items() if doc]
     parts = [method.summary, method.description, "\n".join(["Args:", *arguments])]
@@ -70,7 +70,7 @@ def wrap_item(line: str, width: int) -> str:
 
 
 def finish(output: Path) -> None:
-    """Compile what was written, then format it; an error of either is a fault of a template."""
+    """Compile the written files, then format them; an error of either is a fault of a template."""
     for path in sorted(output.rglob("*.py")):
         compile(path.read_text(encoding="utf-8"), str(path), "exec")
     ruff("check", "--fix", "--select", "F401,F811,I", "--target-version", "py311", str(output))

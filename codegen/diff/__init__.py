@@ -1,4 +1,4 @@
-"""Say what a change of the contract means, and for whom.
+"""Report what a change of the contract breaks, and for whom.
 
     python -m codegen diff OLD [NEW] [--format text|json|markdown] [--fail-on clients,servers,python]
 

@@ -1,4 +1,4 @@
-"""What a schema allows, as a flat list of alternatives, however the document spells it.
+"""The values that a schema allows, as a flat list of alternatives, however the document spells it.
 
 `oneOf`, `anyOf`, `if`/`then`/`else`, `type: [a, b]` and nullable enums become the same list, so that a union may be written in
 another way without being another union. `x-open-enum` and an enum beside a plain string are one thing too.
@@ -16,7 +16,7 @@ from codegen.document import DocumentNode, is_mapping
 UNIONS = ("oneOf", "anyOf")
 #: What makes a schema more than a union: it is then also compared as it stands.
 SUBSTANCE = ("properties", "items", "additionalProperties", "enum", "const")
-#: What a schema of one string has if it allows every string.
+#: The keys of a string schema that allows every string.
 NARROWING = ("enum", "const", "pattern", "minLength", "maxLength", "format", "contentEncoding")
 
 
@@ -48,7 +48,7 @@ class Alternative:
 
 
 def alternatives(node: DocumentNode) -> list[Alternative]:
-    """Return what a schema allows. References are not followed."""
+    """Return a schema's alternatives. References are not followed."""
     if schema_name(node) is not None:
         return [Alternative(node, None)]
     found = [item for key in UNIONS for element in elements(node, key) for item in alternatives(element)]
@@ -142,7 +142,7 @@ class Matched:
 
 
 def match(before: list[Alternative], after: list[Alternative]) -> Matched:
-    """Match by name or form first, then what is left of one type, if there is one of it on each side."""
+    """Match by name or form first, then the rest of one type, if there is one of it on each side."""
     matched = Matched(before, after, [])
     for old in before:
         same = next((new for new in matched.new if new.label == old.label), None)
@@ -164,7 +164,7 @@ def family(item: Alternative) -> str | None:
 
 
 def compare_tags(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
-    """Compare by what readers tell the members of a union apart. Members that came or went are told elsewhere."""
+    """Compare the discriminators of a union. Added and removed members are reported elsewhere."""
     before, after = discriminator(old), discriminator(new)
     if before is None or after is None:
         return

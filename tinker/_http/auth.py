@@ -175,7 +175,7 @@ class Auth:
         return self._exchange is not None and self.source is not None
 
     async def replace(self, refused: Credential | None) -> None:
-        """Get another token after the server refused one, unless somebody did meanwhile."""
+        """Get another token after the server refused one, unless it has been replaced meanwhile."""
         if self._token is None or self._token.jwt == refused:
             self._token = await self._renew()
 

@@ -25,7 +25,7 @@ from tinker.observing import CircuitChange, CircuitState
 Tell: TypeAlias = Callable[[CircuitChange], object]
 # Calls that are refused while others probe are asked to try again after this time.
 PROBE_SECONDS = 1.0
-# With more circuits, as of ever new keys, those that have nothing to say are forgotten.
+# Beyond this number of circuits, as with ever changing keys, idle ones are dropped.
 MAX_CIRCUITS = 1000
 
 
@@ -210,7 +210,7 @@ class Circuits(msgspec.Struct, frozen=True):
         """
         if purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
             return None
-        from tinker_wire.operations import OPERATIONS  # a long table, for those who have a breaker
+        from tinker_wire.operations import OPERATIONS  # a long table, for clients with a breaker
 
         circuit = self.registry.circuit(f"{self.base_url} {OPERATIONS[operation].tag}", self.auth.source)
         return CircuitGuard(circuit, self.registry.rules, self._tell, admit)
@@ -253,7 +253,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
             raise error from self._last
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
-        """Note how the attempt ended, and release what it held."""
+        """Record how the attempt ended, and release its permit."""
         permit, self._permit, self._last = self._permit, None, error
         assert permit is not None
         verdict: bool | None = None

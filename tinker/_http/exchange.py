@@ -1,4 +1,4 @@
-"""One exchange on a connection: its request, what has arrived of its response, and how long the server may be silent."""
+"""One exchange on a connection: its request, the received part of its response, and how long the server may be silent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker._http import messages
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 from tinker._wire import INLINE_NBYTES, Piece
 
-# What is read ahead of a receiver before the connection stops reading.
+# The bytes read ahead of a receiver before the connection stops reading.
 READ_AHEAD_NBYTES = 1 << 20
 _SLICE_NBYTES = 1 << 18
 
@@ -196,7 +196,7 @@ class Exchange:
 
 
 def encode_headers(request: PreparedRequest) -> HeaderMap:
-    """Return the headers of a request as they are sent. Those that many requests have are encoded once."""
+    """Return the encoded headers of a request; headers shared by many requests are encoded once."""
     parts = request.header_parts
     shared = parts.shared.encoded
     if shared is None:

@@ -52,7 +52,7 @@ class Findings:
         self.note(ABSENT, operation, ABSENT, evidence)
 
     def forget_absences(self) -> None:
-        """Forget what the server lacked: it was restarted, perhaps as another version."""
+        """Forget the features that the server lacked: it was restarted, perhaps as another version."""
         for key in [key for key in self._facts if key[0] == ABSENT]:
             del self._facts[key]
 

@@ -1,4 +1,4 @@
-"""What one server reads: the form of training requests, protobuf or JSON, with sparse tensors or without.
+"""The request forms that a server reads: protobuf or JSON for training requests, with sparse tensors or without.
 
 Results are told apart by their media type.
 """
@@ -101,7 +101,7 @@ def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
 
 
 class FormAttempt(msgspec.Struct):
-    """The forms of one request: each attempt begins with the form in use, and goes on with others that may be read."""
+    """The forms of one request: each attempt begins with the form in use, and continues with others that may be accepted."""
 
     wire: Negotiation
     has_sparse: bool
@@ -171,7 +171,7 @@ class FormAttempt(msgspec.Struct):
 
 
 def _specificity(error: APIStatusError) -> int:
-    """Rate what a refusal says about the request: 0 nothing, 1 that its body is not understood, 2 what is wrong with it."""
+    """Rate how specific a refusal is: 0 nothing, 1 that the body is not understood, 2 what is wrong with it."""
     if is_about_format(error):
         return 0
     try:

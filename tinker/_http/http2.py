@@ -87,7 +87,7 @@ class Http2Connection(asyncio.Protocol):
         return True
 
     def leave(self, exchange: Exchange) -> None:
-        """Give up an exchange: the server is told that nobody waits for it."""
+        """Abandon an exchange: its stream is reset."""
         if self._exchanges.pop(exchange.number, None) is None:
             return
         exchange.unsent = None
@@ -140,7 +140,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Hand over what has waited. The other side has taken something, so it is there."""
+        """Write the buffered bytes. The peer has read some, so it is alive."""
         self._is_paused = False
         self._note_life()
         self._flush()
@@ -208,7 +208,7 @@ class Http2Connection(asyncio.Protocol):
         self._act(verdict.flags)
 
     def _finish(self, exchange: Exchange) -> None:
-        """Note that a response is complete. What was not sent of the request is of no use any more."""
+        """Note that a response is complete, and drop the unsent part of its request."""
         self._exchanges.pop(exchange.number, None)
         if exchange.unsent is not None:
             exchange.unsent = None
@@ -223,7 +223,7 @@ class Http2Connection(asyncio.Protocol):
             self._act(flags)
 
     def _take_go_away(self, frame: h2.H2FrameGoAway) -> None:
-        """Stop opening streams. Those that the server has not begun with are over, the others go on."""
+        """Stop opening streams. Those that the server has not processed end, the others continue."""
         self.is_closed = True
         stopped, flags = self._streams.recv_go_away(frame)
         for exchange, _ in stopped:
@@ -276,7 +276,7 @@ class Http2Connection(asyncio.Protocol):
                 self._push(exchange)
 
     def _act(self, flags: int) -> None:
-        """Do what the state asks for; bytes that it wants to send are sent after the caller is done."""
+        """Carry out the actions that the state requests; its bytes are sent after the caller is done."""
         if flags & h2.H2_FLAG_CAPACITY:
             following = self._streams.next_capacity_wake()
             if following is not None:

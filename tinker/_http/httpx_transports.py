@@ -54,7 +54,7 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
             await transport.aclose()
 
 
-# What the client sets itself, or what is no longer true of a body that it has decoded.
+# Headers that the client sets itself, or that do not fit a body that it has decoded.
 _OF_THE_CONNECTION = frozenset({"host", "connection"})
 _OF_THE_CODING = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
@@ -197,7 +197,7 @@ class _StreamedExchange:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the whole body; later that the client is gone, once it is."""
+        """Return the whole body first, and then the client's disconnect, once it occurs."""
         if self._body is None:
             await self.gone.wait()
             return {"type": "http.disconnect"}
@@ -231,7 +231,7 @@ class _StreamedBody(httpx.AsyncByteStream):
             raise httpx.ReadError(f"the application failed: {error}") from error
 
     async def aclose(self) -> None:
-        """Tell the application that the client is gone, and wait for its end."""
+        """Signal the disconnect to the application, and wait for its end."""
         self._exchange.gone.set()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -30,7 +30,7 @@ _JITTER_SECONDS = 1.0
 
 @lru_cache(maxsize=1)
 def _spare_descriptors() -> int:
-    """Return half of what the process may have open; two kinds of exchanges may be at their limits at once."""
+    """Return half of the process's limit of open files; two kinds of exchanges may be at their limits at once."""
     try:
         import resource
 
@@ -170,7 +170,7 @@ def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clo
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of one session, sized by what the server pushed."""
+    """The limits of one session, sized by the server's configuration."""
 
     samples: AbstractAsyncContextManager[object]  # of a sample until its result is there
     dispatch: Budget

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from httpunk import HeaderMap
 
 CONNECT_SECONDS = 10.0
-# A connection that nobody has used for so long is closed, before the server does so at a bad moment.
+# An idle connection is closed after this time, before the server does so at a bad moment.
 IDLE_SECONDS = 15.0
 ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 MAX_HEAD_NBYTES = 1 << 16
-_LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
+_LONGEST_REASON = 500  # characters of a failure's text, which may be the server's
 
 
 #: Takes the body of a success as it comes, with the headers, and must not raise; may leave before the end.
@@ -139,7 +139,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def header_parts(self) -> Headers:
-        """Return the headers as those that other requests have too, which are the same object there, and its own."""
+        """Return the headers in two parts: those shared with other requests, as the same object, and the rest."""
         return self.headers if isinstance(self.headers, Headers) else Headers(SharedHeaders(self.headers), {})
 
     @property

@@ -65,7 +65,7 @@ Encode: TypeAlias = Callable[[Variant], Awaitable[PreparedRequest]]
 
 
 class _Call(msgspec.Struct, Generic[T]):
-    """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
+    """The state of one submission. ``prepared`` has the request as each step sends it."""
 
     submission: Submission
     read: Callable[[RawResponse], T]
@@ -86,7 +86,7 @@ class _Call(msgspec.Struct, Generic[T]):
             self.is_admitted = True
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
-        """Release what the attempt held."""
+        """Release the attempt's admission."""
         if self.held is not None and self.is_admitted:
             self.is_admitted = False
             self.held.leave(error, pause_seconds)
@@ -131,7 +131,7 @@ class Transport:
         self._key_numbers = itertools.count()
 
     def describe_server(self) -> ServerInfo:
-        """Return what was found out about the server."""
+        """Return the facts found about the server."""
         return ServerInfo(base_url=self.config.base_url, sdk_version=self.config.sdk_version, facts=self.findings.facts)
 
     async def sleep(self, seconds: float) -> None:
@@ -228,7 +228,7 @@ class Transport:
     def _open(
         self, prepared: PreparedRequest, policy: Policy, read: Callable[[RawResponse], T], admit: Admission | None = None
     ) -> _Call[T]:
-        """Return what it takes to send a request that is the same in every attempt."""
+        """Build the submission of a request that is the same in every attempt."""
         submission = Submission(
             operation=prepared.operation,
             policy=policy,
@@ -243,7 +243,7 @@ class Transport:
     # ------------------------------------------------------------------------------------------------------- one submission
 
     async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
-        """Carry out what a submission decides, until the server has the request or it is given up."""
+        """Carry out a submission's decisions, until the server has the request or it is abandoned."""
         submission, sent = call.submission, _FIRST
         while not isinstance(step, Fail):
             try:
@@ -264,7 +264,7 @@ class Transport:
         raise step.error
 
     async def _resume(self, call: _Call[Any], step: Refresh | Wait) -> Variant:
-        """Get another token, or wait until the next attempt; return what is sent then."""
+        """Get another token, or wait until the next attempt; return the next request to send."""
         if isinstance(step, Refresh):
             await self.auth.replace(call.credential)
             return step.then
@@ -336,7 +336,7 @@ class Transport:
         return error
 
     def describe_timeout(self, request: Request[Any]) -> errors.APIConnectionError:
-        """Return the error of a call that its own timeout has ended."""
+        """Return the error of a call that exceeded its timeout."""
         failure = ExchangeFailed(f"no result within {request.timeout_seconds:g} s", timed_out=True)
         return connection_error(self.prepare(request, Purpose.SESSION), failure)
 
@@ -435,7 +435,7 @@ class Transport:
         return f"{self._origin}{request.path}?{query}" if query else self._origin + request.path
 
     def _with_defaults(self, query: str) -> str:
-        """Return the query, and what the settings add to every one, unless it is there already."""
+        """Return the query with the settings' defaults added where a parameter is missing."""
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
@@ -447,7 +447,7 @@ class Transport:
         return msgspec.structs.replace(prepared, headers=Headers(shared, headers.own))
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
-        """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
+        """Leave out fields that the server refuses; another body has another idempotency key, which is always the same."""
         record = None if prepared.record is None else self._refused.without(prepared.operation, prepared.record)
         if record is None or record is prepared.record:
             return prepared
@@ -461,7 +461,7 @@ class Transport:
 
 
 class _ObservedAttempt:
-    """One attempt, as observers hear of it."""
+    """One attempt, as reported to observers."""
 
     def __init__(self, transport: Transport, prepared: PreparedRequest) -> None:
         self._transport, self._prepared = transport, prepared

@@ -24,7 +24,7 @@ from tinker.types.paths import ParsedCheckpointTinkerPath
 
 CREATED: ResultSpec[models.CreateModelResponse] = json_only("CreateModel", models.CreateModelResponse)
 LOADED: ResultSpec[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
-# What the SDKs take where nobody says.
+# The defaults of the SDKs.
 DEFAULT_RANK = 32
 
 
@@ -122,7 +122,7 @@ async def _create_then_load(
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """What the weights were trained on."""
+    """The origin of trained weights."""
 
     base_model: str
     lora: models.LoraConfig

@@ -85,7 +85,7 @@ class _Chunk(msgspec.Struct):
         self._encoded = self._densified = None
 
     def json_request(self, job: LossJob, target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
-        """Return the JSON request; forward only is an operation of its own there."""
+        """Return the JSON request; forward only is a separate operation there."""
         inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
         model_id, known = target.model_id, target.known_failure
         if job.forward_only:
@@ -117,7 +117,7 @@ class LossRequests(msgspec.Struct, frozen=True):
             self._note_accepted(error, len(accepted))
             self._report_unconfirmed_use(accepted, future)
             raise
-        if future.cancelled():  # nobody will wait for the results
+        if future.cancelled():  # the results will not be awaited
             self._report_unconfirmed_use(accepted, future)
         return submissions
 
@@ -143,7 +143,7 @@ class LossRequests(msgspec.Struct, frozen=True):
             )
 
     def _report_unconfirmed_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
-        """Report to observers what the server may have used for requests that it accepted, and whose results are lost."""
+        """Report to observers the possible usage of requests that were accepted, but whose results are lost."""
         if accepted and (observers := self.transport.observers):
             observers.notify(structs.replace(_use(future, accepted), is_confirmed=False), future.progress)
 
@@ -155,7 +155,7 @@ class LossRequests(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, job=job, chunks=chunks)
 
     async def encode(self) -> None:
-        """Encode what is sent as protobuf now, so that its turn is short."""
+        """Encode protobuf bodies now, so that the request's turn is short."""
         form = self.context.wire.form
         if form.media == "proto":
             for chunk in self.chunks:
@@ -240,7 +240,7 @@ def _dense(datum: Datum) -> Datum:
 async def prepare_loss_requests(
     transport: Transport, context: SessionContext, data: Sequence[Datum], job: LossJob
 ) -> LossRequests:
-    """Cut ``data`` by the server's limits; what is sent as protobuf is encoded now, ahead of the turn."""
+    """Split ``data`` by the server's limits; protobuf bodies are encoded now, ahead of the turn."""
     limits = context.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
     requests = LossRequests(transport, context, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])

@@ -28,7 +28,7 @@ class RunTarget(msgspec.Struct, frozen=True):
 
 
 class Numbers(Iterator[int]):
-    """The sequence numbers of one run: the next one, those that were refused, and those that are used again."""
+    """The sequence numbers of one run: the next one, the refused ones, and those to use again."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings

@@ -1,4 +1,4 @@
-"""The order of requests on one training client, and what a failure stops. Used on the loop only, but for `now` and `receive`.
+"""The order of requests on one training client, and what a failure stops. Used on the loop only, except `now` and `receive`.
 
 Turns are taken in the order of the user's calls. A turn comes when every earlier one is done submitting; results are not
 waited for.
@@ -42,7 +42,7 @@ class Sequencer:
         self._explain = explain
         self.model_id = ""  # before the model exists, nothing is sent
         self._queue: deque[asyncio.Event] = deque()  # one for each turn, in their order; that of the first is set
-        self._left: set[asyncio.Event] = set()  # those that are over, behind one that is not
+        self._left: set[asyncio.Event] = set()  # finished ones after an unfinished one
         self._positions = itertools.count()
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
         self.now: Callable[[], int] = itertools.count().__next__
@@ -226,7 +226,7 @@ class Turn:
 
     @contextmanager
     def resending(self) -> Generator[None]:
-        """Send once more in the block, after the turn."""
+        """Send again in the block, after the turn."""
         self.future.progress.is_sending = True
         try:
             yield
@@ -245,7 +245,7 @@ class Block:
     def __init__(self, sequencer: Sequencer, turn: Turn, error: BaseException) -> None:
         self._sequencer = sequencer
         self._operation = turn.future.operation
-        self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that nobody will look at is logged when dropped
+        self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that is never read is logged when dropped
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
         self._lock = threading.Lock()
         self.position = turn.position

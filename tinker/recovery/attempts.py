@@ -33,7 +33,7 @@ def root_of(error: BaseException) -> BaseException:
 
 
 async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
-    """Return whether a failure means that the run cannot go on, or that nobody knows what it has done."""
+    """Return whether a failure means that the run cannot continue, or that its state is unknown."""
     root = root_of(error)
     if isinstance(root, RequestFailedError):
         return root.category != "user" and await is_corrupted(runtime, run_id)

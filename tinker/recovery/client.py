@@ -71,7 +71,7 @@ class RecoveringTrainingClient(TrainingClient):
         return self._keeper.saves()
 
     def steps(self, count: int, *, save_every: int = 10, name: str = "step", ttl_seconds: int | None = None) -> Steps:
-        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat those that were lost with the run.
+        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat the steps lost with a run.
 
         After every ``save_every`` steps, and after the last one, the loop waits for the results of all requests and saves. When
         a request says that the run is lost, the run is recovered, and the loop goes on after the step of the save.

@@ -1,4 +1,4 @@
-"""What a recovering client and its loops share: the run, what was saved of it, and how another run takes its place."""
+"""The shared state of a recovering client and its loops: the run, its checkpoints, and its replacement by another run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SaveCall:
 
     @property
     def save(self) -> SavePoint | None:
-        """Return what was saved; None before it is, and when it failed."""
+        """Return the checkpoint; None before it is saved, and when the save failed."""
         future = self.future
         if not future.done() or future.cancelled() or failure_of(future) is not None:
             return None
@@ -55,7 +55,7 @@ class CallTracker:
 
     @property
     def tracked(self) -> list[APIFuture[Any]]:
-        """Return what is under way and what has failed, in the order of the calls."""
+        """Return the pending and failed calls, in their order."""
         with self._lock:
             return list(self._tracked)
 
@@ -113,12 +113,12 @@ class RunKeeper:
         self.steps_done = 0  # by all loops
 
     def note_save(self, call: SaveCall) -> None:
-        """Remember what was just called."""
+        """Record the last call as a save."""
         self._save_calls.append(call)
         self._calls_at_save = self.calls.count
 
     def saves(self, loop: object | None = None) -> list[SavePoint]:
-        """Return what was saved, by one loop or at all; of two saves of the same path the later one."""
+        """Return the checkpoints of one loop or of all; of two saves of the same path the later one."""
         found = [call.save for call in self._save_calls if loop is None or call.loop is loop]
         return list({save.path: save for save in found if save is not None}.values())
 
@@ -175,7 +175,7 @@ class RunKeeper:
         return self._last
 
     def _replace_run(self, run: TrainingRun) -> None:
-        """Let another run do what comes; nothing is remembered of the one before, whose failures need not be looked at."""
+        """Use another run from now on; drop the calls of the previous one, whose failures need not be read."""
         self.calls.dismiss()
         run.on_call = self.calls.track
         self.run = run

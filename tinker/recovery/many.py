@@ -174,7 +174,7 @@ class RecoveryExecutor:
         return save, adapter_of(save, self._policy, dict(labels.user_metadata or {}) or None)
 
     async def _find(self, run_id: str, *, is_needed: bool) -> models.TrainingRun | None:
-        """Return what the server says of a run; None where it does not know it and need not."""
+        """Return the server's record of a run; None where it is unknown and not required."""
         try:
             return (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
         except APIError as error:
@@ -189,7 +189,7 @@ class RecoveryExecutor:
 
 
 class RecoveryMonitor:
-    """Monitor that checks runs periodically, and has the executor recover those that are corrupted or gone.
+    """Monitor that checks runs periodically, and has the executor recover the corrupted or missing ones.
 
     It works while something is watched, in the background, and ends with its block or :meth:`close`. A run that is handed to
     the executor is watched no longer; nor is it recovered twice. A failed question is an event for observers, and is asked
@@ -217,7 +217,7 @@ class RecoveryMonitor:
         check_number("poll_seconds", poll_seconds)
         self._executor = executor
         self._poll_seconds = poll_seconds
-        self._watched: dict[str, models.TrainingRun | None] = {}  # what the server said last, by run
+        self._watched: dict[str, models.TrainingRun | None] = {}  # the server's last record, by run
         self._task = f"recovery monitor {id(self)}"
 
     @property

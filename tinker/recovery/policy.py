@@ -1,4 +1,4 @@
-"""What a recovery is to do, what it did, and the error when it could not."""
+"""The settings of a recovery, its report, and the error when it fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SavePoint:
 
 @attrs.frozen(kw_only=True)
 class Recovery:
-    """What was lost, and from which step work is repeated.
+    """A recovery: the lost run, and the step from which work is repeated.
 
     Attributes:
         run_id: The run that was lost.
@@ -78,7 +78,7 @@ CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
 
 
 def call_user(function: Callable[[T], object] | None, value: T) -> None:
-    """Call a function of the user, whose failure does not undo what has happened."""
+    """Call a function of the user, whose failure does not undo the recovery."""
     if function is None:
         return
     try:
