@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_wire import models
 from tinker_wire.api import admin as admin_api
@@ -76,7 +76,7 @@ class AdminMethods(AdminOperations):
         request = admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before)
         return self._ask(request.with_options(extra_headers, timeout))
 
-    get_billing_usage_async = awaiting_twin(get_billing_usage)
+    get_billing_usage_async: Final = awaiting_twin(get_billing_usage)
 
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of the ServiceClient that owns the connections; None for a client without a session."""

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
 from tinker_wire import models
@@ -279,10 +279,10 @@ class RestClient(AdminMethods, RestOperations):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    copy_weights_async = awaiting_twin(copy_weights)
-    get_checkpoint_archive_url_async = awaiting_twin(get_checkpoint_archive_url)
-    get_checkpoint_archive_url_from_tinker_path_async = awaiting_twin(get_checkpoint_archive_url_from_tinker_path)
-    export_session_trace_async = awaiting_twin(export_session_trace)
+    copy_weights_async: Final = awaiting_twin(copy_weights)
+    get_checkpoint_archive_url_async: Final = awaiting_twin(get_checkpoint_archive_url)
+    get_checkpoint_archive_url_from_tinker_path_async: Final = awaiting_twin(get_checkpoint_archive_url_from_tinker_path)
+    export_session_trace_async: Final = awaiting_twin(export_session_trace)
 
 
 def _read_archive_redirect(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:

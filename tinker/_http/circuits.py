@@ -64,7 +64,7 @@ class Circuit:
         self._rules = rules
         self._lock = threading.Lock()
         self._state: CircuitState = "closed"
-        self.failures = 0  # in a row
+        self.failures: int = 0  # in a row
         self._era = 0
         self._changed_at = 0.0
         self._probing: set[Permit] = set()

@@ -50,4 +50,4 @@ LATER_SAMPLE_FIELDS = (
     "prompt_logprobs_last_n",
     "record_stability_info",
 )
-drop_later = drop_fields(*LATER_SAMPLE_FIELDS)
+drop_later: Callable[..., JSONObject] = drop_fields(*LATER_SAMPLE_FIELDS)
