@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import nox
 nox.needs_version = ">=2024.10"
 nox.options.sessions = ["tests", "lint", "types", "generate"]
 nox.options.reuse_existing_virtualenvs = True
+nox.options.default_venv_backend = "uv|virtualenv"  # uv where it is there: it installs PyTorch in a second
 nox.options.error_on_external_run = True
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a test starts many processes, each of which would compile every module again
 
@@ -22,10 +24,22 @@ EXTRAS = ("torch", "tokenizers", "zstd", "proto", "hub", "local")
 PACKAGE_EXTRAS = ("torch", "tokenizers", "hub", "zstd", "proto")  # of this package, beside packages that use it
 LOWEST_EXTRAS = ("server", "zstd", "hub", "tokenizers")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
-WORKERS = ("-n", "auto", "--dist", "worksteal")  # of pytest-xdist; `-- -n 0` for none
+#: Of pytest-xdist, one more than there are cores, since tests also wait; `-- -n 0` for none.
+WORKERS = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
+ALL_EXAMPLES = {"EXAMPLES": "all"}  # of tests/contract/test_server.py, which tries a few of each operation otherwise
 LOCKS = ROOT / "locks"
-LOCK_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pip 26.2 and newer read the second where they build a wheel
+HAS_UV = shutil.which("uv") is not None
+#: pip 26.2 and newer read the second where they build a wheel; the others are those of uv.
+LOCK_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT")
+#: The settings of pip that say where packages come from, and the variables from which uv, which reads none of them, takes them.
+UV_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "cert": "SSL_CERT_FILE",
+}
 TORCH = "torch==2.13.0"  # the tests run on the CPU, for which this release has a build
 COOKBOOK = "tinker-cookbook==0.6.1"
 OFFICIAL = "tinker==0.38.0"
@@ -42,15 +56,40 @@ def lock_of(name: str) -> str:
 
 
 def use_lock(session: nox.Session, name: str | None) -> None:
-    """Let every pip of the session obey another lock than that of the project, or none."""
+    """Let every installation of the session obey another lock than that of the project, or none."""
     session.env.update(dict.fromkeys(LOCK_VARIABLES, lock_of(name) if name else None))
 
 
+def pip_settings() -> dict[str, str]:
+    """What the files and the environment say to pip; the environment comes last, and wins."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    pairs = [line.partition("=") for line in sorted(listed.stdout.splitlines(), key=lambda line: line.startswith(":env:"))]
+    return {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in pairs}
+
+
+def prepare_uv() -> None:
+    """Let uv find what pip finds, choose the newest release of any index as pip does, and make environments that have pip."""
+    for name, value in pip_settings().items():
+        if name in UV_VARIABLES:
+            separator = "," if name == "find-links" else " "
+            os.environ.setdefault(UV_VARIABLES[name], separator.join(value.split()))
+    os.environ.update(UV_INDEX_STRATEGY="unsafe-best-match", UV_VENV_SEED="1")
+
+
 os.environ.update(dict.fromkeys(LOCK_VARIABLES, lock_of("project")))
+if HAS_UV:
+    prepare_uv()
+
+
+def shares_environment(session: nox.Session) -> bool:
+    """Whether the environment is a link to that of `tests`, as `.ci/run` makes them; all that is needed is there."""
+    return Path(session.virtualenv.location).is_symlink()
 
 
 def install(session: nox.Session, *what: str) -> None:
     """Install; PyTorch first, so that nothing else can pull another build of it."""
+    if shares_environment(session):
+        return
     if any("local" in item or "torch" in item for item in what):
         session.install(TORCH)
     session.install(*what)
@@ -101,7 +140,8 @@ def install_wheel(session: nox.Session, extras: str = "", *packages: str) -> Pat
     """Install the wheel of this tree, also where one of the same version is, with its extras and these packages."""
     wheel = built_wheel(session)
     install(session, f"{wheel}[{extras}]" if extras else str(wheel), *packages)
-    session.install("--force-reinstall", "--no-deps", str(wheel))
+    if not shares_environment(session):
+        session.install("--force-reinstall", "--no-deps", str(wheel))
     return wheel
 
 
@@ -162,7 +202,7 @@ def run_tests_with(session: nox.Session, version: str) -> None:
     extras = "local,zstd" if torch else "server,zstd"
     what = [f"{wheel}[{extras}]", *dependencies("test"), "-r", "codegen/requirements.txt"]
     for packages in filter(None, (torch, what, ["--force-reinstall", "--no-deps", str(wheel)])):
-        session.run(python, "-m", "pip", "install", "-q", *packages, external=True)
+        install_into(session, python, *packages)
     folders = [] if torch else [f"tests/{name}" for name in WITHOUT_TORCH]
     run = (str(Path(python).with_name("pytest")), *WORKERS, *(session.posargs or folders))
     session.run(*run, env=ONE_THREAD, external=True)
@@ -182,7 +222,7 @@ def tests_latest(session: nox.Session) -> None:
     run_tests_with(session, next(version for version in reversed(PYTHONS) if interpreter(version)))
 
 
-@nox.session
+@nox.session(venv_backend="virtualenv")  # pip has the strategy `eager`
 def newest(session: nox.Session) -> None:
     """Every test, and the quickstart, with the newest release of everything instead of the lock: what will break soon."""
     wheel = built_wheel(session)
@@ -234,7 +274,10 @@ def contract(session: nox.Session) -> None:
     """The document, the server and the client held against one another; then a running server, checked from outside."""
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
-    session.run("pytest", *WORKERS, *folders, "tests/contract/check_source_faults.py", *session.posargs, env=ONE_THREAD)
+    variables = {**ONE_THREAD, **ALL_EXAMPLES}
+    session.run(
+        "pytest", *WORKERS, "-m", "", *folders, "tests/contract/check_source_faults.py", *session.posargs, env=variables
+    )
     session.run("python", "tests/contract/live.py")
 
 
@@ -249,7 +292,9 @@ def browser(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """The soaks, those of the tests too: `-- --seed N --seconds S` for one seed of faults; else twenty, and two models."""
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
-    session.run("pytest", "-m", "soak", "--durations=10", env={"TINKER_LOCAL_DIR": str(scratch(session) / "local")})
+    variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
+    session.run("pytest", *WORKERS, "-m", "soak", "--durations=10", env=variables)
+    session.run("pytest", "tests/contract/test_server.py", "-k", "test_every_operation", env=ALL_EXAMPLES)
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")
@@ -339,7 +384,7 @@ def bench(session: nox.Session) -> None:
     """CPU, time and memory of this client and the official one, in turn; HTTPS needs nginx. `-- --tasks NAME ...` for some."""
     wheel = built_wheel(session)
     ours = environment(session, "ours", TORCH, f"{wheel}[local]")
-    session.run(ours, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel), external=True)
+    install_into(session, ours, "--force-reinstall", "--no-deps", str(wheel))
     official = environment(session, "official", OFFICIAL)
     session.run("python", "benchmarks/compare.py", "--ours", ours, "--official", official, *session.posargs)
     if not session.posargs:
@@ -359,8 +404,11 @@ def surface(session: nox.Session) -> None:
     wheel = built_wheel(session)
     pairs: list[str] = []
     for name, torch in (("0.38.0", [TORCH]), ("0.38.0-without-torch", [])):
-        python = environment(session, name, *torch, str(wheel), "pydantic", "protobuf")
-        session.run(python, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel), external=True)
+        if torch and shares_environment(session):
+            python = f"{session.bin}/python"
+        else:
+            python = environment(session, name, *torch, str(wheel), "pydantic", "protobuf")
+            install_into(session, python, "--force-reinstall", "--no-deps", str(wheel))
         ours = scratch(session) / f"{name}.json"
         session.run(python, "-P", "tests/compat/surface/introspect.py", str(ours), external=True)
         pairs += [f"tests/compat/surface/official/{name}.json", str(ours)]
@@ -421,6 +469,12 @@ def unpacked(session: nox.Session, requirement: str) -> Path:
     return folder / archive.name.removesuffix(".tar.gz")
 
 
+def install_into(session: nox.Session, python: str, *what: str) -> None:
+    """Install into the environment of that Python."""
+    installer = ("uv", "pip", "install", "--python", python) if HAS_UV else (python, "-m", "pip", "install")
+    session.run(*installer, "-q", *what, external=True)
+
+
 def environment(session: nox.Session, name: str, *packages: str, python: str = "python") -> str:
     """The Python of a virtual environment of its own inside the session's folder."""
     home = scratch(session) / name
@@ -428,5 +482,5 @@ def environment(session: nox.Session, name: str, *packages: str, python: str = "
     if not home.exists():
         session.run(python, "-m", "venv", str(home), external=True)
     for package in packages:
-        session.run(str(binaries / "python"), "-m", "pip", "install", "-q", "--upgrade", package, external=True)
+        install_into(session, str(binaries / "python"), "--upgrade", package)
     return str(binaries / "python")

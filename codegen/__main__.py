@@ -1,4 +1,4 @@
-"""Dispatch `python -m codegen COMMAND ...`; each command says with `--help` what it takes."""
+"""Dispatch `python -m codegen COMMAND ...`; each command describes its arguments with `--help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders the bindings of a document: openapi-python-client parses it, the templates beside this file write the text."""
+"""Renders the bindings of a document: openapi-python-client parses it, and the templates in this folder write the text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bindings(Project):
     contract: Contract
 
     def build(self) -> Sequence[GeneratorError]:
-        """Render every file below the output folder; return what the parser complained about."""
+        """Render every file below the output folder; return the parser's complaints."""
         filters: dict[str, Any] = {"docstring": docstring, "literal": repr, "operation_doc": operation_doc}
         filters |= {"method_doc": method_doc, "class_name": class_name}
         self.env.filters.update(filters)

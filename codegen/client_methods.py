@@ -19,6 +19,11 @@ from codegen.schemas import Alias, Field, Models, RecordSpec
 
 CLIENT_METHOD = frozenset({"client", "name", "summary", "description", "returns", "path", "dates", "twin"})
 PATH_ARGUMENT = frozenset({"name", "description", "kind"})
+#: What every method takes besides, as the template declares it.
+OPTIONS = {
+    "extra_headers": "Headers of this call only. They replace the client's of the same name, in any case.",
+    "timeout": "The longest time for the call and its retries, in seconds; APITimeoutError after it.",
+}
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -64,7 +69,7 @@ class ClientMethod:
 
     @property
     def arguments(self) -> list[Argument]:
-        """Return the arguments in their order; those that may be left out come last."""
+        """Return the arguments in their order; optional ones come last."""
         locations = {item.python_name: item.location for item in self.operation.parameters}
         in_path = [item for item in self.parameters if locations[item.name] == "path"]
         others = [item for item in self.parameters if locations[item.name] != "path"]
@@ -75,7 +80,7 @@ class ClientMethod:
 
     @property
     def checked(self) -> list[Argument]:
-        """Return what the client may refuse before there is a request."""
+        """Return the arguments that the client may refuse before there is a request."""
         return [item for item in self.arguments if self.path is None or item.name != self.path.name]
 
     @property
@@ -203,7 +208,7 @@ def argument_of(parameter: Parameter, dates: frozenset[str]) -> Argument:
 
 
 def check_arguments(node: DocumentNode, method: ClientMethod) -> None:
-    names = [item.name for item in method.arguments]
+    names = [*OPTIONS, *(item.name for item in method.arguments)]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise node.refusal(f"two arguments are called {', '.join(doubled)}")

@@ -1,4 +1,4 @@
-"""Walk an OpenAPI document by JSON pointer and refuse what it does not understand.
+"""Walk an OpenAPI document by JSON pointer and refuse unsupported constructs.
 
 Owns: `DocumentNode` (a value together with where it stands), `Refusal`, and the closed lists of keywords. It knows nothing of
 Python types or of templates.
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 MULTIPART = "multipart/form-data"
 
-#: Keywords that explain and change nothing about what is generated.
+#: Keywords that only explain, and do not change the generated code.
 DOCUMENTATION = frozenset(
     {"title", "description", "summary", "deprecated", "example", "examples", "externalDocs", "x-evidence", "x-assumed"}
 )
@@ -26,7 +26,7 @@ STRING_LIMITS = frozenset({"minLength", "maxLength", "pattern"})
 ARRAY_LIMITS = frozenset({"minItems", "maxItems"})
 LIMITS = INTEGER_LIMITS | STRING_LIMITS | ARRAY_LIMITS
 
-#: What may stand beside `$ref` in a property: it says something about the property, not about the schema it names.
+#: Keywords allowed with `$ref` in a property: they describe the property, not the schema it names.
 BESIDE_REF = DOCUMENTATION | {"$ref", "default", "x-secret"}
 
 SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "default", "x-validate", "x-secret"}

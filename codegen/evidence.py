@@ -18,7 +18,7 @@ RETRIEVE = "retrieve_future"
 _LONGEST_LIST = 8
 
 JSON = dict[str, Any]
-#: The method, and what the path must match, of each operation.
+#: The method and the path pattern of each operation.
 Routes = dict[str, tuple[str, re.Pattern[str]]]
 
 
@@ -86,7 +86,7 @@ def find_operation(routes: Routes, method: str, path: str) -> str | None:
 
 
 def exchange(file: str, recorded: JSON) -> JSON:
-    """Return what is shown of an exchange: address, status and bodies, long lists cut off."""
+    """Return the shown parts of an exchange: address, status and bodies, long lists cut off."""
     request, response = recorded["request"], recorded["response"]
     return {
         "recording": f"tests/golden/{file}:{recorded['n']}",

@@ -1,4 +1,4 @@
-"""Read the document, compare what was made with the files that are there, and check the pinned versions."""
+"""Read the document, compare generated files with those on disk, and check the pinned versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def exactly(folder: Path, texts: Mapping[str, str]) -> Wanted:
 
 
 def find_stale(wanted: Wanted) -> Wanted:
-    """Return what is not as it is wanted."""
+    """Return the files that differ from the wanted ones."""
     return {path: text for path, text in wanted.items() if text != read_if_there(path)}
 
 

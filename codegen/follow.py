@@ -21,7 +21,7 @@ from codegen.document import is_mapping
 from codegen.files import HERE, ROOT, load
 from codegen.wheel_facts import Facts, literal_values, read_facts
 
-#: What the document says otherwise on purpose, each with its reason.
+#: Deliberate differences of the document, each with its reason.
 DIFFERENCES = HERE / "official_differences.toml"
 _SCALARS = {
     "str": "string",
@@ -60,7 +60,7 @@ def _load_facts(file: Path) -> Facts:
 
 
 def compare_facts(old: Facts, new: Facts) -> Iterator[str]:
-    """Say what was added, removed and changed between two wheels."""
+    """List the additions, removals and changes between two wheels."""
     for section, what in _SECTIONS.items():
         before, after = _as_mapping(old[section]), _as_mapping(new[section])
         yield from (f"removed {what} {name}" for name in sorted(before.keys() - after.keys()))
@@ -148,7 +148,7 @@ def _bare(node: ast.expr) -> ast.expr:
 
 
 def _types(schema: Any) -> set[str]:
-    """Return the JSON types of a scalar, nothing for what is not."""
+    """Return the JSON types of a scalar, an empty set for any other schema."""
     types = schema.get("type", ())
     listed = {types} if isinstance(types, str) else set(types)
     return listed if listed <= {"string", "integer", "number", "boolean", "null"} else set()

@@ -65,7 +65,7 @@ def annotate_file(node: DocumentNode) -> str:
 
 
 def check_form_property(node: DocumentNode) -> None:
-    """Refuse what has no one spelling in a form."""
+    """Refuse a property without a single spelling in a form."""
     if node.get("format") == "byte" or node.get("contentEncoding") is not None:
         raise node.refusal("in a form bytes are a file: {type: string, format: binary}")
     if "null" in types_of(node) or "oneOf" in node:

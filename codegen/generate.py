@@ -1,4 +1,4 @@
-"""Write everything that is made from the contract, or with --check say what is not as it would be written."""
+"""Write every file derived from the contract, or with --check report stale ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codegen.document import Refusal
 from codegen.drawing import make_drawing
 from codegen.files import ROOT, Step, check_pins, describe, find_stale, load, write
 
-#: In this order; those that read the sources come after those that write some.
+#: In this order; steps that read the sources come after those that write some.
 STEPS: Mapping[str, Step] = {
     "bindings": bindings.make_bindings,
     "portable": portable.make_document,
@@ -28,7 +28,7 @@ STEPS: Mapping[str, Step] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every step, or those that are named; return 1 for a refused document, and for stale files with --check."""
+    """Run every step, or the named ones; return 1 for a refused document, and for stale files with --check."""
     options = read_arguments(arguments)
     document = options.root / "openapi.yaml"
     try:
@@ -53,7 +53,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(names: Sequence[str] | Mapping[str, Step], root: Path, document: Any, *, check: bool) -> int:
-    """Run steps and write what they make, or only report it."""
+    """Run steps and write their files, or only report them."""
     found = 0
     for name in names:
         stale = find_stale(STEPS[name](root, document))

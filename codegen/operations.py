@@ -1,4 +1,4 @@
-"""Turn `paths` into what the operation templates write: one function and one table row per operation."""
+"""Turn `paths` into the input of the operation templates: one function and one table row per operation."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ def json_schema(schema: DocumentNode) -> str:
 
 
 def event_schema(event: DocumentNode) -> str:
-    """Return the schema of what the data of each event of a stream is."""
+    """Return the schema of the data of each event of a stream."""
     event.only(frozenset({"description", "type", "required", "properties"}), "an event")
     if event["required"].value != ["data"] or list(event["properties"].mapping()) != ["data"]:
         raise event.refusal("an event has `data`, which is required, and nothing else")

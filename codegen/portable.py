@@ -122,7 +122,7 @@ def _declare_headers(operation: Schema, components: Schema) -> None:
 
 
 def _keep_json(content: Schema) -> None:
-    """Leave out other forms of what can be JSON: they are chosen by headers, which stock clients set for all calls alike."""
+    """Leave out other forms where JSON exists: headers choose them, which stock clients set for all calls alike."""
     if JSON in content:
         for other in [media_type for media_type in content if media_type != JSON]:
             del content[other]

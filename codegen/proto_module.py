@@ -1,4 +1,4 @@
-"""What is made from `tinker_public.proto`: the module of Google's runtime, its stub, and the numbers for our own codec.
+"""The outputs of `tinker_public.proto`: the module of Google's runtime, its stub, and the numbers for our codec.
 
 The module holds the compiled messages as bytes and asks no more of the runtime than version 4.21 has; what protoc writes for
 Python works with no older runtime than its own.
@@ -25,7 +25,7 @@ FIRST_LINE = f'"""The messages of {SOURCE}, for Google\'s protobuf runtime; made
 WIDTH = 100
 #: An entry of any map.
 MAP_ENTRY = ("MAP_ENTRY_KEY: Final = 1", "MAP_ENTRY_VALUE: Final = 2")
-#: Names of one message that servers written for version 0.25 use, beside those of today.
+#: Names of one message that servers written for version 0.25 use, in addition to today's.
 OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
 
 

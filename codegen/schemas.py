@@ -1,4 +1,4 @@
-"""Turn `components.schemas` into what the models template writes: records, aliases and their Python annotations.
+"""Turn `components.schemas` into the input of the models template: records, aliases and their Python annotations.
 
 Every named schema becomes one Python name. Anything outside the closed subset is refused.
 """
@@ -137,7 +137,7 @@ class Models:
 
 @dataclass
 class SchemaIndex:
-    """What one schema has to know about the others."""
+    """The facts that one schema needs about the others."""
 
     #: Schemas that a request body reaches: their arrays are written `Sequence`, so that callers may pass any.
     sent: set[str] = field(default_factory=lambda: set[str]())

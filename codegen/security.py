@@ -8,7 +8,7 @@ SCHEME = DOCUMENTATION | {"type", "in", "name"}
 
 
 def check_document_security(root: DocumentNode) -> None:
-    """Check the schemes of the document and what it demands of every operation."""
+    """Check the schemes of the document and its requirements for every operation."""
     components = root["components"]
     schemes = list(components["securitySchemes"].items()) if "securitySchemes" in components else []
     for name, scheme in schemes:

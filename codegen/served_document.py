@@ -12,7 +12,7 @@ from typing import Any
 from codegen.document import is_mapping
 from codegen.files import Wanted
 
-#: Down to this level each member of an object has a line of its own.
+#: Down to this level each member of an object has a separate line.
 DEPTH = 3
 
 

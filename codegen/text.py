@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openapi_python_client.strings import safe_for_docstring
 
-from codegen.client_methods import ClientMethod
+from codegen.client_methods import OPTIONS, ClientMethod
 from codegen.operations import OperationSpec
 
 LINE_LENGTH = 120
@@ -28,16 +28,16 @@ def operation_doc(operation: OperationSpec) -> str:
 
 
 def method_doc(method: ClientMethod) -> str:
-    """Return the docstring of a client method: what it does, then its arguments, its result, and what it refuses."""
-    arguments = [f"    {item.name}: {' '.join(item.doc.split())}" for item in method.arguments if item.doc]
-    parts = [method.summary, method.description, "\n".join(["Args:", *arguments]) if arguments else ""]
+    """Return the docstring of a client method: its summary, its arguments, its result and its errors."""
+    docs = {item.name: item.doc for item in method.arguments} | OPTIONS
+    arguments = [f"    {name}: {' '.join(doc.split())}" for name, doc in docs.items() if doc]
+    parts = [method.summary, method.description, "\n".join(["Args:", *arguments])]
     if method.returns:
         parts.append(f"Returns:\n    A future of {method.returns}")
     elif method.operation.answer == "None":
         parts.append("Returns:\n    A future without a value, done when the server has answered.")
-    if method.path or method.parameters:
-        parts.append("Raises:\n    ValueError: At once, for an argument that cannot be right.")
-    return "\n\n".join(part for part in parts if part)
+    refusals = "Raises:\n    ValueError: At once, for an argument that cannot be right."
+    return "\n\n".join(part for part in (*parts, refusals) if part)
 
 
 def docstring(text: str, indent: int) -> str:
@@ -70,7 +70,7 @@ def wrap_item(line: str, width: int) -> str:
 
 
 def finish(output: Path) -> None:
-    """Compile what was written, then format it; an error of either is a fault of a template."""
+    """Compile the written files, then format them; an error of either is a fault of a template."""
     for path in sorted(output.rglob("*.py")):
         compile(path.read_text(encoding="utf-8"), str(path), "exec")
     ruff("check", "--fix", "--select", "F401,F811,I", "--target-version", "py311", str(output))

@@ -24,7 +24,7 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
 def read_facts(wheel: Path) -> Facts:
-    """Return what a wheel says about the API."""
+    """Return the facts of a wheel about the API."""
     with zipfile.ZipFile(wheel) as archive:
         names = sorted(name for name in archive.namelist() if name.startswith("tinker/") and name.endswith(".py"))
         modules = {name: ast.parse(archive.read(name)) for name in names}
@@ -78,7 +78,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, Facts]]:
 
 
 def _values(module: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """Names that stand for a choice of texts."""
+    """Yield the names of a choice of texts, each with its texts."""
     for node in module.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target

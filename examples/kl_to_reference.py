@@ -17,7 +17,7 @@ from tinker.regularizers import KL, Regularizer, regularized
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 PROMPTS = ["1 + 1 =", "the cat", "2 * 3 =", "good"]
-GROUP, STEPS, LEARNING_RATE = 16, 8, 3e-3
+GROUP, STEPS, LEARNING_RATE = 8, 6, 3e-3
 
 
 def reward(answer: str) -> float:

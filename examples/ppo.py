@@ -16,7 +16,7 @@ import tinker
 from tinker import types
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
-ROUNDS, STEPS_PER_ROUND, SAMPLES = 3, 4, 48
+ROUNDS, STEPS_PER_ROUND, SAMPLES = 3, 4, 24
 CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.25}
 PARAMS = types.SamplingParams(max_tokens=24, temperature=1.0, stop=[])
 

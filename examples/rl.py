@@ -17,7 +17,7 @@ from tinker import types
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 PROMPTS = [f"{a} + {b} =" for a, b in ((1, 1), (2, 3), (4, 4), (7, 2), (5, 8), (9, 9), (3, 6), (8, 1))]
-GROUP, STEPS, LEARNING_RATE = 16, 10, 3e-3
+GROUP, STEPS, LEARNING_RATE = 16, 6, 3e-3
 PARAMS = types.SamplingParams(max_tokens=8, temperature=1.0, stop=["\n"])
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 if TYPE_CHECKING:
+    import attrs
     import numpy as np
 
 T = TypeVar("T", bool, int)
@@ -68,6 +70,12 @@ def check_kind(name: str, value: object, kind: type) -> None:
         raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+
+
 def check_function(name: str, value: object) -> None:
     """Raise TypeError unless it is a function or None."""
     if value is not None and not callable(value):
@@ -78,3 +86,12 @@ def check_type(name: str, value: object, kind: type) -> None:
     """Raise TypeError unless the value is None or of its kind."""
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+
+
+def check_field(check: Callable[..., object], **options: object) -> Callable[[object, attrs.Attribute[Any], object], None]:
+    """Return a validator of attrs that calls ``check(name, value, **options)``."""
+
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        check(attribute.name, value, **options)
+
+    return validate

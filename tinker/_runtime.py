@@ -5,9 +5,12 @@ The value has no methods: what to do is in the clients.
 
 from __future__ import annotations
 
+import importlib
+import logging
 import sys
+import uuid
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -16,17 +19,7 @@ import msgspec
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
-from tinker._http import (
-    TRACING_MODULE,
-    Auth,
-    CircuitRegistry,
-    Circuits,
-    Observers,
-    Transport,
-    find_source,
-    open_engine,
-    read_trace_headers,
-)
+from tinker._http import Auth, CircuitRegistry, Circuits, Observers, Transport, find_source, open_engine
 from tinker._loop import LoopThread, TaskScope, loop_thread
 from tinker._session import Description, ServerSettings, Session, Telemetry
 from tinker.futures import APIFuture, failure_of, on_done
@@ -35,8 +28,12 @@ from tinker.observing import ExchangeSink, FutureSettled, FutureStarted, Observe
 if TYPE_CHECKING:
     import httpx
 
+logger = logging.getLogger("tinker")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+# A program that has not imported this has no span, so it is not imported for that.
+_TRACING_MODULE = "opentelemetry.trace"
 
 
 class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -50,6 +47,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
     server: ServerSettings
     session: Session
     telemetry: Telemetry | None
+    token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)  # by which this process finds it again
 
 
 def open_runtime(
@@ -114,8 +112,8 @@ def run(
     progress.labels, progress.reachability = labels, runtime.transport.reachability
     if parent is not None:
         progress.observers, progress.labels = parent.progress.observers, parent.progress.labels
-    if runtime.config.trace_context and TRACING_MODULE in sys.modules:
-        progress.trace_headers = read_trace_headers()
+    if runtime.config.trace_context and _TRACING_MODULE in sys.modules:
+        progress.trace_headers = _read_trace_headers()
     if observers.active:
         on_done(future, partial(_report_outcome, observers, future))
     if observers.active or progress.trace_headers is not None:
@@ -123,6 +121,17 @@ def run(
     else:
         runtime.thread.start(future, function, future, *args)
     return future
+
+
+def _read_trace_headers() -> Mapping[str, str] | None:
+    """Return the headers of W3C Trace Context for the caller's OpenTelemetry span; None without one."""
+    headers: dict[str, str] = {}
+    try:
+        tracecontext: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+        tracecontext.TraceContextTextMapPropagator().inject(headers)
+    except Exception as error:  # noqa: BLE001 - a program whose tracing is broken still trains
+        logger.debug("no trace context: %s", error)
+    return headers or None
 
 
 async def _run_seen(

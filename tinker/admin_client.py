@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tinker_wire import models
 from tinker_wire.api import admin as admin_api
 from tinker_wire.clients import AdminOperations
 from tinker_wire.runtime import Request
 
-from tinker._clients import SessionHolder
+from tinker._clients import SessionHolder, awaiting_twin
 from tinker._clock import Clock
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
@@ -49,7 +49,12 @@ class AdminMethods(AdminOperations):
         return SessionHolder(self._rest.runtime)
 
     def get_billing_usage(
-        self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
+        self,
+        starting_on: datetime.datetime | str,
+        ending_before: datetime.datetime | str,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> APIFuture[models.BillingUsageResponse]:
         """Get the usage of each hour of a period, and its estimated cost.
 
@@ -58,6 +63,8 @@ class AdminMethods(AdminOperations):
         Args:
             starting_on: The first hour, a datetime or RFC 3339 text. It must be a full hour with a time zone.
             ending_before: The hour after the last one, in the same form.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of the usage.
@@ -66,13 +73,10 @@ class AdminMethods(AdminOperations):
             ValueError: At once, if a time zone is missing or the hours are not in order.
         """
         time = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)
-        return self._ask(admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before))
+        request = admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before)
+        return self._ask(request.with_options(extra_headers, timeout))
 
-    async def get_billing_usage_async(
-        self, starting_on: datetime.datetime | str, ending_before: datetime.datetime | str
-    ) -> models.BillingUsageResponse:
-        """Await :meth:`get_billing_usage` and return its result."""
-        return await self.get_billing_usage(starting_on, ending_before)
+    get_billing_usage_async: Final = awaiting_twin(get_billing_usage)
 
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of the ServiceClient that owns the connections; None for a client without a session."""

@@ -15,16 +15,16 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import attrs
 from tinker_wire import models
 
-from tinker._checkpoints import FileSource, LocalAdapter, Uploading, Watch, fetch, read_adapter
+from tinker._checkpoints import FileSource, LocalAdapter, Uploading, fetch, in_utc, read_adapter
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
 from tinker._http import is_absent, is_lost, open_files
@@ -37,7 +37,6 @@ from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
 if TYPE_CHECKING:
     from tinker._clock import Clock
-    from tinker.rest_client import RestClient
     from tinker.service_client import ServiceClient
 
 __all__ = [
@@ -53,6 +52,7 @@ __all__ = [
 ]
 
 logger: logging.Logger = logging.getLogger("tinker")
+T = TypeVar("T")
 
 DownloadSource: TypeAlias = Literal["auto", "external", "archive"]
 """How to download a checkpoint: as exported files (``external``), as an ``archive``, or whichever suits its kind (``auto``)."""
@@ -63,6 +63,7 @@ FRESH_SECONDS = 300.0
 FILES_AT_ONCE = 4
 _EXPORT_NAME = "download"
 _ARCHIVE = "archive"
+_UrlsUntil: TypeAlias = tuple[Mapping[str, str], datetime.datetime]  # signed URLs by file name, and when they expire
 
 
 @attrs.frozen(kw_only=True)
@@ -210,13 +211,8 @@ def download(
     place = Path(directory) / folder_name(tinker_path)
     if place.exists() and not overwrite:
         raise FileExistsError(f"{place} already exists")
-    if service is not None and (base_url is not None or api_key is not None):
-        raise ValueError("base_url and api_key come from the service client; pass neither")
-    job = _Job(path, place, form, overwrite, progress or _ignore_progress)
-    if service is not None:
-        return run(_runtime_of(service), "download", job.run, service)
-    own = _open_service(base_url, api_key)
-    return run(_runtime_of(own), "download", job.run_and_close, own)
+    job = partial(_download, path, place, form, overwrite, _Counts(progress))
+    return _start("download", job, service, base_url, api_key)
 
 
 def upload(
@@ -271,13 +267,7 @@ def upload(
     4
     """
     adapter = read_adapter(Path(directory), base_model, lora_config)
-    if service is not None and (base_url is not None or api_key is not None):
-        raise ValueError("base_url and api_key come from the service client; pass neither")
-    job = _UploadJob(adapter, project_id, progress or _ignore_progress)
-    if service is not None:
-        return run(_runtime_of(service), "upload", job.run, service)
-    own = _open_service(base_url, api_key)
-    return run(_runtime_of(own), "upload", job.run_and_close, own)
+    return _start("upload", partial(_upload, adapter, project_id, _Counts(progress)), service, base_url, api_key)
 
 
 def push_to_hub(
@@ -358,153 +348,112 @@ def _check_form(form: DownloadSource, path: ParsedCheckpointTinkerPath) -> None:
         raise ValueError(f"{path.tinker_path} is a set of files, not an archive")
 
 
-def _ignore_progress(_: Progress) -> None:
-    return None
-
-
-# How a checkpoint becomes files. Everything below runs on the loop, with the disk in other threads.
-
-
-def _open_service(base_url: str | None, api_key: str | None) -> ServiceClient:
+def _start(
+    operation: str,
+    job: Callable[[ServiceClient], Awaitable[T]],
+    service: ServiceClient | None,
+    base_url: str | None,
+    api_key: str | None,
+) -> APIFuture[T]:
+    """Start a job with a service client, or with one of its own that is closed after it."""
     from tinker.service_client import ServiceClient
 
-    return ServiceClient(base_url=base_url, api_key=api_key)
+    if service is not None and (base_url is not None or api_key is not None):
+        raise ValueError("base_url and api_key come from the service client; pass neither")
+    client = service or ServiceClient(base_url=base_url, api_key=api_key)
+    return run(_runtime_of(client), operation, _run_job, job, client, service is None)
+
+
+async def _run_job(_: APIFuture[T], job: Callable[[ServiceClient], Awaitable[T]], service: ServiceClient, is_own: bool) -> T:
+    async with service if is_own else nullcontext():
+        return await job(service)
 
 
 def _runtime_of(service: ServiceClient) -> Runtime:
     return service._runtime()  # pyright: ignore[reportPrivateUsage]
 
 
-@attrs.frozen
-class _Job:
-    """One download, checked."""
-
-    path: ParsedCheckpointTinkerPath
-    place: Path
-    form: DownloadSource
-    overwrite: bool
-    progress: Callable[[Progress], None]
-
-    async def run_and_close(self, future: APIFuture[Download], service: ServiceClient) -> Download:
-        """Run with a service client that lives as long as this."""
-        async with service:
-            return await self.run(future, service)
-
-    async def run(self, _: APIFuture[Download], service: ServiceClient) -> Download:
-        """Make the files, fetch them, and put them in place."""
-        rest, tinker_path = service.create_rest_client(), self.path.tinker_path
-        fetching = _Fetching(_runtime_of(service), rest, self.place, self.progress)
-        if self.path.checkpoint_type == "external":
-            await fetching.files_of(tinker_path)
-        elif self.form == "archive" or self.path.checkpoint_type == "sampler":
-            await fetching.archive_of(tinker_path)
-        else:
-            await _export(fetching, service, rest, tinker_path, may_be_archive=self.form == "auto")
-        return await asyncio.to_thread(fetching.put_in_place, tinker_path, self.overwrite)
+# How a checkpoint becomes files. Everything below runs on the loop, with the disk in other threads.
 
 
-@attrs.frozen
-class _UploadJob:
-    """One upload, checked."""
-
-    adapter: LocalAdapter
-    project_id: str | None
-    progress: Callable[[Progress], None]
-
-    async def run_and_close(self, future: APIFuture[UploadedCheckpoint], service: ServiceClient) -> UploadedCheckpoint:
-        """Run with a service client that lives as long as this."""
-        async with service:
-            return await self.run(future, service)
-
-    async def run(self, _: APIFuture[UploadedCheckpoint], service: ServiceClient) -> UploadedCheckpoint:
-        """Send the files and finish."""
-        runtime = _runtime_of(service)
-        counts = _Counts(self.progress)
-        path, sizes = await Uploading(
-            adapter=self.adapter,
-            project_id=self.project_id or runtime.config.project_id,
-            transport=runtime.transport,
-            operations=service.create_rest_client(),
-            watch=counts.note,
-        ).run()
-        base_model, nbytes = self.adapter.base_model, sum(sizes.values())
-        return UploadedCheckpoint(checkpoint_path=path, base_model=base_model, files=tuple(sizes), nbytes=nbytes)
+async def _upload(adapter: LocalAdapter, project_id: str | None, counts: _Counts, service: ServiceClient) -> UploadedCheckpoint:
+    """Send the files and finish."""
+    runtime = _runtime_of(service)
+    path, sizes = await Uploading(
+        adapter=adapter,
+        project_id=project_id or runtime.config.project_id,
+        transport=runtime.transport,
+        operations=service.create_rest_client(),
+        watch=counts.note,
+    ).run()
+    return UploadedCheckpoint(
+        checkpoint_path=path, base_model=adapter.base_model, files=tuple(sizes), nbytes=sum(sizes.values())
+    )
 
 
-async def _export(
-    fetching: _Fetching, service: ServiceClient, rest: RestClient, tinker_path: str, *, may_be_archive: bool
-) -> None:
-    try:
-        async with _temporary_export(service, rest, tinker_path) as exported:
-            await fetching.files_of(exported)
-    except _NoExports as missing:
-        if not may_be_archive:
-            raise missing.error from None
-        await fetching.archive_of(tinker_path)
-
-
-class _NoExports(Exception):
-    """This server exports nothing."""
-
-    def __init__(self, error: APIStatusError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@asynccontextmanager
-async def _temporary_export(service: ServiceClient, rest: RestClient, tinker_path: str) -> AsyncGenerator[str]:
-    """Yield the path of an export that is deleted after the block; where that fails, it expires within the hour."""
-    training = await service.create_training_client_from_state(tinker_path)
-    try:
-        saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
-    except APIStatusError as error:
-        if not is_absent(error):
-            raise
-        raise _NoExports(error) from error
-    try:
-        yield saved.path
-    finally:
-        with suppress(APIError, CircuitOpenError):  # many servers free it with the session only
-            await training.unload_model()
-        try:
-            await rest.delete_checkpoint_from_tinker_path(saved.path)
-        except (APIError, CircuitOpenError) as error:
-            logger.warning("could not delete the export %s, which expires within an hour: %s", saved.path, error)
+async def _download(
+    path: ParsedCheckpointTinkerPath,
+    place: Path,
+    form: DownloadSource,
+    overwrite: bool,
+    counts: _Counts,
+    service: ServiceClient,
+) -> Download:
+    """Make the files, fetch them, and put them in place."""
+    fetching = _Fetching(service, place, counts)
+    if path.checkpoint_type == "external":
+        await fetching.files_of(path.tinker_path)
+    elif form == "archive" or path.checkpoint_type == "sampler":
+        await fetching.archive_of(path.tinker_path)
+    else:
+        await fetching.export(path.tinker_path, may_be_archive=form == "auto")
+    return await asyncio.to_thread(fetching.put_in_place, path.tinker_path, overwrite)
 
 
 class _Fetching:
     """Files on their way into one folder."""
 
-    def __init__(self, runtime: Runtime, rest: RestClient, place: Path, progress: Callable[[Progress], None]) -> None:
-        self._runtime, self._rest, self._place = runtime, rest, place
+    def __init__(self, service: ServiceClient, place: Path, counts: _Counts) -> None:
+        self._service, self._place, self._counts = service, place, counts
+        self._runtime, self._rest = _runtime_of(service), service.create_rest_client()
         self._partial = place.with_name(f"{place.name}.partial")
         self._ready = self._partial / "files"
-        self._counts = _Counts(progress)
+
+    async def export(self, tinker_path: str, *, may_be_archive: bool) -> None:
+        """Fetch the files of a temporary export; the archive where the server exports nothing and that will do."""
+        training = await self._service.create_training_client_from_state(tinker_path)
+        try:
+            saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
+        except APIStatusError as error:
+            if not (may_be_archive and is_absent(error)):
+                raise
+            return await self.archive_of(tinker_path)
+        try:
+            await self.files_of(saved.path)
+        finally:
+            with suppress(APIError, CircuitOpenError):  # many servers free it with the session only
+                await training.unload_model()
+            try:
+                await self._rest.delete_checkpoint_from_tinker_path(saved.path)
+            except (APIError, CircuitOpenError) as error:
+                logger.warning("could not delete the export %s, which expires within an hour: %s", saved.path, error)
 
     async def files_of(self, external_path: str) -> None:
         """Fetch every file of an external checkpoint."""
-        links = _SignedUrls(partial(self._external_links, external_path), self._runtime.clock)
-        names = await links.names()
-        checked = _archives.SafeNames()
-        places = {name: self._ready / checked.check(name) for name in names}
-        await asyncio.to_thread(self._start_afresh)
-        fetched = await self._fetch_all(links, names)
+        fetched = await self._fetch_all(partial(self._external_links, external_path))
         for name, file in fetched.items():
-            await asyncio.to_thread(_move, file, places[name])
+            await asyncio.to_thread(_move, file, self._ready / name)
 
     async def archive_of(self, tinker_path: str) -> None:
         """Fetch the one archive of a checkpoint, and unpack it."""
-        links = _SignedUrls(partial(self._archive_link, tinker_path), self._runtime.clock)
-        names = await links.names()
-        await asyncio.to_thread(self._start_afresh)
-        fetched = await self._fetch_all(links, names)
-        await asyncio.to_thread(_archives.unpack, fetched[_ARCHIVE], self._ready)
+        for archive in (await self._fetch_all(partial(self._archive_link, tinker_path))).values():
+            await asyncio.to_thread(_archives.unpack, archive, self._ready)
 
-    async def _external_links(self, external_path: str) -> tuple[Mapping[str, str], datetime.datetime]:
+    async def _external_links(self, external_path: str) -> _UrlsUntil:
         answer = await self._rest.get_external_weights_urls(external_path)
         return answer.urls, answer.expires
 
-    async def _archive_link(self, tinker_path: str) -> tuple[Mapping[str, str], datetime.datetime]:
+    async def _archive_link(self, tinker_path: str) -> _UrlsUntil:
         try:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
@@ -513,8 +462,12 @@ class _Fetching:
             raise
         return {_ARCHIVE: answer.url}, answer.expires
 
-    async def _fetch_all(self, links: _SignedUrls, names: Sequence[str]) -> Mapping[str, Path]:
+    async def _fetch_all(self, ask: Callable[[], Awaitable[_UrlsUntil]]) -> Mapping[PurePosixPath, Path]:
+        """Fetch every file, and return where each is; TinkerError for a name that is not one within a folder."""
         transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
+        links, checked = _SignedUrls(ask, self._runtime.clock), _archives.SafeNames()
+        names = {name: checked.check(name) for name in await links.names()}
+        await asyncio.to_thread(self._start_afresh)
         self._counts.expect(names)
         async with open_files(transport.engine, transport.config) as client:
             source = FileSource(client=client, transport=transport, url=links.url)
@@ -522,10 +475,10 @@ class _Fetching:
             async def one(name: str) -> Path:
                 place = self._partial / "parts" / hashlib.sha256(name.encode()).hexdigest()
                 async with room:
-                    await fetch(source, name, place, self._counts.watch(name))
+                    await fetch(source, name, place, partial(self._counts.note, name))
                 return place
 
-            return await run_together({name: one(name) for name in names})
+            return await run_together({path: one(name) for name, path in names.items()})
 
     def _start_afresh(self) -> None:
         """Empty the folder of whole files, which are made of parts again, so that they are checked again."""
@@ -561,7 +514,7 @@ def _move(file: Path, place: Path) -> None:
 class _SignedUrls:
     """Signed URLs by file name, asked for again before they expire."""
 
-    def __init__(self, ask: Callable[[], Awaitable[tuple[Mapping[str, str], datetime.datetime]]], clock: Clock) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[_UrlsUntil]], clock: Clock) -> None:
         self._ask, self._clock = ask, clock
         self._urls: Mapping[str, str] = {}
         self._until = 0.0
@@ -586,28 +539,25 @@ class _SignedUrls:
     async def _renew(self) -> None:
         """Request the URLs; where a server's are shorter than what counts as fresh, each request has a new one."""
         self._urls, expires = await self._ask()
-        self._until = expires.timestamp() if expires.tzinfo is not None else expires.replace(tzinfo=datetime.UTC).timestamp()
+        self._until = in_utc(expires).timestamp()
 
 
 class _Counts:
     """The sum over the files that are under way."""
 
-    def __init__(self, progress: Callable[[Progress], None]) -> None:
+    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
         self._progress = progress
         self._files: dict[str, tuple[int, int | None]] = {}
 
-    def expect(self, names: Sequence[str]) -> None:
+    def expect(self, names: Iterable[str]) -> None:
         """Announce the files that will come."""
         self._files = dict.fromkeys(names, (0, None))
-
-    def watch(self, name: str) -> Watch:
-        """Return the function that one file reports its progress to."""
-
-        return partial(self.note, name)
 
     def note(self, name: str, done: int, total: int | None) -> None:
         """Note how far one file is, and report the sum."""
         self._files[name] = (done, total)
+        if self._progress is None:
+            return
         totals = [total for _, total in self._files.values()]
         known = [total for total in totals if total is not None]
         self._progress(

@@ -32,13 +32,12 @@ credentials.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import httpx
 
 E = TypeVar("E", bound=BaseException)
-_Category: TypeAlias = Literal["unknown", "server", "user"]
 
 
 class TinkerError(Exception):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import logging
 import warnings
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
 from tinker_wire import models
@@ -15,6 +16,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.clients import RestOperations
 from tinker_wire.runtime import Request
 
+from tinker._clients import awaiting_twin
 from tinker._clock import Clock
 from tinker._http import ARCHIVE, read_claims
 from tinker._validate import read_ttl
@@ -94,6 +96,8 @@ class RestClient(AdminMethods, RestOperations):
         *,
         ttl_seconds: int | None = None,
         weights_access_token: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> APIFuture[str]:
         """Copy a checkpoint into a project. The copy is a new run, which cannot be trained further.
 
@@ -105,6 +109,8 @@ class RestClient(AdminMethods, RestOperations):
             ttl_seconds: Seconds until the copy expires, an hour to ten years. None keeps it forever.
             weights_access_token: A token that grants access to another user's checkpoint, sent in a header and kept out of
                 errors and logs. Optional.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of the path of the copy.
@@ -119,14 +125,20 @@ class RestClient(AdminMethods, RestOperations):
             destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=read_ttl(ttl_seconds)
         )
         request = weights_api.copy_weights(body, x_tinker_weights_access_token=weights_access_token)
+        request = request.with_options(extra_headers, timeout)
 
         async def copy() -> str:
             return (await self._rest.answer(request)).tinker_path
 
-        return self._rest.run("copy_weights", copy)
+        return self._rest.run("copy_weights", copy, request)
 
     def get_checkpoint_archive_url(
-        self, training_run_id: str, checkpoint_id: str
+        self,
+        training_run_id: str,
+        checkpoint_id: str,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
         """Get a signed URL of the checkpoint as one archive, and the time when the URL expires.
 
@@ -136,6 +148,8 @@ class RestClient(AdminMethods, RestOperations):
         Args:
             training_run_id: The run that the checkpoint belongs to.
             checkpoint_id: The checkpoint within the run, ``<kind>/<name>``.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of the URL and the time.
@@ -144,6 +158,7 @@ class RestClient(AdminMethods, RestOperations):
             ValueError: At once, for an invalid argument.
         """
         request = weights_api.get_checkpoint_archive(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
+        request = request.with_options(extra_headers, timeout)
 
         async def url() -> models.CheckpointArchiveUrlResponse:
             transport = (await self._rest.ready()).transport
@@ -154,13 +169,17 @@ class RestClient(AdminMethods, RestOperations):
                     raise
                 return _read_archive_redirect(str(error.request.url), error.response.headers, transport.clock)
 
-        return self._rest.run("get_checkpoint_archive_url", url)
+        return self._rest.run("get_checkpoint_archive_url", url, request)
 
-    def get_checkpoint_archive_url_from_tinker_path(self, tinker_path: str) -> APIFuture[models.CheckpointArchiveUrlResponse]:
+    def get_checkpoint_archive_url_from_tinker_path(
+        self, tinker_path: str, *, extra_headers: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
         """Get a signed URL of the checkpoint at a path, as :meth:`get_checkpoint_archive_url` does.
 
         Args:
             tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of the URL and the time.
@@ -169,58 +188,80 @@ class RestClient(AdminMethods, RestOperations):
             ValueError: At once, if the text is not a checkpoint path.
         """
         path = _parse_path(tinker_path)
-        return self.get_checkpoint_archive_url(path.training_run_id, path.checkpoint_id)
+        return self.get_checkpoint_archive_url(
+            path.training_run_id, path.checkpoint_id, extra_headers=extra_headers, timeout=timeout
+        )
 
-    def search_checkpoints(self, request: models.CheckpointSearchRequest) -> APIFuture[models.CheckpointSearchResponse]:
+    def search_checkpoints(
+        self,
+        request: models.CheckpointSearchRequest,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> APIFuture[models.CheckpointSearchResponse]:
         """Find the checkpoints that meet every condition of a request, newest first.
 
         The operation may change without notice, so it warns with ExperimentalWarning.
 
         Args:
             request: The conditions. Its ``cursor`` is the ``next_cursor`` of the previous page.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of one page of checkpoints.
         """
         warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=3)
-        return self._rest.ask(weights_api.search_checkpoints(request))
+        return self._rest.ask(weights_api.search_checkpoints(request).with_options(extra_headers, timeout))
 
     # ------------------------------------------------------------------------------------------------------------- sessions
 
-    def search_sessions(self, request: models.SessionSearchRequest) -> APIFuture[models.SessionSearchResponse]:
+    def search_sessions(
+        self,
+        request: models.SessionSearchRequest,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> APIFuture[models.SessionSearchResponse]:
         """Find the sessions that meet every condition of a request, newest first.
 
         The operation may change without notice, so it warns with ExperimentalWarning.
 
         Args:
             request: The conditions. Its ``cursor`` is the ``next_cursor`` of the previous page.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of one page of sessions.
         """
         warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=3)
-        return self._rest.ask(service_api.search_sessions(request))
+        return self._rest.ask(service_api.search_sessions(request).with_options(extra_headers, timeout))
 
-    def export_session_trace(self, session_id: str) -> APIFuture[str]:
+    def export_session_trace(
+        self, session_id: str, *, extra_headers: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> APIFuture[str]:
         """Get a signed URL of the session's timing trace, for Perfetto; it is valid for about an hour.
 
-        The server writes the trace first. The client polls every 5 s for up to half an hour.
+        The server writes the trace first. The client polls every 5 s for up to half an hour, or as long as ``timeout`` says.
 
         Args:
             session_id: The session that was traced.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
 
         Returns:
             A future of the URL.
 
         Raises:
-            TimeoutError: From the future, if the trace is not ready after half an hour.
+            TimeoutError: From the future, if the trace is not ready after half an hour. With ``timeout``, APITimeoutError.
             RequestFailedError: From the future, if the server cannot write the trace.
         """
-        request = service_api.trace_export(session_id=session_id)
-        return self._rest.run("export_session_trace", partial(self._trace, session_id, request))
+        request = service_api.trace_export(session_id=session_id).with_options(extra_headers, timeout)
+        return self._rest.run("export_session_trace", partial(self._trace, session_id, request), request)
 
     async def _trace(self, session_id: str, request: Request[models.TraceExportResponse]) -> str:
-        clock = self._rest.runtime.clock
+        clock, longest = self._rest.runtime.clock, request.timeout_seconds or TRACE_SECONDS
         started = clock.monotonic()
         while True:
             answer = await self._rest.answer(request)
@@ -230,7 +271,7 @@ class RestClient(AdminMethods, RestOperations):
                 reason = answer.error or "the server gave no reason"
                 raise RequestFailedError(f"export_session_trace of {session_id} failed: {reason}", session_id, "server")
             waited = clock.monotonic() - started
-            if waited >= TRACE_SECONDS:
+            if waited >= longest:
                 raise TimeoutError(f"the trace of {session_id} is {answer.status} after {waited:.0f} s; try again later")
             if waited == 0:
                 logger.warning("the server is writing the trace of %s; polling every %g s", session_id, TRACE_POLL_SECONDS)
@@ -238,32 +279,10 @@ class RestClient(AdminMethods, RestOperations):
 
     # ------------------------------------------------------------------------------------------------- twins of older code
 
-    async def copy_weights_async(
-        self,
-        path: str,
-        destination_project_id: str | None = None,
-        *,
-        ttl_seconds: int | None = None,
-        weights_access_token: str | None = None,
-    ) -> str:
-        """Await :meth:`copy_weights` and return its result."""
-        return await self.copy_weights(
-            path, destination_project_id, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
-        )
-
-    async def get_checkpoint_archive_url_async(
-        self, training_run_id: str, checkpoint_id: str
-    ) -> models.CheckpointArchiveUrlResponse:
-        """Await :meth:`get_checkpoint_archive_url` and return its result."""
-        return await self.get_checkpoint_archive_url(training_run_id, checkpoint_id)
-
-    async def get_checkpoint_archive_url_from_tinker_path_async(self, tinker_path: str) -> models.CheckpointArchiveUrlResponse:
-        """Await :meth:`get_checkpoint_archive_url_from_tinker_path` and return its result."""
-        return await self.get_checkpoint_archive_url_from_tinker_path(tinker_path)
-
-    async def export_session_trace_async(self, session_id: str) -> str:
-        """Await :meth:`export_session_trace` and return its result."""
-        return await self.export_session_trace(session_id)
+    copy_weights_async: Final = awaiting_twin(copy_weights)
+    get_checkpoint_archive_url_async: Final = awaiting_twin(get_checkpoint_archive_url)
+    get_checkpoint_archive_url_from_tinker_path_async: Final = awaiting_twin(get_checkpoint_archive_url_from_tinker_path)
+    export_session_trace_async: Final = awaiting_twin(export_session_trace)
 
 
 def _read_archive_redirect(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:

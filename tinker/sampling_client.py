@@ -15,7 +15,6 @@ from tinker._sampling import (
     SampleOptions,
     Sampler,
     SamplerState,
-    SharedSession,
     StoredModel,
     check_prompt,
     check_sample,
@@ -302,7 +301,7 @@ def open_sampling_client(
 
 def _restore(state: SamplerState, api_key: str | None = None) -> SamplingClient:
     """Return the sampler of a pickle or a handle, with the same session and weights and its own requests."""
-    source = SharedSession(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
+    source = StoredModel(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
     runtime = runtime_for(state, api_key)
     return SamplingClient(
         Sampler(runtime, "from_sampler_handle", source, record_stability_info=state.record_stability_info, is_clone=True)

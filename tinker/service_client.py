@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Self, cast
 
 from tinker_wire import models
 from tinker_wire.api import service as service_api
@@ -32,8 +32,6 @@ from tinker.types.params import LoraConfig, OptimizerConfig
 from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import httpx
 
     from tinker._http import RetryConfig

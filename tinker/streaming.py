@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, Self
 
 from tinker_wire import models
 
@@ -13,9 +13,6 @@ from tinker._futures import TokenQueue
 from tinker._loop import loop_thread
 from tinker.futures import APIFuture
 from tinker.types.sample_stream_chunk import SampleStreamChunk
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["SampleStream", "TokenDecoder"]
 

@@ -17,12 +17,10 @@ _short.maxdict = _short.maxother = _short.maxstring = 200
 
 def to_html(name: str, fields: Mapping[str, Any], secret: frozenset[str]) -> str:
     """Return a value of this kind as a table of its fields."""
-    rows = "".join(_row(field, "***" if field in secret and value else value) for field, value in fields.items())
+    style = 'style="text-align:left"'
+    cells = {html.escape(field): "***" if field in secret and value else _cell(value) for field, value in fields.items()}
+    rows = "".join(f"<tr><th {style}>{field}</th><td {style}>{cell}</td></tr>" for field, cell in cells.items())
     return f"<table><caption>{html.escape(name)}</caption><tbody>{rows}</tbody></table>"
-
-
-def _row(field: str, value: object) -> str:
-    return f'<tr><th style="text-align:left">{html.escape(field)}</th><td style="text-align:left">{_cell(value)}</td></tr>'
 
 
 def _cell(value: object) -> str:

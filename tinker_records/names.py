@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
-from types import CodeType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
 
@@ -86,19 +85,16 @@ def suggest_arguments(kind: type[T]) -> type[T]:
     """Have the public methods of a class suggest the right name in the place of an argument that they do not have."""
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
-        if not name.startswith("_") and inspect.isfunction(method) and _has_arguments(method.__code__):
-            explained = _explained_coroutine if inspect.iscoroutinefunction(method) else _explained
-            setattr(kind, name, explained(f"{kind.__name__}.{name}", method))
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        if method.__code__.co_argcount + method.__code__.co_kwonlyargcount > 1:
+            setattr(kind, name, _explained(f"{kind.__name__}.{name}", method))
     return kind
 
 
-def _has_arguments(code: CodeType) -> bool:
-    return code.co_argcount + code.co_kwonlyargcount > 1
-
-
-def _explained(called: str, method: Callable[..., object]) -> Callable[..., object]:
+def _explained(called: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def call(*args: object, **values: object) -> object:
+    def call(*args: object, **values: object) -> Any:
         __tracebackhide__ = True
         try:
             return method(*args, **values)
@@ -106,21 +102,12 @@ def _explained(called: str, method: Callable[..., object]) -> Callable[..., obje
             _explain(called, method, values, error)
             raise
 
-    return call
-
-
-def _explained_coroutine(called: str, method: Callable[..., Awaitable[object]]) -> Callable[..., object]:
     @wraps(method)
-    async def call(*args: object, **values: object) -> object:
+    async def call_later(*args: object, **values: object) -> object:
         __tracebackhide__ = True
-        try:
-            coroutine = method(*args, **values)
-        except TypeError as error:
-            _explain(called, method, values, error)
-            raise
-        return await coroutine
+        return await call(*args, **values)
 
-    return call
+    return call_later if inspect.iscoroutinefunction(method) else call
 
 
 def _explain(called: str, method: Callable[..., object], values: Collection[str], error: TypeError) -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 
 import msgspec
 import msgspec.structs
@@ -16,7 +16,6 @@ from tinker_records.values import FieldInfo, Value
 
 if TYPE_CHECKING:
     import inspect
-    from typing import Self
 
 S = TypeVar("S")
 

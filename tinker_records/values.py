@@ -7,7 +7,7 @@ import copy
 import datetime
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
 
 import msgspec
 
@@ -15,7 +15,6 @@ from tinker_records.names import NamesChecked
 
 if TYPE_CHECKING:
     import dataclasses
-    from typing import Self
 
 Mode: TypeAlias = Literal["python", "json"]
 Plain: TypeAlias = dict[str, Any]  # by a name, as values have a method that is called ``dict``

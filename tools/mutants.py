@@ -146,7 +146,7 @@ TESTS: dict[str, list[str]] = {
     "_loop": ["unit/test_loop.py", "unit/test_lag.py", "client/test_futures.py", "client/test_waiting.py"],
     "types/tensor_data": ["unit/test_tensors.py", "unit/test_types.py"],
     "_wire/proto": ["codec"],
-    "_wire/sizes": ["unit/test_combine.py", "client/test_samplers.py"],
+    "_wire/bodies": ["unit/test_bodies.py", "unit/test_combine.py", "client/test_samplers.py"],
     "_wire/json": [
         "unit/test_bodies.py",
         "unit/test_answers.py",

@@ -1,4 +1,4 @@
-"""Say what a change of the contract means, and for whom.
+"""Report what a change of the contract breaks, and for whom.
 
     python -m codegen diff OLD [NEW] [--format text|json|markdown] [--fail-on clients,servers,python]
 
@@ -10,8 +10,8 @@ has a JSON pointer, one sentence, and whom it breaks:
 - python: code written for the old bindings does not run, or does not pass a type checker, with the new ones;
 - compatible: nobody.
 
-`schemas`, `records`, `unions`, `limits` compare values; `operations`, `parameters`, `bodies`, `answers`, `security` compare
-exchanges; `python_names` compares what only Python sees; `proto` compares messages; `findings` has the vocabulary.
+`schemas`, `alternatives`, `records`, `limits` compare values; `operations`, `parameters`, `bodies`, `answers`, `security`
+compare exchanges; `python_names` compares what only Python sees; `proto` compares messages; `findings` has the vocabulary.
 """
 
 from codegen.diff.command import main

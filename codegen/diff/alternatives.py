@@ -1,4 +1,4 @@
-"""What a schema allows, as a flat list of alternatives, however the document spells it.
+"""The values that a schema allows, as a flat list of alternatives, however the document spells it.
 
 `oneOf`, `anyOf`, `if`/`then`/`else`, `type: [a, b]` and nullable enums become the same list, so that a union may be written in
 another way without being another union. `x-open-enum` and an enum beside a plain string are one thing too.
@@ -6,16 +6,17 @@ another way without being another union. `x-open-enum` and an enum beside a plai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.diff.nodes import child, elements, is_set, schema_name, spell, types_in, value_of
+from codegen.diff.findings import Change, difference
+from codegen.diff.nodes import SCHEMAS, child, elements, is_set, schema_name, spell, types_in, value_of
 from codegen.document import DocumentNode, is_mapping
 
 UNIONS = ("oneOf", "anyOf")
 #: What makes a schema more than a union: it is then also compared as it stands.
 SUBSTANCE = ("properties", "items", "additionalProperties", "enum", "const")
-#: What a schema of one string has if it allows every string.
+#: The keys of a string schema that allows every string.
 NARROWING = ("enum", "const", "pattern", "minLength", "maxLength", "format", "contentEncoding")
 
 
@@ -47,7 +48,7 @@ class Alternative:
 
 
 def alternatives(node: DocumentNode) -> list[Alternative]:
-    """Return what a schema allows. References are not followed."""
+    """Return a schema's alternatives. References are not followed."""
     if schema_name(node) is not None:
         return [Alternative(node, None)]
     found = [item for key in UNIONS for element in elements(node, key) for item in alternatives(element)]
@@ -121,3 +122,72 @@ def values_in(node: DocumentNode) -> list[object] | None:
         return [node.value["const"]]
     values = value_of(node, "enum")
     return list(values) if values is not None else None
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The alternatives of two schemas: those on both sides, and those on one."""
+
+    before: list[Alternative]
+    after: list[Alternative]
+    both: list[tuple[Alternative, Alternative]]
+
+    @property
+    def gone(self) -> list[Alternative]:
+        return [item for item in self.before if not any(item is old for old, _ in self.both)]
+
+    @property
+    def new(self) -> list[Alternative]:
+        return [item for item in self.after if not any(item is new for _, new in self.both)]
+
+
+def match(before: list[Alternative], after: list[Alternative]) -> Matched:
+    """Match by name or form first, then the rest of one type, if there is one of it on each side."""
+    matched = Matched(before, after, [])
+    for old in before:
+        same = next((new for new in matched.new if new.label == old.label), None)
+        if same is not None:
+            matched.both.append((old, same))
+    for kind in dict.fromkeys(family(item) for item in matched.gone):
+        gone = [item for item in matched.gone if family(item) == kind]
+        new = [item for item in matched.new if family(item) == kind]
+        if len(gone) == len(new) == 1 and kind:
+            matched.both.append((gone[0], new[0]))
+    return matched
+
+
+def family(item: Alternative) -> str | None:
+    """Return the type by which alternatives are matched; integers are numbers, references are of no type."""
+    if schema_name(item.node):
+        return None
+    return "number" if item.type == "integer" else item.type
+
+
+def compare_tags(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
+    """Compare the discriminators of a union. Added and removed members are reported elsewhere."""
+    before, after = discriminator(old), discriminator(new)
+    if before is None or after is None:
+        return
+    names = before.get("propertyName"), after.get("propertyName")
+    if names[0] != names[1]:
+        what = f"the members are told apart by {names[1]}, were by {names[0]}"
+        yield difference("discriminator", new.pointer, what, use, wider=True, narrower=True, typed=True)
+    tags, others = tags_by_member(before), tags_by_member(after)
+    for member in sorted(tags.keys() & others.keys()):
+        if tags[member] != others[member]:
+            what = f"{member.removeprefix(SCHEMAS)} is tagged {', '.join(others[member])}, was {', '.join(tags[member])}"
+            yield difference("discriminator", new.pointer, what, use, wider=True, narrower=True, typed=True)
+
+
+def discriminator(node: DocumentNode) -> dict[str, object] | None:
+    found = child(node, "discriminator")
+    return found.value if found is not None and is_mapping(found.value) else None
+
+
+def tags_by_member(value: dict[str, object]) -> dict[str, list[str]]:
+    """Return the tags of each member, sorted."""
+    mapping = value.get("mapping")
+    found: dict[str, list[str]] = {}
+    for tag, member in mapping.items() if is_mapping(mapping) else ():
+        found.setdefault(str(member), []).append(str(tag))
+    return {member: sorted(tags) for member, tags in found.items()}

@@ -32,7 +32,7 @@ def new_status(status: str, node: DocumentNode, before: dict[str, DocumentNode])
 
 
 def status_removal(status: str, node: DocumentNode, after: dict[str, DocumentNode]) -> Change:
-    """Servers of the old document still send it, and clients that act on it wait in vain."""
+    """Report a removed status: servers of the old document still send it, and clients that act on it miss it."""
     covered = status[:1] in "45" and ("default" in after or f"{status[:1]}XX" in after)
     what = f"{status} is no longer among the answers{': clients that act on it are not told' if covered else ''}"
     return breaking("status-removed", node.pointer, what, CLIENTS, SERVERS)
@@ -78,7 +78,7 @@ def compare_header(name: str, old: DocumentNode, new: DocumentNode, received: Sc
 
 
 def compare_reply_names(old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
-    """Compare what a call returns in Python: a record, or nothing."""
+    """Compare the Python result of a call: a record, or nothing."""
     before, after = reply_of(old), reply_of(new)
     if bool(before) != bool(after):
         what = f"{value_of(new, 'operationId')} returned {before or 'None'}, returns {after or 'None'}"

@@ -1,4 +1,4 @@
-"""Compares what a message carries: media types, their schemas, and the protobuf messages they name."""
+"""Compares the content of messages: media types, their schemas, and the protobuf messages they name."""
 
 from __future__ import annotations
 

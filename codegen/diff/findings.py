@@ -1,4 +1,4 @@
-"""What a change means, and for whom: the one vocabulary of the comparison.
+"""The findings of a comparison: each change's meaning, and the clients and servers that it breaks.
 
 Owns: the levels, the table that turns "wider" and "narrower" into a level by where a value travels, and `DiffFindings`, which
 makes one finding of a change that was met in several places.
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True)
 class DiffFinding:
-    """One difference between two contracts: a rule, a place, a sentence, and whom it breaks (nobody: compatible)."""
+    """One difference between two contracts: a rule, a place, a sentence, and its breaks (none: compatible)."""
 
     rule: str
     pointer: str
@@ -54,7 +54,7 @@ class DiffFinding:
 
     @property
     def level(self) -> str:
-        """Return the levels as one word or several, `compatible` where nobody is broken."""
+        """Return the levels as one word or several, `compatible` where nothing breaks."""
         return ", ".join(self.breaks) or COMPATIBLE
 
     @property
@@ -82,7 +82,7 @@ class DiffFindings:
             uses |= {use} if use else set()
 
     def __iter__(self) -> Iterator[DiffFinding]:
-        """Iterate over the findings, those that break something first."""
+        """Iterate over the findings, breaking ones first."""
         found = [
             DiffFinding(
                 *key, breaks=tuple(level for level in LEVELS if level in breaks), uses=tuple(sorted(uses, reverse=True))

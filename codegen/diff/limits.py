@@ -1,4 +1,4 @@
-"""Compares what a schema says about one value: limits, formats, listed values."""
+"""Compares a schema's restrictions of one value: limits, formats, listed values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def compare_values(old: Alternative, new: Alternative, use: str) -> Iterator[Cha
 def compare_openness(
     old: Alternative, new: Alternative, before: list[object] | None, after: list[object] | None, use: str
 ) -> Iterator[Change]:
-    """Compare whether values are listed at all, and whether others may appear beside them."""
+    """Compare whether values are listed at all, and whether the list is open."""
     was_open, is_open = old.open or before is None, new.open or after is None
     where = new.node.pointer
     if was_open and not is_open:

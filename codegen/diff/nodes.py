@@ -1,4 +1,4 @@
-"""Reads raw documents: follows references, names places, and says of what a schema consists.
+"""Reads raw documents: follows references, names places, and lists the parts of a schema.
 
 Nothing is refused here but a reference to nothing: the comparison takes any OpenAPI document, also one that the generator
 does not understand.
@@ -17,7 +17,7 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def follow(node: DocumentNode) -> DocumentNode:
-    """Return what a node refers to, over as many references as there are; the node itself where it refers to nothing."""
+    """Return the target of a node's references, over as many as there are; the node itself where it has none."""
     seen: set[str] = set()
     while is_mapping(node.value) and isinstance(node.value.get("$ref"), str):
         target = node.value["$ref"]
@@ -75,7 +75,7 @@ def is_set(node: DocumentNode, key: str) -> bool:
 def pairs(
     old: dict[str, DocumentNode], new: dict[str, DocumentNode]
 ) -> Iterator[tuple[str, DocumentNode | None, DocumentNode | None]]:
-    """Iterate over what has one name on both sides, or is on one side only."""
+    """Iterate over the names of both sides, with each side's value or None."""
     for name in [*old, *(name for name in new if name not in old)]:
         yield name, old.get(name), new.get(name)
 

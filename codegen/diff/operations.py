@@ -23,7 +23,7 @@ UNREAD = ("callbacks", "servers")
 
 @dataclass(frozen=True)
 class RawOperation:
-    """An operation as it stands in the document."""
+    """An operation of the raw document."""
 
     path: str
     method: str
@@ -97,7 +97,7 @@ def new_operation(operation: RawOperation) -> Change:
 
 
 def compare_operation(old: RawOperation, new: RawOperation) -> Iterator[Change]:
-    """Compare what an operation is, apart from what it carries."""
+    """Compare an operation's address and properties, without its content."""
     where = new.node.pointer
     if old.address != new.address:
         was, now = f"{old.method.upper()} {old.path}", f"{new.method.upper()} {new.path}"
@@ -117,7 +117,7 @@ def compare_operation(old: RawOperation, new: RawOperation) -> Iterator[Change]:
 
 
 def compare_results(old: DocumentNode, new: DocumentNode, received: SchemaComparison) -> Iterator[Change]:
-    """Compare what the future of an operation promises."""
+    """Compare the promised result of an operation's future."""
     before, after = child(old, "x-result"), child(new, "x-result")
     if before is not None and after is not None:
         yield from received.compare(before, after)
@@ -127,7 +127,7 @@ def compare_results(old: DocumentNode, new: DocumentNode, received: SchemaCompar
 
 
 def compare_leftovers(old: DocumentNode, new: DocumentNode, received: SchemaComparison, findings: DiffFindings) -> None:
-    """Compare the components that no operation names; what nobody is said to send is read by somebody."""
+    """Compare the components that no operation names, as values that clients receive."""
     before, after = (children(root["components"], "schemas") if "components" in root else {} for root in (old, new))
     reached = {name for root in (old, new) for name in names_in_use(root)}
     for name in before.keys() & after.keys() - reached:

@@ -10,14 +10,14 @@ from codegen.diff.nodes import child, is_set, pairs, spell, value_of
 from codegen.diff.schemas import SchemaComparison
 from codegen.document import DocumentNode
 
-#: How a value is spelled, with what it means to say nothing.
+#: The spelling of a value, with the meaning of a missing one.
 SPELLING = {"style": None, "explode": None, "allowReserved": False, "allowEmptyValue": False, "content": None}
 
 
 def compare_parameters(
     before: dict[str, DocumentNode], after: dict[str, DocumentNode], sent: SchemaComparison
 ) -> Iterator[Change]:
-    """Compare parameters by where they stand and what they are called, as `name_places` says it."""
+    """Compare parameters by place and name, as `name_places` gives them."""
     for place, was, now in pairs(before, after):
         if was is None and now is not None:
             yield new_parameter(place, now)
@@ -28,7 +28,7 @@ def compare_parameters(
 
 
 def name_places(parameters: Sequence[DocumentNode], path: str) -> dict[str, DocumentNode]:
-    """Return parameters by what a message shows of them: `query limit`, `header x-token`, `path 1`."""
+    """Return parameters by their place in a message: `query limit`, `header x-token`, `path 1`."""
     in_path = re.findall(r"{([^}]*)}", path)
     found: dict[str, DocumentNode] = {}
     for node in parameters:
@@ -40,7 +40,7 @@ def name_places(parameters: Sequence[DocumentNode], path: str) -> dict[str, Docu
 
 
 def new_parameter(place: str, node: DocumentNode) -> Change:
-    """Servers ignore what they do not know, so that only a parameter that must be there hurts."""
+    """Report a new parameter: servers ignore unknown ones, so that only a required one breaks anything."""
     required = is_set(node, "required")
     what = f"{place} is a new {'required' if required else 'optional'} parameter"
     return breaking("parameter-added", node.pointer, what, *((CLIENTS, PYTHON) if required else ()))

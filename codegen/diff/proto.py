@@ -1,4 +1,4 @@
-"""Compares two `.proto` files: what a change of a number, type, label or name means on the wire and in code.
+"""Compares two `.proto` files: the effect of a changed number, type, label or name on the wire and in code.
 
 Unknown fields are skipped and missing ones have a default, so that nothing here fails loudly: what breaks is lost or misread.
 """
@@ -60,7 +60,7 @@ def compare_types(old: ProtoType | None, new: ProtoType | None, where: str, use:
 
 
 def compare_fields(old: ProtoType, new: ProtoType, where: str, use: str) -> Iterator[Change]:
-    """Compare fields by number, which is what is on the wire; a name that changed its number is said once."""
+    """Compare fields by number, as on the wire; a field with a new number is reported once."""
     before, after = ({item.number: item for item in owner.fields} for owner in (old, new))
     moved = number_changes(old, new)
     for name, (first, then) in moved.items():
@@ -81,7 +81,7 @@ def number_changes(old: ProtoType, new: ProtoType) -> dict[str, tuple[int, int]]
 
 
 def field_removal(item: ProtoField, new: ProtoType, where: str, use: str) -> Change:
-    """What the other side reads is the default now, without an error."""
+    """Report a removed field: the other side reads the default now, without an error."""
     note = "" if item.number in new.reserved else ", and its number is not reserved"
     losers = (NARROWER[use],) if new.kind == "enum" else BOTH if use == SENT else (CLIENTS,)
     return breaking("proto-removed", f"{where}/{item.name}", f"{item} is gone{note}", *losers, PYTHON)
@@ -95,7 +95,7 @@ def new_field(item: ProtoField, old: ProtoType, where: str, use: str) -> Change:
 
 
 def compare_field(old: ProtoField, new: ProtoField, where: str, use: str, moved: Collection[str]) -> Iterator[Change]:
-    """Compare what has one number on both sides."""
+    """Compare the two fields of one number."""
     if old.name != new.name and old.name not in moved and new.name not in moved:
         yield breaking("proto-renamed", where, f"number {new.number} is called {new.name}, was {old.name}", PYTHON)
     if old.type != new.type:
@@ -111,7 +111,7 @@ def compare_field(old: ProtoField, new: ProtoField, where: str, use: str, moved:
 
 
 def type_breaks(old: str, new: str, use: str) -> tuple[str, ...]:
-    """Return whom another type breaks: nobody loses anything where the bytes are the same and the reader's type is wider."""
+    """Return the levels that another type breaks: one side and Python where the bytes are the same, else all of them."""
     for family in WIDTHS:
         if old in family and new in family:
             return (WIDER[use] if family.index(new) > family.index(old) else NARROWER[use], PYTHON)

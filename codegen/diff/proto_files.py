@@ -1,4 +1,4 @@
-"""Reads `.proto` files: messages, fields, enums and what is reserved. Options and services are passed over."""
+"""Reads `.proto` files: messages, fields, enums and reserved numbers. Options and services are skipped."""
 
 from __future__ import annotations
 

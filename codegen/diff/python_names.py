@@ -77,7 +77,7 @@ def compare_class(name: str, old: DocumentNode, new: DocumentNode) -> Iterator[C
 
 
 def kind_of(node: DocumentNode) -> str:
-    """Return what a component is in Python: a record is a class, everything else the name of a type."""
+    """Return a component's kind in Python: a record is a class, everything else the name of a type."""
     if not is_mapping(node.value) or is_set(node, "x-any"):
         return "opaque"
     return "a record" if "properties" in node.value and "if" not in node.value else "a type"

@@ -1,4 +1,4 @@
-"""Compares objects: which properties there are, which must be there, and what is said at the place of a property."""
+"""Compares objects: their properties, which ones are required, and the keywords of each property."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def new_property(name: str, node: DocumentNode, required: bool, use: str) -> Cha
 
 
 def property_removal(name: str, node: DocumentNode, required: bool, use: str) -> Change:
-    """A server ignores what it does not know, so that a wish is lost; an optional value of an answer may have been absent."""
+    """Report a removed property: a server ignores unknown ones; an optional one of a response may have been absent before."""
     breaks = (CLIENTS, PYTHON) if use == SENT or required else (PYTHON,)
     return breaking(
         "property-removed", node.pointer, f"the {'required' if required else 'optional'} property {name} is gone", *breaks
@@ -92,7 +92,7 @@ def compare_site(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Cha
 
 
 def compare_defaults(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
-    """Compare what a missing value means. Both sides read it from their document, so another default is another message."""
+    """Compare defaults. Both sides read them from their document, so another default is another message."""
     before, after = old.value.get("default", NOTHING), new.value.get("default", NOTHING)
     if before is after or (before == after and type(before) is type(after)):
         return

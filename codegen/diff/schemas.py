@@ -1,19 +1,18 @@
-"""Compares two schemas as sets of values: what is allowed now that was not, and what is not allowed any more.
+"""Compares two schemas as sets of values: the newly allowed ones, and those no longer allowed.
 
 Owns the walk: components are compared once for each use, and recursion ends. What is about one value is in `limits`, what is
-about objects in `records`, what is about several alternatives in `unions`.
+about objects in `records`, what is about several alternatives in `alternatives`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from codegen.diff.alternatives import Alternative, alternatives, is_any, is_open_union
+from codegen.diff.alternatives import Alternative, Matched, alternatives, compare_tags, is_any, is_open_union, match
 from codegen.diff.findings import CLIENTS, PYTHON, RECEIVED, Change, breaking, difference
 from codegen.diff.limits import LOWER, UNORDERED, UPPER, compare_formats, compare_limits, compare_values
 from codegen.diff.nodes import child, elements, follow, is_set, schema_name, spell, value_of
 from codegen.diff.records import compare_properties, compare_site
-from codegen.diff.unions import Matched, compare_tags, match
 from codegen.document import DocumentNode, is_mapping
 
 #: Keywords that are compared one by one; every other is compared as it stands, but for those that only explain.
@@ -74,7 +73,7 @@ class SchemaComparison:
         wider, narrower = any(change.wider for change in inner), any(change.narrower for change in inner)
         breaks = frozenset({PYTHON}).union(*(change.breaks for change in inner))
         if any(change.rule == "property-removed" for change in inner):
-            breaks |= {CLIENTS}  # what a reader looks for may be absent, but not be gone for good
+            breaks |= {CLIENTS}  # a property that readers use may be absent, but not removed
         reasons = [change.what for change in inner if change.breaks] or ["with the same values under another name"]
         yield Change("other-schema", new.pointer, f"{what}: {reasons[0]}", breaks, wider, narrower)
 
@@ -117,7 +116,7 @@ class SchemaComparison:
         yield from compare_tags(old, new, self.use)
 
     def _is_kept(self, item: Alternative, others: list[Alternative], is_open: bool) -> bool:
-        """Return whether what one alternative allows is allowed without it.
+        """Return whether the values of one alternative are allowed without it.
 
         Objects have a meaning of their own, although one may fit the form of another: only an open union has a place for them.
         """
@@ -147,7 +146,7 @@ class SchemaComparison:
         yield difference("type", new.node.pointer, what, self.use, wider=wider, narrower=narrower, typed=True)
 
     def _compare_parts(self, old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
-        """Compare what is inside: items, properties, and all that a value must fit besides."""
+        """Compare the parts: items, properties, and every additional schema."""
         for keyword in ("items", "contentSchema"):
             yield from self._compare_part(keyword, old, new)
         yield from self._compare_lists("prefixItems", old, new)
@@ -173,7 +172,7 @@ class SchemaComparison:
             yield difference(keyword, new.pointer, what, self.use, wider=fewer, narrower=not fewer, typed=True)
 
     def _compare_additional(self, old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
-        """Compare what a map holds, or what an object may have besides its properties."""
+        """Compare the values of a map, or the additional properties of an object."""
         before, after = value_of(old, "additionalProperties", True), value_of(new, "additionalProperties", True)
         if is_mapping(before) and is_mapping(after):
             yield from self.compare(old["additionalProperties"], new["additionalProperties"])
@@ -183,7 +182,7 @@ class SchemaComparison:
             yield difference("additional-properties", new.pointer, what, self.use, wider=wider, narrower=narrower, typed=True)
 
     def _compare_rest(self, old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
-        """Say of every keyword that is not understood that nobody knows what its change breaks."""
+        """Report every changed keyword that is not understood as breaking clients and servers."""
         before, after = ({key: node.value[key] for key in unknown_keywords(node)} for node in (old, new))
         for key in sorted({*before, *after}):
             if before.get(key) != after.get(key):

@@ -1,4 +1,4 @@
-"""Compares which credential an operation needs, and what a credential looks like."""
+"""Compares the credentials of operations, and the form of credentials."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def read_proto(text: str, name: str) -> ProtoFile:
 
 
 def check_document(document: Any, name: str) -> Any:
-    """Refuse what is no OpenAPI document: every comparison of it would be without a change."""
+    """Refuse anything but an OpenAPI document: every comparison of it would be empty."""
     if not is_mapping(document) or "paths" not in document:
         raise Refusal(name, "not an OpenAPI document: it has no paths")
     return document

@@ -128,8 +128,9 @@ class Request(msgspec.Struct, Generic[T], frozen=True):
     """One exchange to be made: what to send, and the type that the answer has. It sends nothing itself.
 
     `path` starts with `/`, is percent-encoded and goes under the base URL as it is; `query` is encoded. `reply` is None where the answer has no
-    content, and `bytes` where that is not JSON. `headers` are only those of this operation, `accepts` its media types in order of preference. Queries, headers
-    and bodies may hold secrets and stay out of the repr.
+    content, and `bytes` where that is not JSON. `headers` are only those of this operation, `accepts` its media types in order of preference.
+    `extra_headers` and `timeout_seconds` are the caller's, see :meth:`with_options`. Queries, headers and bodies may hold secrets and stay
+    out of the repr.
     """
 
     operation: str
@@ -140,6 +141,18 @@ class Request(msgspec.Struct, Generic[T], frozen=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())
     body: msgspec.Struct | Binary | None = None
     accepts: tuple[str, ...] = ("application/json",)
+    extra_headers: Mapping[str, str] | None = None
+    timeout_seconds: float | None = None
+
+    def with_options(self, extra_headers: Mapping[str, str] | None, timeout: float | None) -> Request[T]:
+        """Return the request with headers that replace others of the same name, and a limit for the whole call in seconds."""
+        if extra_headers is not None:
+            if not isinstance(extra_headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"extra_headers must be a mapping of strings to strings, got {type(extra_headers).__name__}"
+                )
+            extra_headers = dict(extra_headers)
+        return msgspec.structs.replace(self, extra_headers=extra_headers, timeout_seconds=timeout)
 
     def __repr__(self) -> str:
         """Show what holds no secret."""

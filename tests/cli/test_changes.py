@@ -13,7 +13,6 @@ from click.testing import Result
 
 import tinker
 from tinker._config import config as _config
-from tinker._config import settings as _settings
 from tinker.local import Settings
 
 Call = Callable[..., Result]
@@ -176,8 +175,7 @@ def hosted(scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_pa
         data_dir=tmp_path / "hosted", api_key="tml-key", client_config=tinker.types.ClientConfigResponse(pjwt_auth_enabled=True)
     )
     url = scripted("/nothing", 404, settings=settings)
-    for module in (_config, _settings):
-        monkeypatch.setattr(module, "HOSTED_URL", url)
+    monkeypatch.setattr(_config, "HOSTED_URL", url)
     return url
 
 

@@ -370,7 +370,7 @@ def test_an_invalid_base_url(call: Callable[..., Result]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["nothing", "tyo", "some/model"])
+@pytest.mark.parametrize("name", [pytest.param("nothing", marks=pytest.mark.soak), "tyo", "some/model"])
 def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
     """A model that cannot be loaded is one line, at once, for commands, in Python and for `tinker serve`."""
     pytest.importorskip("torch")

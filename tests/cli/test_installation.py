@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.cli.commands.doctor.environment import list_untested
+from tinker.cli.commands.doctor.checks import list_untested
 
 Call = Callable[..., Result]
 

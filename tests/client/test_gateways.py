@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._config import settings as _config
+from tinker._config import config as _config
 from tinker.local import Settings, running_server
 
 VARIABLES = (
@@ -93,7 +93,7 @@ def listening(upstream: str) -> Iterator[Proxy]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         proxy = Proxy(f"http://127.0.0.1:{server.server_port}")
         try:

@@ -24,7 +24,7 @@ PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
 
 
 class Answered:
-    """Stands for a future that has its result: the request itself."""
+    """A future that already has its result: the request."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
@@ -35,7 +35,7 @@ class Answered:
 
 
 def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
-    """Return a client whose answers are the requests, and which keeps what it was told to check."""
+    """Return a client that answers with the requests, and records the values it was asked to check."""
     operations: Any = getattr(clients, name)
 
     class Client(operations):  # type: ignore[misc]
@@ -89,7 +89,8 @@ def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -
     """The operation's parameters are the method's, in their order and with their defaults; the request is the operation's."""
     client = make_client(clients)
     assert str(inspect.signature(client.list_walks)) == (
-        "(pet_id: 'str', limit: 'int' = 20, day: 'datetime.date | None' = None) -> 'APIFuture[models.Diary]'"
+        "(pet_id: 'str', limit: 'int' = 20, day: 'datetime.date | None' = None, *, "
+        "extra_headers: 'Mapping[str, str] | None' = None, timeout: 'float | None' = None) -> 'APIFuture[models.Diary]'"
     )
     request = client.list_walks("io", 5, datetime.date(2026, 1, 2)).request
     assert (request.method, request.path) == ("GET", "/api/v1/pets/io/walks")
@@ -98,10 +99,32 @@ def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -
 
 
 def test_its_docstring_names_the_arguments(clients: ModuleType) -> None:
-    """The summary comes first, then what the document says of each parameter, then what is refused."""
+    """The summary comes first, then the document's description of each parameter, then the errors."""
     assert inspect.getdoc(clients.PetshopOperations.list_walks) == (
-        "Walks of a pet.\n\nArgs:\n    limit: At most.\n\nRaises:\n    ValueError: At once, for an argument that cannot be right."
+        "Walks of a pet.\n\nArgs:\n    limit: At most.\n"
+        "    extra_headers: Headers of this call only. They replace the client's of the same name, in any case.\n"
+        "    timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.\n\n"
+        "Raises:\n    ValueError: At once, for an argument that cannot be right."
     )
+
+
+def test_the_options_of_a_call_go_with_its_request(clients: ModuleType) -> None:
+    """Headers and timeout are not arguments of the operation; the request copies them, and its repr hides them."""
+    headers = {"X-Trace": "hush"}
+    request = make_client(clients).list_walks("io", extra_headers=headers, timeout=5.0).request
+    headers.clear()
+    assert (request.extra_headers, request.timeout_seconds) == ({"X-Trace": "hush"}, 5.0)
+    assert (request.headers, "hush" in repr(request)) == ({}, False)
+    twin = asyncio.run(make_client(clients).list_walks_async("io", extra_headers={"X-Trace": "8"}, timeout=6))
+    assert (twin.extra_headers, twin.timeout_seconds) == ({"X-Trace": "8"}, 6)
+
+
+def test_no_parameter_has_the_name_of_an_option(document: Any, tmp_path: Path) -> None:
+    """A parameter called `timeout` could not be told from the timeout of the call."""
+    timeout = {"name": "timeout", "in": "query", "schema": {"type": "integer"}}
+    put(document, f"{GET}/parameters", [timeout])
+    put(document, f"{GET}/x-client", [{"client": "petshop", "name": "find"}])
+    assert "two arguments are called timeout" in str(generate(document, tmp_path / "wire")[0])
 
 
 def test_one_argument_may_hold_the_whole_path(clients: ModuleType) -> None:
@@ -112,7 +135,7 @@ def test_one_argument_may_hold_the_whole_path(clients: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ["RestOperations", "AdminOperations"])
 def test_each_method_of_the_contract_has_its_twin(name: str) -> None:
-    """A twin is a coroutine with the same parameters that gives what the future gives."""
+    """A twin is a coroutine with the same parameters that returns the future's result."""
     import tinker_wire.clients as wire_clients
 
     members = dict(vars(getattr(wire_clients, name)))

@@ -1,4 +1,4 @@
-"""Changes of the real contract, each judged: what the comparison finds, and nothing else."""
+"""Changes of the real contract: each has exactly the expected findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(document: Any, edits: tuple[Edit, ...]) -> ContractSource:
 
 @pytest.mark.parametrize("change", CHANGES, ids=[change.name.replace(" ", "-") for change in CHANGES])
 def test_a_change_of_the_contract_has_its_levels(real_contract: Any, change: ContractEdit) -> None:
-    """Exactly the rules and levels that are written beside the change are found, at places that exist."""
+    """A change has exactly the listed rules and levels, at places that exist."""
     old, new = source(real_contract, change.given), source(real_contract, change.given + change.edits)
     found = compare(old, new)
     assert {(finding.rule, finding.level) for finding in found} == change.found, list(map(str, found))
@@ -44,7 +44,7 @@ def test_nothing_is_found_in_the_same_contract(real_contract: Any) -> None:
 
 
 def test_a_revision_and_the_working_tree_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder is read like a revision; what is no revision is refused, and no option of git is taken from a name."""
+    """A folder is read like a revision; anything else is refused, and a name is never taken as an option of git."""
     for name in ("openapi.yaml", "tinker_public.proto"):
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "tinker_public.proto").write_text(PROTO.replace("double number = 1;", "float number = 1;"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The table of what is recorded, called, served and tested."""
+"""The table of recorded, called, served and tested operations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_uses_handlers_and_mentions_are_found(document: Any, project: Path) -> N
 
 
 def test_the_page_has_an_entry_for_each_operation(document: Any, project: Path) -> None:
-    """Evidence is told without its notes; what is missing is a dash."""
+    """Evidence is shown without its notes, and missing entries as a dash."""
     found(document, project)
     text = coverage.text(coverage.rows(document, project), document)
     assert (

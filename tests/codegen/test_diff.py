@@ -1,4 +1,4 @@
-"""Whom a change of the contract breaks: the same change can break clients, servers, code in Python, several of them or nobody."""
+"""Compatibility of contract changes: one change can break clients, servers, Python code, several of them or none."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def compare_documents(old: Any, new: Any) -> list[DiffFinding]:
 def test_a_change_is_judged_by_where_the_value_travels(
     document: Any, pointer: str, value: object, level: str, words: str
 ) -> None:
-    """Each change has one sentence that says what it is, and the levels of those it breaks."""
+    """Each change has one sentence that describes it, and the levels of the sides it breaks."""
     changed = copy.deepcopy(document)
     put(changed, pointer, value)
     found = compare_documents(document, changed)
@@ -189,7 +189,7 @@ def test_descriptions_are_no_change(document: Any) -> None:
 
 
 def test_the_exit_status_says_whom_it_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sum of 4, 8 and 16 for clients, servers and Python, as far as they were asked for; 2 for what cannot be read."""
+    """The status is the sum of 4, 8 and 16 for the requested ones of clients, servers and Python; 2 for unreadable input."""
     changed = tmp_path / "changed.yaml"
     changed.write_text(FIXTURE.read_text().replace("limit, in: query", "most, in: query"))
     assert main([str(FIXTURE), str(FIXTURE)]) == 0

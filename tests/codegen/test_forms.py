@@ -1,4 +1,4 @@
-"""Bodies that are forms: what the generator makes of a contract with uploads, and what then goes over the network."""
+"""Form bodies: the generated code for a contract with uploads, and the bytes on the wire."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse_bytes(media_type: str, content: bytes) -> list[tuple[str, str | None, 
 
 
 def test_a_form_has_a_part_for_each_value(uploads: Any, tmp_path: Path) -> None:
-    """Text and numbers are text, records and maps are JSON, lists are several parts, and what is None is left out."""
+    """Text and numbers are text, records and maps are JSON, lists are several parts, and None is left out."""
     path = tmp_path / "two.png"
     path.write_bytes(b"second")
     taken = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
@@ -164,7 +164,7 @@ def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
             """Nothing on the terminal."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             with tinker.ServiceClient(base_url=f"http://127.0.0.1:{server.server_port}", api_key="tml-key") as service:

@@ -140,7 +140,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_would_be_a_lie_is_refused(document: Any, tmp_path: Path, name: str) -> None:
-    """One sentence says what is wrong and where."""
+    """A document whose code would be wrong is refused with one sentence that says what is wrong and where."""
     pointer, value, reason = REFUSALS[name]
     put(document, pointer, value)
     (refusal, *_) = generate(document, tmp_path / "wire")
@@ -150,6 +150,6 @@ def test_what_would_be_a_lie_is_refused(document: Any, tmp_path: Path, name: str
 
 
 def test_every_extension_is_explained() -> None:
-    """What the generator knows stands in its README."""
+    """Every extension that the generator knows is in its README."""
     page = (Path(__file__).resolve().parents[2] / "codegen" / "README.md").read_text(encoding="utf-8")
     assert {name for name in EXTENSIONS if name not in page} == set()

@@ -1,4 +1,4 @@
-"""What a run of `nox -s ecosystem` says of its results: nothing that differs goes without a reason, and no reason is idle."""
+"""The report of `nox -s ecosystem`: every difference has a reason, and every reason is used."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CODEC = "tinker.proto."
 
 
 def find(name: str) -> object:
-    """Return what a dotted name stands for, imported as far as it is a module."""
+    """Return the object of a dotted name, imported as far as it is a module."""
     owner, _, last = name.rpartition(".")
     try:
         return importlib.import_module(name)
@@ -59,14 +59,14 @@ def run(client: "x"):
 
 
 def test_names_are_looked_up() -> None:
-    """A module, a name in one and a method are found; what is none of them is not."""
+    """A module, a name in one and a method are found; any other name is not."""
     assert all(map(is_there, ("tinker.types", "tinker.types.tensor_data.TensorData", "tinker.ModelInput.from_ints")))
     assert not any(map(is_there, ("tinker.nothing", "tinker.types.Nothing", "tinker.ModelInput.nothing", "nothing.at.all")))
 
 
 @pytest.mark.parametrize("package", USED)
 def test_names_of_clients(package: str) -> None:
-    """What a package uses of the client is there, but for what is listed with its reason."""
+    """Every name of the client that a package uses exists, except those listed with a reason."""
     exempt = {*USED[package].get("left_out", ()), *USED[package].get("not_in_the_official", ())}
     assert [
         name for name in USED[package]["names"] if not name.startswith(CODEC) and name not in exempt and not is_there(name)
@@ -75,7 +75,7 @@ def test_names_of_clients(package: str) -> None:
 
 @pytest.mark.parametrize("package", [package for package in USED if any(CODEC in name for name in USED[package]["names"])])
 def test_names_of_the_codec(package: str) -> None:
-    """What it uses of the protobuf codec is there, where Google's runtime is."""
+    """Every name of the protobuf codec that it uses exists, where Google's runtime is installed."""
     pytest.importorskip("google.protobuf")
     pytest.importorskip("tinker.proto")
     exempt = USED[package].get("not_in_the_official", ())

@@ -48,7 +48,7 @@ def test_skipped_tests_do_not_count() -> None:
 
 
 def test_a_module_runs_in_the_environment_of_the_client(tmp_path: Path) -> None:
-    """The stand-in for `uv run` runs the module with the arguments given, in its own Python, and ends as the module does."""
+    """The substitute for `uv run` runs the module with its arguments, in its Python, and returns its exit status."""
     (tmp_path / "told.py").write_text("import sys; print(__name__, sys.argv[1:], sys.executable); sys.exit(3)")
     own_tests.write_uv(tmp_path / "bin", sys.executable)
     command = [tmp_path / "bin" / "uv", "run", "--extra", "tinker", "-m", "told", "--port", "8000"]

@@ -1,4 +1,4 @@
-"""The scenario of `nox -s servers`, with this client on its own server: toy and torch, in the process and over HTTP."""
+"""The scenario of `nox -s servers`, with this client on the local server: toy and torch, in the process and over HTTP."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def serve(engine: EngineName, way: str, folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("engine", "way"),
     [
-        ("toy", "in process"),
+        pytest.param("toy", "in process", marks=pytest.mark.soak),
         ("torch", "HTTP"),
         pytest.param("toy", "HTTP", marks=pytest.mark.soak),
         pytest.param("torch", "in process", marks=pytest.mark.soak),
     ],
 )
 def test_every_step_works(engine: EngineName, way: str, tmp_path: Path) -> None:
-    """Every step of the scenario passes, but for those that need what this server cannot have."""
+    """Every step of the scenario passes, except those that need features outside this server."""
     out = tmp_path / "outcomes.json"
     name = "tinker/toy" if engine == "toy" else "tiny"
     with serve(engine, way, tmp_path) as url:

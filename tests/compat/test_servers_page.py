@@ -1,4 +1,4 @@
-"""What `nox -s servers` has recorded: one scenario for all, no places of a machine, and the page that is made of it."""
+"""The records of `nox -s servers`: one scenario for all, no paths of a machine, and the page made from them."""
 
 from __future__ import annotations
 

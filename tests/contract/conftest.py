@@ -13,7 +13,7 @@ from support.judge import strict_contract
 
 @pytest.fixture(scope="session")
 def document() -> dict[str, Any]:
-    """openapi.yaml, read once; nobody changes it."""
+    """The parsed openapi.yaml, read once; tests must not change it."""
     return strict_contract().document
 
 

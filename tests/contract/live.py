@@ -20,7 +20,7 @@ import click
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "tml-key"
-#: `-P`: what is installed, and not what lies in the working folder.
+#: `-P`: import the installed package, not the working folder.
 TINKER = [sys.executable, "-P", "-m", "tinker.cli"]
 SCHEMATHESIS = [sys.executable, "-P", "-m", "schemathesis.cli", "run", "openapi.yaml", "--warnings", "off"]
 LIMIT_SECONDS = 150
@@ -28,14 +28,14 @@ LIMIT_SECONDS = 150
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """A server in a process of its own, with nothing on it, which holds no poll for long; yields its URL."""
+    """Run an empty server in a process, with a short hold; yield its URL."""
     with tempfile.TemporaryDirectory() as folder, started(folder) as url:
         yield url
 
 
 @contextmanager
 def started(folder: str) -> Iterator[str]:
-    """A server with this folder."""
+    """Run a server with this folder."""
     command = [*TINKER, "serve", "--engine", "toy", "--port", "0", "--hold", "0.05", "--api-key", KEY, "--data", folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -49,7 +49,7 @@ def started(folder: str) -> Iterator[str]:
 
 
 def passes(command: list[str]) -> bool:
-    """Whether a command ends well, in time."""
+    """Return whether a command succeeds in time."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "tests"),

@@ -112,7 +112,7 @@ def sampling(place: Place) -> None:
 
 
 def giving_up(place: Place) -> None:
-    """A sample that nobody waits for any more is given up at the server."""
+    """Cancel a sample whose result is no longer wanted."""
     service = place.service()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(SECONDS)
     futures = [sampler.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=20_000)) for _ in range(20)]
@@ -135,7 +135,7 @@ def older_wire(place: Place) -> None:
 
 
 def long_session(place: Place) -> None:
-    """What happens in a session with time: heartbeats, and settings that are asked again."""
+    """A long session: heartbeats and refreshed settings."""
     clock = SteppedClock()
     service = place.service(clock=clock.clock())
     service.create_lora_training_client("tinker/toy").result(SECONDS)
@@ -145,7 +145,7 @@ def long_session(place: Place) -> None:
 
 
 def keeping(place: Place) -> None:
-    """What the server keeps: runs, checkpoints and sessions, read and changed."""
+    """The server's records: runs, checkpoints and sessions, read and changed."""
     service = place.service(clock=SteppedClock().clock())
     run = service.create_lora_training_client("tinker/toy").result(SECONDS)
     path = run.save_weights_for_sampler("s").result(SECONDS).path
@@ -182,7 +182,7 @@ def keeping(place: Place) -> None:
 
 
 def administration(place: Place) -> None:
-    """What an organization sees of itself."""
+    """The operations for an organization."""
     admin = tinker.AdminClient(base_url=place.url, api_key=KEY)
     now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
     admin.get_audit_log(event_type="checkpoints", day=now.date()).result(SECONDS)
@@ -191,7 +191,7 @@ def administration(place: Place) -> None:
 
 
 def untried(place: Place, asked: set[str]) -> None:
-    """What no other scenario asks, derived from the contract: methods that are generated need no call here."""
+    """The operations of no other scenario, derived from the contract: generated methods need no call here."""
     service = place.service(clock=SteppedClock().clock())
     run = service.create_lora_training_client("tinker/toy").result(SECONDS)
     path = run.save_weights_for_sampler("u").result(SECONDS).path
@@ -210,7 +210,7 @@ def untried(place: Place, asked: set[str]) -> None:
 
 
 def command_line(place: Place) -> None:
-    """What only commands ask: what a key is, whether the server is up, and that a key be revoked."""
+    """The operations that only commands use: describe a key, check the server, and revoke a key."""
     credentials = place.folder / ".tinker" / "credentials.json"
     environment = {"HOME": str(place.folder), "TINKER_BASE_URL": place.url}
 
@@ -228,7 +228,7 @@ def command_line(place: Place) -> None:
         tinker_command("auth", "logout")
 
 
-#: After these comes what they leave out, and then the command line, which ends the key.
+#: After these come the remaining operations, and then the command line, which ends the key.
 SCENARIOS = [
     training,
     custom_loss,
@@ -243,7 +243,7 @@ SCENARIOS = [
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """What the judge has seen after all scenarios, on a server that wants everything that a server may want of a client."""
+    """The judge after all scenarios, on a server with every optional demand on a client."""
     folder = tmp_path_factory.mktemp("place")
     wishes = models.ClientConfigResponse(
         pjwt_auth_enabled=True,
@@ -272,18 +272,18 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 
 
 def test_every_request_fits(judged: Judge) -> None:
-    """Path, query, headers and body of whatever the client sends are what the document says, defaults and all."""
+    """Path, query, headers and body of every request of the client fit the document, including defaults."""
     probes = "PATCH "  # `tinker doctor` asks with a method that no operation has, to see which paths there are
     assert [fault for fault in judged.bad_requests if not fault.startswith(probes)] == []
 
 
 def test_every_answer_fits(judged: Judge) -> None:
-    """What the client was answered is what the document says, each result that of its request."""
+    """Every response to the client fits the document, each result that of its request."""
     assert judged.bad_answers == []
 
 
 def test_every_operation_is_asked(judged: Judge) -> None:
-    """The client asks everything that there is, and gets it."""
+    """The client calls every operation with success."""
     assert judged.asked == OPERATIONS.keys()
     assert judged.succeeded >= judged.asked
 
@@ -356,7 +356,7 @@ def test_a_client_without_a_fault_has_none(tmp_path: Path) -> None:
 
 
 def bad_requests(folder: Path, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]) -> list[str]:
-    """What a judge says about the requests of a short run, of which those of one operation are changed."""
+    """Return the judge's faults for the requests of a short run, with those of one operation changed."""
     state, judge = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.2)), Judge()
     transport = Clumsy(Judging(create_app(state), judge), operation, change)
     clock = SteppedClock()

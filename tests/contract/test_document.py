@@ -51,7 +51,7 @@ def _limited(place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_guessed_limits_are_marked(document: dict[str, Any]) -> None:
-    """A limit is on the list of those that were seen, or it says that it is assumed; never both."""
+    """A limit is either listed as observed or marked as assumed; never both."""
     found = list(limited(document))
     assert len(found) > 90
     assert {place for place, schema in found if not schema.get("x-assumed")} == KNOWN_LIMITS
@@ -59,14 +59,14 @@ def test_guessed_limits_are_marked(document: dict[str, Any]) -> None:
 
 
 def test_only_limits_are_assumed(document: dict[str, Any]) -> None:
-    """The mark stands beside a limit: anything else that is assumed says so in its evidence."""
+    """The mark belongs to limits only: any other assumption is in the evidence."""
     text = (ROOT / "openapi.yaml").read_text(encoding="utf-8")
     marked = [place for place, schema in limited(document) if schema.get("x-assumed")]
     assert text.count("x-assumed: true") - text.count("`x-assumed: true`") == len(marked)
 
 
 def test_the_contract_has_a_version_of_its_own(document: dict[str, Any]) -> None:
-    """`info.version` is ours and heads the changelog; the official surface is beside it, and is the one that we report."""
+    """`info.version` heads the changelog; the official surface is a separate field, and equals the version that we report."""
     info = document["info"]
     assert info["version"] == tinker_wire.CONTRACT_VERSION
     assert info["x-official-surface"] == tinker_wire.OFFICIAL_SURFACE == tinker.__version__
@@ -94,7 +94,7 @@ def described(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def test_everything_is_described(document: dict[str, Any]) -> None:
-    """Each operation, schema and property says in a sentence what it is."""
+    """Each operation, schema and property has a description of at least a sentence."""
     found = list(described(document))
     assert len(found) > 700
     assert [place for place, node in found if not node.get("description", "").strip()] == []
@@ -133,7 +133,7 @@ def json_contents(operation: Any, document: dict[str, Any]) -> Iterator[tuple[st
 
 
 def examples(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Each schema with each example beside it, anywhere in a part of the document."""
+    """Yield each schema with each of its examples, anywhere in a part of the document."""
     if isinstance(node, list):
         for item in node:
             yield from examples(item)
@@ -150,7 +150,7 @@ def examples(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def misfits(document: dict[str, Any]) -> list[str]:
-    """The examples that do not fit the schema they stand beside."""
+    """Return the examples that do not fit their schema."""
     components, found = document["components"], []
     for schema, example in examples({key: value for key, value in document.items() if key != "info"}):
         if isinstance(example, dict) and "$ref" in example:
@@ -164,7 +164,7 @@ def misfits(document: dict[str, Any]) -> list[str]:
 
 
 def test_examples_fit(document: dict[str, Any]) -> None:
-    """What is shown is what the schema beside it allows."""
+    """Every example fits its schema."""
     assert len(list(examples(document))) > 90
     assert misfits(document) == []
 

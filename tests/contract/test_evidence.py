@@ -1,4 +1,4 @@
-"""The contract fits what real clients sent and read, and what it marks as recorded was recorded."""
+"""The contract fits the exchanges of real clients, and everything marked as recorded was recorded."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def fault(exchange: Exchange, side: str, contract: Contract) -> list[str]:
 
 @for_each("place, side", EXCEPTIONS)
 def test_every_exception_is_one(contract: Contract, place: str, side: str) -> None:
-    """What is excused does not fit, and only on the side that is named."""
+    """An excused exchange does not fit, and only on the side that is named."""
     (exchange,) = [exchange for exchange in exchanges() if exchange.place == place]
     assert fault(exchange, side, contract)
     if side == "response":
@@ -203,7 +203,7 @@ def test_recorded_operations_are_recorded_and_others_are_not(contract: Contract)
 
 
 def test_every_status_that_was_recorded_is_spelled_out(contract: Contract) -> None:
-    """`default` is for what nobody saw: each recorded status has its own entry."""
+    """Each recorded status has an entry; `default` is for statuses never seen."""
     missing = {
         (operation.id, exchange.status)
         for exchange in exchanges()
@@ -234,7 +234,7 @@ def test_every_component_is_used(document: dict[str, Any]) -> None:
 
 
 def references(value: Any) -> set[str]:
-    """Every `$ref` inside a value, and what a discriminator maps to."""
+    """Return every `$ref` inside a value, and the targets of its discriminators."""
     found = {node["$ref"] for node in nodes(value) if isinstance(node.get("$ref"), str)}
     return found | {target for node in nodes(value) if "mapping" in node for target in node["mapping"].values()}
 
@@ -290,7 +290,7 @@ def examples_of(side: str, content: dict[str, Any]) -> Iterator[tuple[str, str, 
 
 
 def test_every_example_fits(contract: Contract) -> None:
-    """Examples of requests are what the recorded client sends, examples of answers what a server may send."""
+    """Request examples are bodies of the recorded client, response examples valid responses of a server."""
     count = 0
     for side, schema, name, reference in examples(contract):
         example = contract.resolved(reference)

@@ -144,7 +144,7 @@ def test_a_fault_in_an_answer_is_found(contract: Contract, name: str, place: str
 
 @pytest.mark.parametrize("result", ["SaveWeightsResponse", "SampleResponse", "ForwardBackwardOutput"])
 def test_the_result_of_another_operation_is_found(contract: Contract, result: str) -> None:
-    """A result is judged by what was submitted, where that is known: a model is no sample."""
+    """A result is judged by its submitted request, where that is known: a model is not a sample."""
     exchange = RECORDED["create_model.jsonl:2"]
     response(contract, exchange, result="CreateModelResponse")
     with pytest.raises(Fault):

@@ -28,7 +28,7 @@ MANDATORY = frozenset(name for name, operation in OPERATIONS.items() if not oper
 
 @contextmanager
 def serving(folder: Path, script: str) -> Iterator[str]:
-    """The server of a folder, in a process of its own; yields its URL."""
+    """Run the server of a folder in a process; yield its URL."""
     paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
     command = [sys.executable, "-P", str(folder / script), "--port", "0", "--hold", "0.2", "--gap", "1"]
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -49,25 +49,25 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def report(url: str) -> Report:
-    """What `tinker conformance` finds, the checks that wait on purpose included."""
+    """Return the report of `tinker conformance`, including the slow checks."""
     return run(url, slow=True)
 
 
 def test_nothing_is_other_than_the_contract_says(report: Report) -> None:
-    """What the server has is as the document says, also where the kit is strict."""
+    """Everything that the server has fits the document, also by the kit's strict checks."""
     found = {row.check: row.how for row in report.checks if row.outcome not in (Outcome.SUPPORTED, Outcome.ABSENT)}
     assert found == {}
 
 
 def test_the_mandatory_part_is_there(report: Report) -> None:
-    """Each check that no server may fail is passed, and each mandatory operation works."""
+    """Every mandatory check passes, and each mandatory operation works."""
     core = {check.name for check in all_checks() if check.core}
     assert {row.check for row in report.checks if row.check in core and row.outcome is not Outcome.SUPPORTED} == set()
     assert {name for name in MANDATORY if report.operations[name] is not Outcome.SUPPORTED} == set()
 
 
 def test_a_client_trains_and_samples(url: str) -> None:
-    """A program that knows nothing of the server lowers a loss, saves, and samples from what it saved."""
+    """A generic client lowers a loss, saves, and samples from its checkpoint."""
     with tinker.ServiceClient(base_url=url) as service:
         training = service.create_lora_training_client(base_model="toy/bigram", rank=4)
         datum = types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
@@ -82,7 +82,7 @@ def test_a_client_trains_and_samples(url: str) -> None:
 
 
 def test_the_plain_server_stands_alone() -> None:
-    """The second witness shares no code with this package: it imports numpy and the standard library."""
+    """The second server shares no code with this package: it imports numpy and the standard library."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PLAIN.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

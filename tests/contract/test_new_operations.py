@@ -95,7 +95,7 @@ print(json.dumps({"left": left, "docs": docs, "twins": twins, "faults": judge.fa
 
 
 def with_family(text: str) -> str:
-    """The document with the family, as somebody would paste it."""
+    """Return the document with the family pasted in."""
     paths, schemas = FAMILY.read_text(encoding="utf-8").split("paths:\n")[1].split("schemas:\n", 1)
     head, tail = text.split("\ncomponents:\n")
     indented = "".join(f"  {line}" for line in schemas.splitlines(keepends=True))
@@ -103,7 +103,7 @@ def with_family(text: str) -> str:
 
 
 class Grown(ProjectCopy):
-    """A copy of the project in which somebody has added the family and regenerated once."""
+    """A copy of the project with the family added and everything regenerated once."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -124,7 +124,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Grown:
 
 @pytest.fixture(scope="module")
 def told(grown: Grown) -> Any:
-    """What a program on the copy finds: its client, its server, and a judge between them."""
+    """The output of a program on the copy: its client, its server, and a judge between them."""
     return json.loads(grown.run(SCRIPT, *NAMES).splitlines()[-1])
 
 
@@ -141,7 +141,7 @@ def test_exchanges_are_judged(told: Any) -> None:
 
 
 def test_reference_pages_show_the_methods(told: Any, grown: Grown) -> None:
-    """The page of the client shows what it inherits; each method explains its arguments, its result and what it refuses."""
+    """The client's page includes inherited methods; each method documents its arguments, its result and its errors."""
     page = (grown.folder / "docs" / "reference" / "clients.md").read_text(encoding="utf-8")
     assert "inherited_members: true" in page.split("::: tinker.RestClient\n")[1].split(":::")[0]
     for name in NAMES:
@@ -157,8 +157,9 @@ def test_the_coverage_table_has_the_rows(grown: Grown) -> None:
         assert entry.splitlines()[0].endswith(", served")
 
 
+@pytest.mark.soak
 def test_contract_tests_try_the_operations(grown: Grown) -> None:
-    """The tests that fuzz the server, and those that ask for every operation, have the new operations and pass."""
+    """The tests that fuzz the server, and those that call every operation, include the new operations and pass."""
     words = grown.run_module("pytest", *QUIET, "-rp", FUZZED, *DERIVED, "-k", "notes or not test_server.py")
     assert len(re.findall(rf"^PASSED {FUZZED}\b", words, re.MULTILINE)) == len(NAMES)
 

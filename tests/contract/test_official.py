@@ -1,4 +1,4 @@
-"""A second witness: what wheels of the official SDK say, and what it sent and read, against openapi.yaml and the .proto."""
+"""openapi.yaml and the .proto against wheels of the official SDK and the recorded exchanges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from codegen.wheel_facts import describe_messages
 OFFICIAL = Path(__file__).with_name("official")
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LATEST = "0.38.0"
-#: What the decoded form calls a field of bytes, and the numbers in it.
+#: The name of a bytes field in the decoded form, and the type of its numbers.
 ARRAYS = {
     "tokens_int32": ("tokens", "<i4"),
     "logprobs_float32": ("logprobs", "<f4"),
@@ -35,7 +35,7 @@ INDICES = ("crow_indices", "col_indices")
 
 
 def facts(version: str) -> dict[str, Any]:
-    """What was read of a wheel."""
+    """Return the facts read from a wheel."""
     found: dict[str, Any] = json.loads((OFFICIAL / f"{version}.json").read_text(encoding="utf-8"))
     return found
 
@@ -94,7 +94,7 @@ def test_a_fault_is_found(document: Any, fault: str) -> None:
 
 
 def test_following_a_release(document: Any) -> None:
-    """What changed between two releases is named, with the YAML of what is new; so is what an older one has otherwise."""
+    """The changes between two releases are named, with the YAML of additions, and those of an older release as well."""
     changes = "\n".join(compare_facts(facts("0.35.0"), facts("0.36.0")))
     assert "added path POST /api/v1/sessions/search\n" in changes
     assert "added class ActiveSessionStatusQuery\n    ActiveSessionStatusQuery:\n      type: object\n" in changes
@@ -152,7 +152,7 @@ def test_recorded_bytes_mean_what_the_recording_says() -> None:
 
 
 def differences(message: Any, decoded: dict[str, Any], dtype: str) -> Iterator[str]:
-    """What a message and its decoded form do not have in common."""
+    """Yield the differences between a message and its decoded form."""
     named = {ARRAYS.get(key, (key,))[0]: value for key, value in decoded.items()}
     present = {field.name for field, _ in message.ListFields()}
     if unexpected := present - named.keys():

@@ -1,4 +1,4 @@
-"""The client sends what the recorded clients sent, for the same calls: every recording is played to it.
+"""The client sends the recorded requests for the same calls: every recording is replayed.
 
 JSON is compared exactly, but for the order of fields; protobuf as messages. What differs is listed here, each with its reason.
 """
@@ -135,7 +135,7 @@ def played(file: str) -> list[Exchange]:
     return [*first_beat(list(found.values())), *found.values()]
 
 
-# ---------------------------------------------------------------------------------------------- what is compared
+# ---------------------------------------------------------------------------------------------- compared values
 
 
 def drawn(operation: str, value: Body) -> Body:
@@ -145,7 +145,7 @@ def drawn(operation: str, value: Body) -> Body:
 
 
 def reported(operation: str, value: Body) -> Body:
-    """What was fetched is told as it comes, in one poll or in several."""
+    """Ignore whether fetched results are reported in one poll or in several."""
     return (
         {**value, "retrieved_request_ids": bool(value["retrieved_request_ids"])} if "retrieved_request_ids" in value else value
     )

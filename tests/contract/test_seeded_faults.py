@@ -67,7 +67,7 @@ def secrets(document: Any) -> list[str]:
 
 
 def defaults(document: Any) -> list[str]:
-    """Say which defaults that clients act on are other ones than those that were read from them."""
+    """Return the defaults that differ from those read from clients."""
     schemas = document["components"]["schemas"]
     return [
         f"{name}.{field}"
@@ -78,7 +78,7 @@ def defaults(document: Any) -> list[str]:
 
 
 def values(document: Any) -> list[str]:
-    """Say which of these values fit, or do not, against what is known of them."""
+    """Return the values that fit, or do not, contrary to the known result."""
     found = []
     for name, value, fits in VALUES:
         check = jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
@@ -88,7 +88,7 @@ def values(document: Any) -> list[str]:
 
 
 def headers(document: Any) -> list[str]:
-    """Say which statuses lack a header that clients go by."""
+    """Return the statuses that lack a header that clients use."""
     responses = document["components"]["responses"]
     return [f"{name} {header}" for name, header in HEADERS if header not in responses[name].get("headers", {})]
 
@@ -104,7 +104,7 @@ def messages(proto: str) -> list[str]:
 
 
 def blocks(proto: str) -> Iterator[tuple[str, str]]:
-    """Each message of the file and what is in it, up to the brace in the first column."""
+    """Yield each message of the file and its content, up to the brace in the first column."""
     for part in re.split(r"^message ", proto, flags=re.MULTILINE)[1:]:
         name, _, body = part.partition(" {")
         yield name, body.partition("\n}")[0]
@@ -243,13 +243,13 @@ PROTO_FAULTS = {
 
 @pytest.fixture(scope="module")
 def sound(document: Any) -> Callable[[Callable[[Any], list[str]]], set[str]]:
-    """What a witness says of the document as it is."""
+    """Return a witness's findings for the unchanged document."""
     return cache(lambda witness: frozenset(witness(document)))
 
 
 @for_each("name", DOCUMENT_FAULTS)
 def test_a_fault_in_the_document_is_found(document: Any, sound: Any, name: str) -> None:
-    """The witness of the fault says what it does not say of the document as it is."""
+    """The witness of the fault finds something that it does not find in the unchanged document."""
     change, witness = DOCUMENT_FAULTS[name]
     broken = copy.deepcopy(document)
     change(broken)
@@ -258,7 +258,7 @@ def test_a_fault_in_the_document_is_found(document: Any, sound: Any, name: str) 
 
 @for_each("witness", [official, secrets, defaults, values, headers])
 def test_the_document_has_none_of_them(sound: Any, witness: Callable[[Any], list[str]]) -> None:
-    """The witnesses have nothing to say of the document as it is."""
+    """The witnesses find nothing in the unchanged document."""
     assert sound(witness) == set()
 
 
@@ -278,7 +278,7 @@ def test_the_messages_have_none_of_them() -> None:
 
 @for_each("name", SOURCE_FAULTS)
 def test_the_place_of_a_fault_and_its_test_are_there(name: str) -> None:
-    """The text that a fault changes stands in one place, and the test that it fails exists."""
+    """The text that a fault changes occurs once in its file, and the test that fails with it exists."""
     file, sound, _, test = SOURCE_FAULTS[name]
     assert (ROOT / file).read_text(encoding="utf-8").count(sound) == 1
     module, _, function = test.partition("[")[0].partition("::")

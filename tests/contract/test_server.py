@@ -1,6 +1,7 @@
 """The server against the document, by schemathesis: every operation, with examples, at limits, at random and along links.
 
-What is generated and what is checked besides the tool's own checks is in ``fuzzing``.
+What is generated and what is checked besides the tool's own checks is in ``fuzzing``. Each operation gets a few random
+requests and its examples; `EXAMPLES=all`, as in `nox -s contract` and `nox -s chaos`, adds those at limits and more random ones.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import Case
+from schemathesis.config import SchemathesisConfig
 from schemathesis.core import NOT_SET
 from schemathesis.core.failures import FailureGroup
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,10 +38,20 @@ KEY = "tml-key"
 QUICK = {"hold_seconds": 0.02, "gap_seconds": 0.0, "max_sessions": 10**6, "max_models": 10**6, "max_samplers": 10**6}
 ALL_CHECKS = list(HealthCheck)
 
+
+def read_config() -> SchemathesisConfig:
+    """Return what schemathesis.toml says; unless all examples are asked for, without the hundreds at limits."""
+    config = SchemathesisConfig.discover()
+    if os.environ.get("EXAMPLES") != "all":
+        config.projects.default.phases.coverage.enabled = False
+        config.projects.default.generation.max_examples = 6
+    return config
+
+
 document = copy.deepcopy(strict_contract().document)
 document["servers"] = [{"url": "/"}]
-everything = schemathesis.openapi.from_dict(document)
-schema = everything.exclude(operation_id="delete_api_key")  # it ends every other test, and has one of its own
+everything = schemathesis.openapi.from_dict(document, config=read_config())
+schema = everything.exclude(operation_id="delete_api_key")  # it ends every other test, and has a separate one
 
 
 class Relay:
@@ -113,7 +126,7 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int
 
     class Machine(schema.as_state_machine()):  # type: ignore[misc]
         def setup(self) -> None:
-            """Each run has a server of its own, which knows as much as in every other run."""
+            """Give each run a separate server in the same state."""
             super().setup()
             self.state = quick_state(tmp_path_factory.mktemp("server"))
             relay.to = create_app(self.state)
@@ -190,7 +203,7 @@ def made(operation: str, **body: Any) -> dict[str, Any]:
 
 
 def test_encoded_messages_reach_a_model() -> None:
-    """Real protobuf messages are computed, or fail as the user's; a model goes on after each of them."""
+    """Valid protobuf messages are computed or are user errors; a model continues after each of them."""
     outcomes: Counter[str] = Counter()
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=ALL_CHECKS)
@@ -213,7 +226,7 @@ def test_encoded_messages_reach_a_model() -> None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """What the document says about a run of the conformance kit, with everything that it checks."""
+    """The judge after a run of the conformance kit with all checks."""
     judge = Judge()
     chosen = Settings(
         data_dir=tmp_path_factory.mktemp("server"),
@@ -332,7 +345,7 @@ def test_a_server_that_needs_no_key_is_found(tmp_path: Path) -> None:
 
 
 def failures(operation: str) -> str:
-    """What the tool says about an operation that fails."""
+    """Return the tool's failures for an operation."""
     with pytest.raises(FailureGroup) as caught:
         attempt(operation)
     return "\n".join(map(str, caught.value.exceptions))
@@ -359,7 +372,7 @@ def attempt(operation: str) -> None:
     ],
 )
 def test_a_result_is_judged_by_what_was_submitted(contract: Contract, result: dict[str, Any], fits: bool) -> None:
-    """What is a result of another operation is none of this one."""
+    """A result of another operation is refused for the submitted one."""
     judge, headers = Judge(), {"content-type": "application/json"}
     submit, poll = contract.operations["save_weights"], contract.operations["retrieve_future"]
     judge.answered(submit, b"", 200, headers, b'{"request_id": "r"}')

@@ -26,7 +26,7 @@ from tinker.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-GENERATED = {"coverage.md", "methods.md"}  # tests/codegen holds them to their sources
+GENERATED = {"coverage.md", "methods.md"}  # the session `generate` holds them to their sources
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SHOWS_OUTPUT = ("", "This prints:")
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -47,7 +47,7 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert [line for line in caplog.messages if "had not finished" in line] == []
 
 
-@pytest.mark.parametrize("program", ["README.md", "quickstart.py", "tinker serve"])
+@pytest.mark.parametrize("program", ["README.md", pytest.param("quickstart.py", marks=pytest.mark.soak), "tinker serve"])
 def test_first_programs_print_nothing_of_others(program: str, tmp_path: Path) -> None:
     """No package writes a warning on the screen of a newcomer: stderr has only lines of this package."""
     for name in ("torch", "transformers", "peft"):

@@ -1,4 +1,4 @@
-"""The folders of checkpoints: copies that share files or do not, expiry, sizes, names that are taken."""
+"""The folders of checkpoints: copies with and without shared files, expiry, sizes, names already in use."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_name_that_is_taken(checkpoints: Checkpoints) -> None:
 
 
 def test_a_checkpoint_ends_at_its_time(checkpoints: Checkpoints, now: list[float]) -> None:
-    """At the second at which it expires it is not there any more, its name is free, and listing removes it."""
+    """A checkpoint is gone at the second at which it expires: its name is free, and listing removes its files."""
     kept = checkpoints.write(record("a", expires_at=110.0), fill, overwrite=False)
     now[0] = 109.9
     assert checkpoints.exists("run", "weights", "a")
@@ -113,7 +113,7 @@ def test_lists_are_of_one_run_or_all_and_begin_with_the_newest(checkpoints: Chec
 
 
 def test_a_damaged_record(checkpoints: Checkpoints) -> None:
-    """It is in nobody's list, but its name is taken, and asking for it says what is wrong."""
+    """A damaged checkpoint is in no list, keeps its name in use, and raises an error that says it is damaged."""
     kept = checkpoints.write(record("a"), fill, overwrite=False)
     (checkpoints.folder(kept) / RECORD_FILE).write_bytes(b"{")
     assert checkpoints.list() == []
@@ -123,7 +123,7 @@ def test_a_damaged_record(checkpoints: Checkpoints) -> None:
 
 
 def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
-    """A change is there for every reader, changes nothing else, and leaves no file behind."""
+    """A change is visible to every reader, changes nothing else, and leaves no file behind."""
     kept = checkpoints.write(record("a"), fill, overwrite=False)
     changed = checkpoints.update(kept, public=True, expires_at=200.0)
     assert checkpoints.get("run", "weights", "a") == changed == msgspec.structs.replace(kept, public=True, expires_at=200.0)
@@ -139,7 +139,7 @@ def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
     ],
 )
 def test_what_is_not_found_says_why(checkpoints: Checkpoints, path: str, kinds: Any, words: str) -> None:
-    """A path that leads nowhere, to another kind, or is none."""
+    """The error for a checkpoint that is not found says why: an unknown path, another kind, or not a path."""
     checkpoints.write(record("a"), fill, overwrite=False)
     with pytest.raises(EngineError, match=words):
         checkpoints.find(path, *kinds)
@@ -148,7 +148,7 @@ def test_what_is_not_found_says_why(checkpoints: Checkpoints, path: str, kinds: 
 
 
 def test_a_save_that_fails_leaves_nothing(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """Neither a half-written checkpoint nor its draft stays, and the one before it stays as it was."""
+    """A failed save leaves no half-written checkpoint or draft, and keeps the previous checkpoint unchanged."""
     checkpoints.write(record("a"), fill, overwrite=False)
 
     def fail(folder: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_save_that_fails_leaves_nothing(checkpoints: Checkpoints, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["a", "a" * 255, "über alles", "a.b", "..."])
 def test_names_that_can_be_saved(checkpoints: Checkpoints, name: str) -> None:
-    """Any name of up to 255 characters has a folder of its own."""
+    """Any name of up to 255 characters gets a separate folder."""
     assert check_name(name) == name
     checkpoints.write(record(name), fill, overwrite=False)
     assert [one.name for one in checkpoints.list()] == [name]
@@ -173,14 +173,14 @@ def test_names_that_can_be_saved(checkpoints: Checkpoints, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "a\n", "a" * 256])
 def test_names_that_cannot(name: str) -> None:
-    """A name that could not stand in a path is refused, and the error shows no more of it than fits in a line."""
+    """A name that cannot be part of a path is refused, and the error quotes no more of it than fits in a line."""
     with pytest.raises(EngineError, match="cannot name a checkpoint") as caught:
         check_name(name)
     assert len(str(caught.value)) < 250
 
 
 def test_folders_differ_where_names_do() -> None:
-    """Names that look alike on a disk have folders of their own, short enough for every file system."""
+    """Names that look alike on a disk get separate folders, with names short enough for every file system."""
     names = ["a", "A", "a b", "a_b", "a/b", "ä", "x" * 300, "x" * 301]
     assert len({folder_name(name).lower() for name in names}) == len(names)
     assert all(len(folder_name(name)) <= 81 for name in names)
@@ -197,7 +197,7 @@ def test_a_record_before_it_is_written() -> None:
 
 
 def test_folders_that_are_no_checkpoints_are_not_listed(checkpoints: Checkpoints) -> None:
-    """Only what is in place in a folder of a known kind counts."""
+    """Only complete checkpoints in the folder of a known kind are listed."""
     kept = checkpoints.write(record("a"), fill, overwrite=False)
     place = checkpoints.folder(kept)
     for other in (place.with_name(".draft-x"), place.parent.with_name("unknown_kind") / place.name):
@@ -206,7 +206,7 @@ def test_folders_that_are_no_checkpoints_are_not_listed(checkpoints: Checkpoints
 
 
 def test_copies_of_files_that_share_a_folder(checkpoints: Checkpoints) -> None:
-    """Two files of one folder below a checkpoint are both in its copy."""
+    """A copy of a checkpoint includes both of two files in one subfolder."""
 
     def fill_deep(folder: Path) -> None:
         fill(folder)

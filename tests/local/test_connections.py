@@ -1,4 +1,4 @@
-"""Connections on which too little comes, and more of them than there may be."""
+"""Slow or silent connections, and more connections than the limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type
 
 
 class Place(NamedTuple):
-    """Where a server is, and how a client speaks TLS with it; None without TLS."""
+    """The address of a server, and how a client speaks TLS with it; None without TLS."""
 
     port: int
     tls: ssl.SSLContext | None
@@ -57,7 +57,7 @@ def run_server(folder: Path, certificates: Certificates | None, **settings: Any)
 
 
 def connect(place: Place, content: bytes = b"") -> socket.socket:
-    """A connection on which something was sent."""
+    """Open a connection and send some bytes."""
     connection = reach(place)
     if place.tls is not None:
         connection = place.tls.wrap_socket(connection, server_hostname="localhost")
@@ -66,12 +66,12 @@ def connect(place: Place, content: bytes = b"") -> socket.socket:
 
 
 def reach(place: Place) -> socket.socket:
-    """A connection without TLS, whatever the server speaks."""
+    """Open a connection without TLS, whatever the server speaks."""
     return socket.create_connection(("127.0.0.1", place.port), timeout=SECONDS)
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes a connection, also below TLS; fails after SECONDS. Whether it answered nothing."""
+    """Wait until the server closes a connection, also below TLS; return whether it answered nothing."""
     try:
         answered = connection.recv(1)
         with socket.socket(fileno=connection.detach()) as below:
@@ -82,7 +82,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def get(place: Place, connection: socket.socket | None = None) -> bytes:
-    """Ask for the health of a server; the first bytes of the answer."""
+    """Request the health of a server; return the first bytes of the response."""
     connection = connection or connect(place)
     connection.sendall(GET)
     return connection.recv(15)
@@ -90,13 +90,13 @@ def get(place: Place, connection: socket.socket | None = None) -> bytes:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", HEAD], ids=["nothing", "half a line", "no end"])
 def test_a_head_that_does_not_end(serving: Serving, sent: bytes) -> None:
-    """A connection on which no head of a request is complete in time is closed."""
+    """A connection is closed when the head of its request is not complete in time."""
     with serving(head_seconds=0.3) as place:
         assert is_closed(connect(place, sent))
 
 
 def test_a_head_that_does_not_end_behind_an_answer(serving: Serving) -> None:
-    """The second request of a connection has as much time, which begins with its first byte."""
+    """The second request on a connection has the full timeout, counted from its first byte."""
     with serving(head_seconds=0.5) as place:
         connection = connect(place)
         answer = get(place, connection)
@@ -109,7 +109,7 @@ def test_a_head_that_does_not_end_behind_an_answer(serving: Serving) -> None:
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("key", [None, "tml-key"], ids=["open", "refused before it is read"])
 def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | None) -> None:
-    """A connection on which the body of a request does not come is closed, also where it was answered already."""
+    """A connection is closed when the body of its request does not arrive, even after the response was sent."""
     with serving(body_seconds=0.05, api_key=key) as place:
         connection = connect(place, HEAD + length + b"\r\n\r\n")
         with connection:
@@ -118,7 +118,7 @@ def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | No
 
 
 def test_a_long_body_has_the_time_it_needs(serving: Serving) -> None:
-    """The time for a body grows with every byte of it that has come."""
+    """The timeout of a body grows with every byte received."""
     body = b'{"tags": [], "sdk_version": "0"' + b" " * 50_000
     with serving(body_seconds=0.0) as place:
         connection = connect(place, HEAD + b"Content-Length: %d\r\n\r\n" % (len(body) + 1) + body)
@@ -128,7 +128,7 @@ def test_a_long_body_has_the_time_it_needs(serving: Serving) -> None:
 
 
 def test_an_answer_has_all_the_time_it_needs(serving: Serving) -> None:
-    """A poll that is held is not a client that is slow."""
+    """A client whose poll is held is not treated as slow."""
     with serving(head_seconds=0.5, body_seconds=0.5, hold_seconds=1.0) as place:
         url = f"http{'s' if place.tls else ''}://127.0.0.1:{place.port}/api/v1"
         with httpx.Client(base_url=url, timeout=SECONDS, verify=place.tls or False) as client:
@@ -141,7 +141,7 @@ def test_an_answer_has_all_the_time_it_needs(serving: Serving) -> None:
 
 
 def test_others_need_the_place(serving: Serving) -> None:
-    """Beyond the limit the connection without a request for the longest is closed; one more request is answered at once."""
+    """Beyond the limit the connection that is idle for longest is closed, and one more request is answered at once."""
     with serving(max_connections=3) as place:
         connections = [connect(place) for _ in range(3)]
         assert get(place, connections[0]) == b"HTTP/1.1 200 OK"
@@ -151,7 +151,7 @@ def test_others_need_the_place(serving: Serving) -> None:
 
 
 def test_requests_in_work_keep_their_places(serving: Serving) -> None:
-    """Where every connection has a request in work, one more connection is closed."""
+    """When every connection has a request in work, a further connection is closed."""
     with serving(max_connections=2) as place:
         held = [connect(place, HEAD + b"Expect: 100-continue\r\nContent-Length: 31\r\n\r\n") for _ in range(2)]
         for connection in held:
@@ -164,7 +164,7 @@ def test_requests_in_work_keep_their_places(serving: Serving) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a head", "no end"])
 def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> None:
-    """The time for the head of a request begins before the handshake of TLS, and ends a connection that does not complete it."""
+    """The timeout for a request's head begins before the TLS handshake, and closes a connection that does not complete it."""
     with serving_tls(head_seconds=0.05) as place:
         connection = reach(place)
         connection.sendall(sent)
@@ -172,7 +172,7 @@ def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> Non
 
 
 def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    """Connections in a handshake count, and give their places to others; the end of the server does not wait for them."""
+    """Connections in a handshake count towards the limit, can be closed for others, and do not delay the server's shutdown."""
     with serving_tls(max_connections=2) as place:
         silent = [reach(place) for _ in range(2)]
         connection = connect(place)
@@ -186,7 +186,7 @@ def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixt
 
 
 def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
-    """A client that does not speak TLS, or leaves in the handshake, is gone at once, and no other connection is closed for it."""
+    """A client that does not speak TLS, or leaves during the handshake, frees its place at once without closing others."""
     with serving_tls(max_connections=2) as place:
         first = connect(place)
         for sent in (GET, b"", GET):
@@ -199,7 +199,7 @@ def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
 
 
 def test_a_request_in_one_packet_with_the_end_of_the_handshake(serving_tls: Serving) -> None:
-    """A request that comes before the server knows that the handshake has ended is answered, through TLS."""
+    """A request that arrives before the server knows that the handshake has ended is answered over TLS."""
     with serving_tls() as place, reach(place) as connection:
         assert place.tls is not None
         received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -220,7 +220,7 @@ def test_a_request_in_one_packet_with_the_end_of_the_handshake(serving_tls: Serv
 
 
 def is_done(tls: ssl.SSLObject) -> bool:
-    """Go on with a handshake. Whether it is complete."""
+    """Continue a handshake; return whether it is complete."""
     try:
         tls.do_handshake()
     except ssl.SSLWantReadError:
@@ -229,7 +229,7 @@ def is_done(tls: ssl.SSLObject) -> bool:
 
 
 def test_descriptors_run_out_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """However often the loop reports that there is none, the log has one line of it."""
+    """However often the loop runs out of descriptors, the log has one line about it."""
 
     class Loop:
         def time(self) -> float:
@@ -253,7 +253,7 @@ tinker.local.serve(engine="toy", port=0, settings=tinker.local.Settings(data_dir
 
 
 def test_a_server_takes_the_descriptors_it_may_have(tmp_path: Path) -> None:
-    """The soft limit of a server is raised to the hard one, and there are fewer connections than descriptors."""
+    """The server raises its soft limit to the hard limit, and allows fewer connections than descriptors."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))  # noqa: E731
     script = SERVE.format(path=str(tmp_path))
     found = subprocess.run([sys.executable, "-c", script], preexec_fn=limit, capture_output=True, text=True, timeout=120)

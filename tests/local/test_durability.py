@@ -1,4 +1,4 @@
-"""Checkpoints after a death: a server that is killed at any step loses nothing that it acknowledged and leaves nothing behind."""
+"""Checkpoints after a crash: a server killed at any step loses nothing that it acknowledged and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(created_at: float) -> CheckpointRecord:
 
 
 def filler(content: str) -> Callable[[Path], None]:
-    """Fills a folder with two files, one of them deeper down."""
+    """Fill a folder with two files, one of them in a subfolder."""
 
     def fill(folder: Path) -> None:
         (folder / "deep").mkdir()
@@ -48,7 +48,7 @@ def save(root: Path, content: str, created_at: float) -> None:
 
 
 def content(checkpoints: Checkpoints) -> str | None:
-    """What the one checkpoint holds; None when there is none. Fails when it is a mixture or listed in another number."""
+    """Return the content of the only checkpoint, None without one; fail when it mixes old and new or is not listed once."""
     found = checkpoints.get("run", "weights", "a")
     assert checkpoints.list() == ([] if found is None else [found])
     if found is None:
@@ -65,7 +65,7 @@ def leftovers(root: Path) -> list[Path]:
 
 
 def killed_at(step: int, root: Path, work: Callable[[], None]) -> bool:
-    """Do the work in a child that dies at that access to a file below the folder; whether it got that far."""
+    """Do the work in a child that dies at the given access to a file below the folder; return whether it got that far."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -87,7 +87,7 @@ def killed_at(step: int, root: Path, work: Callable[[], None]) -> bool:
 
 
 def deaths(tmp_path: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]) -> Iterator[Path]:
-    """A folder for each step at which the work can be killed, after that kill."""
+    """Return a folder for each step at which the work can be killed, after that kill."""
     for step in range(1, 1000):
         root = tmp_path / str(step)
         prepare(root)
@@ -99,7 +99,7 @@ def deaths(tmp_path: Path, prepare: Callable[[Path], None], work: Callable[[Path
 
 @posix
 def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    """Wherever the server dies, the next one has the old or the new checkpoint, whole, and nothing besides."""
+    """Wherever the server dies, the next one finds the old or the new checkpoint, complete, and nothing else."""
     found: list[str | None] = []
     for root in deaths(tmp_path, lambda root: save(root, "old", 1.0), lambda root: save(root, "new", 2.0)):
         found.append(content(open_checkpoints(root)))
@@ -110,7 +110,7 @@ def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
 
 @posix
 def test_a_kill_while_a_first_checkpoint_is_saved(tmp_path: Path) -> None:
-    """Wherever the server dies, the next one has the checkpoint or none, and can save under its name."""
+    """Wherever the server dies, the next one finds the checkpoint or none, and can save under its name."""
     found: list[str | None] = []
     for root in deaths(tmp_path, lambda root: root.mkdir(), lambda root: save(root, "new", 2.0)):
         found.append(content(open_checkpoints(root)))
@@ -122,7 +122,7 @@ def test_a_kill_while_a_first_checkpoint_is_saved(tmp_path: Path) -> None:
 
 @posix
 def test_a_kill_while_a_checkpoint_is_deleted(tmp_path: Path) -> None:
-    """Wherever the server dies, the checkpoint is there, whole, or gone for good."""
+    """Wherever the server dies, the checkpoint is complete or deleted."""
 
     def delete(root: Path) -> None:
         open_checkpoints(root).delete(record(1.0))
@@ -136,7 +136,7 @@ def test_a_kill_while_a_checkpoint_is_deleted(tmp_path: Path) -> None:
 
 @posix
 def test_a_living_server_keeps_what_it_writes(tmp_path: Path) -> None:
-    """A server that starts while another one saves in the same folder does not touch that one's work."""
+    """A server that starts while another one saves in the same folder does not touch the other's files."""
     first = open_checkpoints(tmp_path)
 
     def fill(folder: Path) -> None:
@@ -164,7 +164,7 @@ def test_owners_know_who_is_dead(tmp_path: Path) -> None:
 
 
 def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the new folder cannot be moved, the save fails and the old checkpoint is back in its place."""
+    """When the new folder cannot be moved, the save fails and the old checkpoint is restored."""
     save(tmp_path, "old", 1.0)
     checkpoints = open_checkpoints(tmp_path)
     real = os.replace
@@ -183,7 +183,7 @@ def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(tmp_path: Pat
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_files_are_on_the_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file and folder of a checkpoint is written through before it is moved into place, and the move after it."""
+    """Every file and folder of a checkpoint is synced before it is moved into place, and the move is synced after it."""
     done: list[str] = []
     sync, replace = os.fsync, os.replace
 

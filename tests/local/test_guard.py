@@ -1,4 +1,4 @@
-"""Web pages and strangers: what a server without a key refuses, and how a key is given to one."""
+"""Requests from web pages and other machines: what a server without a key refuses, and how to give a server a key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def fine(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def status(headers: dict[str, str], host: str = "127.0.0.1", **settings: object) -> int:
-    """What a server that listens on ``host`` answers to a request with these headers."""
+    """Return the status with which a server that listens on ``host`` answers a request with these headers."""
     app = guard_app(fine, Settings(**settings), host)  # type: ignore[arg-type]
 
     async def ask() -> httpx.Response:
@@ -49,13 +49,13 @@ def status(headers: dict[str, str], host: str = "127.0.0.1", **settings: object)
     ["localhost", "localhost:8000", "LOCALHOST.", "a.localhost:1", "127.0.0.1", "127.9.9.9:8", "[::1]:8000", "10.1.2.3:80"],
 )
 def test_names_of_this_machine_and_addresses_are_taken(host: str) -> None:
-    """No page can be behind them, since no name server leads them elsewhere."""
+    """Names and addresses of this machine are accepted: no name server can point them elsewhere."""
     assert status({"host": host}) == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[", ""])
 def test_other_names_are_refused(host: str) -> None:
-    """A page that led its own name to this machine gets nothing."""
+    """A page whose name was rebound to this machine is refused."""
     assert status({"host": host}) == 403
     assert status({"host": host}, host="0.0.0.0") == 403
 
@@ -64,19 +64,19 @@ def test_other_names_are_refused(host: str) -> None:
     "origin", ["http://evil.example", "https://localhost.evil.example", "http://6.6.6.6", "null", "", "file://", "http://["]
 )
 def test_pages_from_elsewhere_are_refused(origin: str) -> None:
-    """A request that a browser sends for another page is refused, whatever its body is."""
+    """A request that a browser sends for another page is refused, whatever its body."""
     headers = {"host": "localhost:8000", "origin": origin, "content-type": "text/plain"}
     assert status(headers) == 403
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "http://[::1]"])
 def test_pages_of_this_machine_are_taken(origin: str) -> None:
-    """What runs here is trusted."""
+    """Pages served by this machine are trusted."""
     assert status({"host": "localhost:8000", "origin": origin}) == 200
 
 
 def test_what_the_server_was_told_is_taken() -> None:
-    """The host it listens on, its own name where it listens on every address, its public URL's, and others by name."""
+    """The server accepts its host, its host name if it listens on every address, its public URL's and the allowed hosts."""
     assert status({"host": "gpu.lan:8000"}, host="gpu.lan") == 200
     assert status({"host": f"{socket.gethostname()}:8000"}, host="0.0.0.0") == 200
     assert status({"host": "t.example"}, public_url="https://T.example/path") == 200
@@ -86,12 +86,12 @@ def test_what_the_server_was_told_is_taken() -> None:
 
 
 def test_a_key_makes_the_checks_needless() -> None:
-    """With a key every name is taken: a page does not know the key."""
+    """With a key every host name is accepted: a page does not know the key."""
     assert status({"host": "evil.example", "origin": "http://evil.example"}, api_key="k") == 200
 
 
 def test_a_server_on_a_port_is_guarded(tmp_path: Path) -> None:
-    """A request under a foreign name is 403 with a text that says what to do, and nothing has happened."""
+    """A request under a foreign name is 403 with advice in its text, and has no effect."""
     with running_server(Settings(data_dir=tmp_path)) as url:
         answer = httpx.post(url + CREATE, json=SESSION, headers={"host": "evil.example"})
         assert answer.status_code == 403
@@ -100,7 +100,7 @@ def test_a_server_on_a_port_is_guarded(tmp_path: Path) -> None:
 
 
 def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Whoever lets others in without a key, or with one that they send without TLS, reads one warning; others read none."""
+    """A server open to others without a key, or with a key sent without TLS, logs one warning; other servers log none."""
     tls = make_certificates(tmp_path).make_server_context()
 
     def warnings(host: str, tls: ssl.SSLContext | None = None, **settings: Any) -> list[str]:
@@ -134,7 +134,7 @@ class _Enough(Exception):
 
 
 def started(tmp_path: Path, *options: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-    """A ``tinker serve`` of its own and its URL."""
+    """Start ``tinker serve`` in a process; return it and its URL."""
     command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path), **environment}
@@ -146,7 +146,7 @@ def started(tmp_path: Path, *options: str, **environment: str) -> tuple[subproce
 
 
 def test_serve_takes_folder_and_key_from_the_environment(tmp_path: Path) -> None:
-    """TINKER_LOCAL_DIR is where checkpoints go, and TINKER_SERVE_API_KEY what clients must send."""
+    """TINKER_LOCAL_DIR sets where checkpoints go, and TINKER_SERVE_API_KEY the key that clients must send."""
     process, url = started(tmp_path, TINKER_LOCAL_DIR=str(tmp_path / "mine"), TINKER_SERVE_API_KEY="tml-env")
     with process, httpx.Client(base_url=url, headers={"x-api-key": "tml-env"}) as client:
         assert httpx.post(url + CREATE, json=SESSION).status_code == 401
@@ -163,7 +163,7 @@ def test_serve_takes_folder_and_key_from_the_environment(tmp_path: Path) -> None
 
 
 def test_serve_reads_the_key_from_a_file(tmp_path: Path) -> None:
-    """The file's text without the white space around it is the key; the environment's does not count then."""
+    """The key is the file's text without surrounding white space, and overrides the environment's."""
     file = tmp_path / "key"
     file.write_text("tml-file\n")
     process, url = started(tmp_path, "--api-key-file", str(file), TINKER_SERVE_API_KEY="tml-env")
@@ -175,7 +175,7 @@ def test_serve_reads_the_key_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_key_must_be_one(tmp_path: Path) -> None:
-    """Two keys, or an empty one, are a wrong command line and not an open server."""
+    """Two keys, or an empty one, are a command-line error and do not start an open server."""
     (tmp_path / "key").write_text(" \n")
     for options in (
         ["--api-key-file", "nothing"],

@@ -1,4 +1,4 @@
-"""A server that keeps every step, killed and started again on its folder: what was accepted is done, once."""
+"""A server with durability `step`, killed and restarted on its folder: accepted requests are carried out exactly once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would
 
 @pytest.fixture
 def kept(make_api: MakeApi) -> Api:
-    """A server that keeps every step."""
+    """A server with durability `step`."""
     return make_api(durability="step")
 
 
 def restart(api: Api, make_api: MakeApi) -> Api:
-    """The next process of a server that was killed."""
+    """Restart a server that was killed, in the same folder."""
     api.state.journal.close()  # as the end of its process does
     again = make_api(durability="step")
     again.runner.run(recover(again.state, HANDLERS))
@@ -39,7 +39,7 @@ def restart(api: Api, make_api: MakeApi) -> Api:
 
 
 def done(api: Api, future: Any) -> Any:
-    """The result, once it is there."""
+    """Wait for a result and return it."""
     api.wait(future)
     return api.result(future)
 
@@ -55,7 +55,7 @@ def logprobs(api: Api, model: str, seq_id: int) -> Any:
 
 
 def test_a_run_goes_on_where_it_was(kept: Api, make_api: MakeApi) -> None:
-    """Weights, optimizer and the gradient since the last step are those of a run whose server was not killed."""
+    """After a kill, weights, optimizer and the accumulated gradient are those of a run whose server was not killed."""
     model = kept.model()
     train(kept, model, 1, 3)
     done(kept, kept.loss(model, 7))
@@ -68,7 +68,7 @@ def test_a_run_goes_on_where_it_was(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_results_are_there_and_nothing_is_done_again(kept: Api, make_api: MakeApi) -> None:
-    """Results that nobody fetched are there after a kill; a sample without a seed is the one that was drawn."""
+    """Results that were not fetched survive a kill; a sample without a seed is not drawn again."""
     session = kept.session()
     sampler = kept.sampler(session)
     future = kept.sample(sampler, 3, params={"seed": None, "max_tokens": 8})
@@ -87,7 +87,7 @@ def _sample(sampler: str, seq_id: int) -> dict[str, Any]:
 
 
 def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) -> None:
-    """A request that waited for an earlier one when the server was killed is carried out once that one comes."""
+    """A request that waited for an earlier one when the server was killed is carried out once the earlier one arrives."""
     model = kept.model()
     late = kept.step(model, 2, learning_rate=RATE)
     again = restart(kept, make_api)
@@ -97,7 +97,7 @@ def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) ->
 
 
 def test_a_step_behind_a_failed_gradient_is_not_run_after_a_kill(kept: Api, make_api: MakeApi) -> None:
-    """What the client of a request knew of is kept: its step fails where it knew of no failure, and runs where it did."""
+    """A step still fails after a kill if its client had not received the earlier failure, and runs if it had."""
     model = kept.model()
     done(kept, kept.loss(model, 1, loss_fn="ppo"))  # without its inputs
     steps = [_step(kept, model, number, known) for number, known in ((3, 0), (4, 1))]
@@ -115,7 +115,7 @@ def _step(api: Api, model: str, number: int, known_failure: int) -> Any:
 
 
 def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api, make_api: MakeApi) -> None:
-    """A result without its request, as of a server killed before it answered, does not stand for the request that comes again."""
+    """A result without its request, left by a server killed before it answered, is not used for the repeated request."""
     model = kept.model()
     future = kept.loss(model, 1)
     kept.wait(future)
@@ -132,7 +132,7 @@ def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api,
 
 
 def test_a_save_that_was_written_is_repeated(kept: Api, make_api: MakeApi) -> None:
-    """A checkpoint that was in place when the server was killed, without a result yet, is no conflict."""
+    """A save whose checkpoint was in place at the kill, but whose result was not stored, is repeated without a conflict."""
     model = kept.model()
     future = kept.save(model, 1, "a")
     path = done(kept, future)["path"]
@@ -156,7 +156,7 @@ def test_samplers_of_weights_without_a_name(kept: Api, make_api: MakeApi, kind: 
 
 
 def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -> None:
-    """After a kill, a client learns of every sample that it has not fetched, and of later ones, from whichever cursor it has."""
+    """After a kill, a client's cursor still finds every sample that it has not fetched, and later ones."""
     sampler = kept.sampler(kept.session())
     done(kept, kept.sample(sampler, 0))
     done(kept, kept.sample(sampler, 1))
@@ -174,7 +174,7 @@ def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -
 
 
 def test_a_failed_creation_stays_failed(kept: Api, make_api: MakeApi) -> None:
-    """A run that could not be made says so after a kill, too."""
+    """A run whose creation failed reports the failure after a kill, too."""
     session = kept.session()
     load = {"session_id": session, "model_seq_id": 0, "path": "tinker://nobody/weights/none", "optimizer": False}
     future = kept.ok("load_weights", load)
@@ -187,7 +187,7 @@ def test_a_failed_creation_stays_failed(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_custom_losses_and_projects_stay(kept: Api, make_api: MakeApi) -> None:
-    """A session keeps its project and the losses that its client described."""
+    """A session keeps its project and its custom losses after a kill."""
     session = kept.session()
     kept.ok("set_session_project", {"project_id": "mine"}, session_id=session)
     again = restart(kept, make_api)
@@ -196,7 +196,7 @@ def test_custom_losses_and_projects_stay(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
-    """The journal and the folder of runs are empty when the last session has ended."""
+    """The journal and the folder of runs are empty after the last session has ended."""
     session = kept.session()
     model = kept.model(session)
     train(kept, model, 1, 1)
@@ -211,7 +211,7 @@ def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_requests_before_a_step_are_forgotten(kept: Api) -> None:
-    """The journal does not grow with the steps of a run: gradients are dropped when the step after them is kept."""
+    """The journal does not grow with the steps of a run: gradients are dropped once the step after them is stored."""
     model = kept.model()
     journal = kept.state.journal
     train(kept, model, 1, 3)
@@ -221,13 +221,13 @@ def test_requests_before_a_step_are_forgotten(kept: Api) -> None:
 
 
 def test_tokens_of_clients_are_valid_after_a_kill(kept: Api, make_api: MakeApi) -> None:
-    """What the server signed before it was killed is signed by it afterwards."""
+    """Tokens that the server signed before a kill are valid afterwards."""
     token = kept.state.signer.sign({"sub": "me"}, 60)
     assert restart(kept, make_api).state.signer.read(token)["sub"] == "me"
 
 
 def test_a_server_that_is_stopped_fails_nothing(kept: Api) -> None:
-    """Who waits when such a server is stopped is told to ask again, which the next one answers."""
+    """A request that waits while the server stops is answered with 503, so that its client retries on the next server."""
     model = kept.model()
     late = kept.step(model, 2)  # waits for number 1
     kept.state.begin_close()
@@ -235,7 +235,7 @@ def test_a_server_that_is_stopped_fails_nothing(kept: Api) -> None:
 
 
 def test_one_server_for_each_folder(tmp_path: Path) -> None:
-    """A second server on the same folder is refused in one sentence; a killed one is not in its way."""
+    """A second server on the same folder is refused in one sentence; a killed one does not block it."""
     first = Journal(tmp_path)
     with pytest.raises(JournalInUseError, match="another server keeps its runs in"):
         Journal(tmp_path)
@@ -259,7 +259,7 @@ insert into audit values (1, 'projects', x'7B7D');
 
 
 def test_a_journal_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """A newer server goes on with the file that an older one has left, and writes to it."""
+    """A server reads the journal of an earlier version, and continues to write to it."""
     (tmp_path / ".journal").mkdir()
     with contextlib.closing(sqlite3.connect(tmp_path / ".journal" / "journal.sqlite")) as database:
         database.executescript(OLDER)
@@ -276,7 +276,7 @@ def test_a_journal_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["minimal-json", "strict", "plain-json"])
 def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) -> None:
-    """A server that passes for another one goes on as well."""
+    """Recovery works with every profile whose requests have numbers."""
     api = make_api(durability="step", profile=profile)
     model = api.model()
     train(api, model, 1, 2)
@@ -287,13 +287,13 @@ def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) 
 
 
 def test_not_where_requests_have_no_numbers() -> None:
-    """Only numbers tell a request that is repeated from another one."""
+    """Durability `step` is refused where requests have no numbers: only numbers identify a repeated request."""
     with pytest.raises(ValueError, match="known by their client's numbers, and the profile 'skyrl' has none"):
         Settings(durability="step", profile="skyrl")
 
 
 def test_usage_and_audit_go_on(kept: Api, make_api: MakeApi) -> None:
-    """Tokens, checkpoints and actions are counted once each, also those of a gradient that is computed again."""
+    """Tokens, checkpoints and actions are counted once each, even if a gradient is computed again."""
     model = kept.model()
     train(kept, model, 1, 2)
     done(kept, kept.loss(model, 5))
@@ -320,7 +320,7 @@ def overview(api: Api, run: str) -> Any:
 
 
 def test_curves_go_on(kept: Api, make_api: MakeApi) -> None:
-    """The page shows every step of a run, those before the kill and those after it, and a gradient of two processes once."""
+    """The page shows every step of a run, before and after the kill, and counts a gradient computed twice once."""
     model = kept.model()
     train(kept, model, 1, 2)
     done(kept, kept.loss(model, 5))
@@ -335,7 +335,7 @@ def test_curves_go_on(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi) -> None:
-    """The run of a client that went before the server did has its row and its curves, as long as it is among the newest."""
+    """A run whose client left before the server stopped keeps its row and its curves while it is among the newest."""
     model = kept.model()
     train(kept, model, 1, 2)
     curves = overview(kept, model)["curves"]
@@ -349,7 +349,7 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
 
 
 def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older ones make room, in the file too; those whose clients live do not count."""
+    """Only the newest former runs are kept, in the file too; runs with live clients do not count."""
     monkeypatch.setattr("tinker.local.storage.records.MAX_FORMER_RUNS", 1)
     runs = [kept.model() for _ in range(3)]
     for run in runs:
@@ -363,7 +363,7 @@ def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monk
 
 
 def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:
-    """What a server left that was killed while it forgot a run goes when the next one starts."""
+    """Folders left by a server that was killed while it deleted a run are removed when the next server starts."""
     model = kept.model()
     train(kept, model, 1, 1)
     root = kept.state.settings.data_dir / ".journal"
@@ -376,7 +376,7 @@ def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_a_server_of_another_model_keeps_the_runs(kept: Api, make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
-    """A run whose base model is not served now waits for a server that has it."""
+    """A run whose base model is not served is kept until a server serves it again."""
     model = kept.model()
     train(kept, model, 1, 2)
     kept.state.journal.close()
@@ -388,7 +388,7 @@ def test_a_server_of_another_model_keeps_the_runs(kept: Api, make_api: MakeApi, 
 
 
 def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
-    """After a restart a session that nobody asks for ends after its time, and frees its adapters and their folders."""
+    """After a restart a session without requests ends after its timeout, and frees its adapters and their folders."""
     clock = Clock()
     kept = make_api(durability="step", clock=clock)
     train(kept, kept.model(), 1, 1)
@@ -407,7 +407,7 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
 
 
 def test_a_server_that_forgets_names_the_last_save(make_api: MakeApi) -> None:
-    """Without this, the answer about a run of before the restart says where it was saved last."""
+    """Without durability `step`, the error about a run from before the restart says where it was saved last."""
     api = make_api()
     model = api.model()
     done(api, api.save(model, 1, "a"))
@@ -419,7 +419,7 @@ def test_a_server_that_forgets_names_the_last_save(make_api: MakeApi) -> None:
 
 
 def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.LogCaptureFixture) -> None:
-    """A journal that fails, as on a full disk, is an error in the log, and no reason to keep back a result."""
+    """A failing journal, as on a full disk, is logged as an error, and does not hold back results."""
     model = kept.model()
     late = kept.loss(model, 2)  # waits for number 1
     kept.state.journal.close()
@@ -431,7 +431,7 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
 
 
 def test_a_run_whose_weights_are_gone_refuses_at_once(kept: Api, make_api: MakeApi) -> None:
-    """After a restart without its folder a run says so to new requests and to those that waited; none waits for its creation."""
+    """After a restart without its folder, a run refuses new and waiting requests at once, and none waits for its creation."""
     model = kept.model()
     train(kept, model, 1, 1)
     waiting = kept.loss(model, 4)  # for number 3
@@ -445,7 +445,7 @@ def test_a_run_whose_weights_are_gone_refuses_at_once(kept: Api, make_api: MakeA
 
 
 def test_an_unloaded_run_stays_closed(kept: Api, make_api: MakeApi) -> None:
-    """Requests of a run that was unloaded before the server was killed are refused as before."""
+    """Requests to a run that was unloaded before the server was killed are still refused."""
     model = kept.model()
     train(kept, model, 1, 1)
     kept.wait(kept.ok("unload_model", {"model_id": model}))

@@ -48,7 +48,7 @@ def test_importance_sampling_is_minus_ratio_times_advantage(now: float, then: fl
 def test_ppo_takes_the_smaller_of_free_and_clipped(
     now: float, then: float, advantage: float, low: float | None, high: float | None
 ) -> None:
-    """PPO bounds the ratio to [0.8, 1.2] unless told otherwise, and where the bound wins there is no gradient."""
+    """PPO bounds the ratio to [0.8, 1.2] by default, and where the bound wins there is no gradient."""
     config = {} if low is None or high is None else {"clip_low_threshold": low, "clip_high_threshold": high}
     free = math.exp(now - then)
     bound = min(max(free, low or 0.8), high or 1.2)
@@ -66,7 +66,7 @@ def test_cispo_weighs_the_logprob_with_a_constant_clipped_ratio(now: float, then
 
 @pytest.mark.parametrize(("now", "then", "advantage"), CASES)
 def test_gspo_clips_the_ratio_of_the_sequence(now: float, then: float, advantage: float) -> None:
-    """GSPO is PPO with the mean log-ratio of the marked tokens; each token has the gradient of its own log-probability."""
+    """GSPO is PPO with the mean log-ratio of the marked tokens; each token's gradient follows its log-probability."""
     cells = prepared(
         example(
             target_tokens=[2, 3, 4], logprobs=[9.0, then, then - 0.3], advantages=[0.0, advantage, -advantage],
@@ -101,13 +101,13 @@ def test_missing_weights_are_ones() -> None:
 
 
 def test_weights_and_mask_multiply() -> None:
-    """A reinforcement loss takes weights, a mask, or both, and both multiply."""
+    """A reinforcement loss takes weights, a mask, or both; both are multiplied."""
     datum = example(target_tokens=[2, 3, 4], logprobs=[0, 0, 0], advantages=[1, 1, 1], weights=[2, 2, 2], mask=[0, 1, 1])
     assert prepared(datum, "ppo").weights.tolist() == [[0], [2], [2]]
 
 
 def test_a_cell_of_weight_zero_may_hold_any_target() -> None:
-    """Padding such as -1 is fine where the weight is 0."""
+    """A position of weight 0 may have any target, such as the padding -1."""
     datum = example(target_tokens=[[-1, 3], [99, 4], [5, 6]], weights=[[0, 1], [0, 1], [1, 1]])
     assert prepared(datum, "cross_entropy").shape == (3, 2)
 
@@ -147,7 +147,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_datum_is_named(fault: str) -> None:
-    """Every check names the datum's index, the field and what was found."""
+    """Every check names the datum's index, the field and the wrong value."""
     name, datum = WRONG[fault]
     with pytest.raises(EngineError) as caught:
         prepared(datum, name)

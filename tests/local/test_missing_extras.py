@@ -1,4 +1,4 @@
-"""What a user is told who starts a local server without what it needs, in processes of their own."""
+"""Errors of a local server whose dependencies are not installed, each in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TORCH = ("torch", "transformers", "peft", "safetensors")
 
 
 def error_without(*absent: str, folder: Path) -> str:
-    """What the README's first lines raise where these packages are not installed."""
+    """Return the error of the README's first lines without these packages."""
     script = f"""
 import sys
 sys.modules.update(dict.fromkeys({absent!r}))
@@ -32,7 +32,7 @@ except Exception as error:
 
 
 def test_a_plain_installation(tmp_path: Path) -> None:
-    """The first error has one command for all that the packaged model needs, and one for the toy engine alone."""
+    """The first error has one command to install what the packaged model needs, and one for the toy engine alone."""
     error = error_without("starlette", "uvicorn", *TORCH, folder=tmp_path)
     assert error.startswith("ImportError: ")
     assert EVERYTHING in error
@@ -40,14 +40,14 @@ def test_a_plain_installation(tmp_path: Path) -> None:
 
 
 def test_only_the_web_server_is_missing(tmp_path: Path) -> None:
-    """What is there already is not asked for."""
+    """The install command names only packages that are missing."""
     for name in (*TORCH, "PIL"):
         pytest.importorskip(name)
     assert error_without("starlette", "uvicorn", folder=tmp_path).endswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'\n")
 
 
 def test_only_torch_is_missing(tmp_path: Path) -> None:
-    """A server that has the toy engine for lack of torch says what the packaged model needs."""
+    """A server that falls back to the toy engine without torch says what the packaged model needs."""
     error = error_without(*TORCH, folder=tmp_path)
     assert "'tinker/toy'" in error
     assert REST in error

@@ -1,4 +1,4 @@
-"""Names of the model and its tokenizer: what clients may ask for, and what is told to which of them."""
+"""Names of the model and its tokenizer: which names clients may use, and which ones each client receives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def api(make_api: MakeApi, folder: Path) -> Api:
 
 
 def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
-    """What the server says of a model and a sampler that were asked for under a name, to a client here or elsewhere."""
+    """Return the names that the server gives for a model and a sampler requested under a name."""
     session = api.session()
     model = api.model(session, base_model=name)
     saved = api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7})
@@ -50,16 +50,16 @@ def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
     return asked
 
 
-def test_a_client_on_this_machine_hears_the_directory(api: Api, folder: Path) -> None:
-    """It can load the tokenizer from there; the model goes by the name it was asked for, in lists by its own."""
+def test_a_client_on_this_machine_gets_the_directory(api: Api, folder: Path) -> None:
+    """A local client gets the tokenizer's directory, and the model under the requested name; lists use the model's name."""
     path = str(folder)
     own = {"model": "mine", "model's tokenizer": path, "run": "mine", "0": "mine", "tokenizer 0": path}
     assert told(api, "mine") == {**own, "7": "mine", "tokenizer 7": path}
     assert told(api, path) == {**own, "model": path, "0": path, "7": path, "tokenizer 7": path}
 
 
-def test_a_client_on_another_machine_never_hears_the_directory(api: Api, folder: Path) -> None:
-    """Behind a proxy or on another address it gets a text that is no name of the hub, whatever name it asked for."""
+def test_a_client_on_another_machine_never_gets_the_directory(api: Api, folder: Path) -> None:
+    """Behind a proxy or on another address a client gets a text that is not a hub name, whatever name it requested."""
     for name in ("mine", str(folder)):
         answers = told(api, name, headers=FAR)
         assert answers["model's tokenizer"] == answers["tokenizer 0"] == "mine (a folder of the server)"
@@ -72,21 +72,21 @@ def test_a_client_on_another_machine_never_hears_the_directory(api: Api, folder:
 
 
 def test_the_packaged_tokenizer_has_a_name(make_api: MakeApi) -> None:
-    """Clients elsewhere have a copy of their own; here it is where the package is."""
+    """The packaged tokenizer has a name for clients elsewhere, which have a copy; a local client gets its folder."""
     api = make_api()
     assert told(api, "tinker/toy")["tokenizer 0"] == str(PACKAGED_FOLDER)
     assert told(api, "tinker/toy", headers=FAR)["tokenizer 0"] == "tinker/babble"
 
 
-def test_a_directory_with_a_colon_is_not_told(make_api: MakeApi, tmp_path: Path) -> None:
-    """Clients would cut it there and find something else."""
+def test_a_directory_with_a_colon_is_not_sent(make_api: MakeApi, tmp_path: Path) -> None:
+    """A directory with a colon is not sent, because clients would cut it there and find something else."""
     (tmp_path / "a:b").mkdir()
     answers = told(make_api(FolderEngine(tmp_path / "a:b")), "a:b")
     assert answers["tokenizer 0"] == answers["model's tokenizer"] == "a_b (a folder of the server)"
 
 
 def test_checkpoints_belong_to_the_model_under_either_name(api: Api, folder: Path) -> None:
-    """What was saved under the path is loaded under the name, and the path is not written down."""
+    """A checkpoint saved under the path loads under the name, and the path is not stored."""
     session = api.session()
     path = api.result(api.save(api.model(session, base_model=str(folder)), 1, "a"))["path"]
     assert api.ok("weights_info", {"tinker_path": path})["base_model"] == "mine"
@@ -95,7 +95,7 @@ def test_checkpoints_belong_to_the_model_under_either_name(api: Api, folder: Pat
 
 
 def test_other_names_are_refused_without_the_path(api: Api, folder: Path) -> None:
-    """The refusal names what there is, and not where it lies."""
+    """The refusal lists the available models without their paths."""
     body = {"session_id": api.session(), "model_seq_id": 0, "base_model": str(folder.parent)}
     status, detail = api.refused("create_model", body)
     assert (status, "'mine'" in detail) == (400, True)
@@ -103,7 +103,7 @@ def test_other_names_are_refused_without_the_path(api: Api, folder: Path) -> Non
 
 
 def test_one_model_under_every_name_says_so(make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients are warned when their session begins, and the server's log names each foreign name once."""
+    """Clients get a warning when their session begins, and the server's log names each foreign name once."""
     api = make_api(any_base_model=True)
     created = api.ok("create_session", {"tags": [], "sdk_version": "1"})
     assert "get_tokenizer" in created["warning_message"]
@@ -124,7 +124,7 @@ def _check_tokenizers(url: str, name: str) -> None:
 
 
 def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copied model is served under its last part, the path as it was given and the whole path; its tokenizer is found."""
+    """A copied model is served under its last part, the given path and the full path; its tokenizer is found."""
     pytest.importorskip("torch")
     shutil.copytree(PACKAGED_FOLDER, tmp_path / "copied")
     monkeypatch.chdir(tmp_path)
@@ -137,7 +137,7 @@ def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("name", "hint"), [("tinker/toi", "; did you mean 'tinker/toy'?"), ("org/other", "")])
 def test_a_misspelt_model_is_refused_with_the_one_that_was_meant(tmp_path: Path, name: str, hint: str) -> None:
-    """A refusal in this process names the model that is spelt nearly so, and none where nothing is."""
+    """The refusal of a misspelt model names the closest model, and none where nothing is close."""
     config = tinker.Config.load(base_url="local://toy", local_dir=tmp_path)
     with tinker.ServiceClient(config=config) as service:
         refused = service.create_lora_training_client(name, rank=1).exception(10)

@@ -1,4 +1,4 @@
-"""The data of the server's page; the page itself is looked at in tests/browser."""
+"""The data of the server's page; tests/browser tests the page itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KEY = "a key that nobody may read"
 
 
 def overview(api: Api, run: str = "", **headers: str) -> Any:
-    """What the page is told."""
+    """Return the data that the page receives."""
     answer = api.runner.run(api.client.get("/overview", params={"run": run}, headers=headers))
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def test_the_page_is_told_what_the_server_knows(make_api: MakeApi) -> None:
-    """Sessions, runs with their curves, checkpoints, tokens and requests."""
+def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
+    """The page's data hold sessions, runs with their curves, checkpoints, tokens and requests."""
     api = make_api()
     session = api.session()
     model = api.model(session)
@@ -43,7 +43,7 @@ def test_the_page_is_told_what_the_server_knows(make_api: MakeApi) -> None:
 
 
 def test_the_data_need_the_key(make_api: MakeApi) -> None:
-    """The page itself holds none of them, so it needs no key."""
+    """The data need the key; the page itself holds none of them, so it needs no key."""
     api = make_api(api_key=KEY)
     assert api.runner.run(api.client.get("/overview")).status_code == 401
     assert api.runner.run(api.client.get("/overview", params={"key": KEY, "api_key": KEY})).status_code == 401
@@ -78,7 +78,7 @@ def test_losses_before_one_step_are_one_point() -> None:
 
 
 def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
-    """What the page draws is bounded; a value that is no number is left out."""
+    """The number of points of a curve is bounded, its last point stays, and values that are not numbers are left out."""
     points = [HistoryPoint(step, 0.0, {"loss": float(step), "bad": float("nan")}) for step in range(1, 1502)]
     curves = describe_curves(points)
     assert curves.keys() == {"loss"}

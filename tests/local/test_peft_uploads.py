@@ -1,5 +1,5 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Adapters that PEFT made, brought into our server: they compute the same there, train on, and come back for PEFT to load."""
+"""Adapters made by PEFT and uploaded to the local server: they compute the same, can be trained, and load in PEFT again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def service(engine: TorchEngine, tmp_path: Path) -> Iterator[tinker.ServiceClien
 
 
 def make_adapter(model_directory: Path, folder: Path, **options: Any) -> Path:
-    """An adapter of PEFT's own whose matrices are all random."""
+    """Make a PEFT adapter whose matrices are all random."""
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, torch_dtype=torch.float32)
     given = {"r": 4, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options}
     model = peft.get_peft_model(base, peft.LoraConfig(**given))
@@ -64,7 +64,7 @@ def make_adapter(model_directory: Path, folder: Path, **options: Any) -> Path:
 
 
 def peft_logprobs(model_directory: Path, folder: Path) -> np.ndarray[Any, Any]:
-    """The log-probability of each prompt token but the first, as PEFT computes it."""
+    """Return the log-probability of each prompt token but the first, as PEFT computes it."""
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, torch_dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(base, str(folder))
     tokens = torch.tensor(PROMPT)
@@ -88,7 +88,7 @@ def our_logprobs(training: tinker.TrainingClient) -> np.ndarray[Any, Any]:
     ids=["attention only", "another scale", "rank-stabilized"],
 )
 def test_round_trip(service: tinker.ServiceClient, model_directory: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    """An adapter of PEFT computes the same here, whatever its scale; trained on and downloaded, PEFT computes what we do."""
+    """A PEFT adapter of any scale gives the same values here; trained and downloaded, it gives our values in PEFT."""
     folder = make_adapter(model_directory, tmp_path / "adapter", **options)
     name = service.get_server_capabilities().supported_models[0].model_name
     brought = checkpoints.upload(folder, base_model=name, service=service).result(60)
@@ -148,7 +148,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
 def test_what_is_no_adapter_of_this_model_is_refused(
     engine: TorchEngine, model_directory: Path, tmp_path: Path, damage: Any, reason: str
 ) -> None:
-    """Files that are damaged, hold something else, or do not fit the announced shape are user errors, and nothing is written."""
+    """Files that are damaged, foreign, or of another shape than announced are user errors, and nothing is stored."""
     folder = make_adapter(model_directory, tmp_path / "adapter")
     damage(folder)
     with pytest.raises(EngineError, match=reason):

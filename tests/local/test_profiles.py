@@ -1,4 +1,4 @@
-"""The servers that ours can pass for, seen through their clients' requests."""
+"""Profiles: the servers that the local server imitates, tested through their clients' requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def packed(model: str, seq_id: int, *data: Datum, loss_fn: str = "cross_entropy"
 
 
 def test_a_profile_is_chosen_by_name() -> None:
-    """By name or as itself; another name is a ValueError that lists those there are. The hold is the profile's."""
+    """A profile is chosen by name or as an object and sets the hold; an unknown name is a ValueError that lists the names."""
     assert Settings(profile="skyrl").profile is find_profile(SKYRL) is SKYRL
     assert [Settings(profile=name).hold_seconds for name in PROFILES] == [30.0, 300.0, 30.0, 30.0, 30.0]
     assert Settings(profile="skyrl", hold_seconds=1.0).hold_seconds == 1.0
@@ -56,7 +56,7 @@ def test_a_profile_is_chosen_by_name() -> None:
 
 
 def test_a_profile_is_chosen_in_a_local_url(tmp_path: Path) -> None:
-    """The query of a local:// URL says what the server in this process passes for; anything else in it is refused."""
+    """The query of a local:// URL chooses the profile of the server in this process; any other query is refused."""
     plain, other = (in_process_app(url, tmp_path) for url in ("local://toy", "local://toy?profile=skyrl"))
     assert plain is not other
     assert other is in_process_app("local://toy?profile=skyrl", tmp_path)
@@ -67,7 +67,7 @@ def test_a_profile_is_chosen_in_a_local_url(tmp_path: Path) -> None:
 
 
 def test_profiles_name_operations_of_the_contract() -> None:
-    """What a profile changes or lacks exists."""
+    """Every operation that a profile changes or removes exists in the contract."""
     for profile in PROFILES.values():
         assert profile.absent.keys() | profile.requests.keys() | profile.answers.keys() <= OPERATIONS.keys()
         assert not profile.absent.keys() & (profile.requests.keys() | profile.answers.keys())
@@ -75,7 +75,7 @@ def test_profiles_name_operations_of_the_contract() -> None:
 
 @pytest.mark.parametrize("profile", [SKYRL, MINIMAL_JSON], ids=str)
 def test_what_is_absent_is_absent(make_api: MakeApi, profile: Any) -> None:
-    """Operations that the imitated server lacks are refused with its status, whatever is asked."""
+    """Operations that the imitated server lacks are refused with its status, whatever the request is."""
     api = make_api(profile=profile)
     path = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoint_id": "weights/c"}
     for name, status in profile.absent.items():
@@ -85,7 +85,7 @@ def test_what_is_absent_is_absent(make_api: MakeApi, profile: Any) -> None:
 
 
 def test_what_skyrl_lacks() -> None:
-    """Everything that came after 0.7.0 but the protobuf bodies, and most of the books; the odd statuses are its router's."""
+    """SkyRL lacks operations after 0.7.0 but protobuf bodies, and most lists and usage; odd statuses are its router's."""
     missing = {name for name, status in SKYRL.absent.items() if status == 404}
     assert {"client_dynamic_config", "finish_session", "save_weights_external", "list_user_checkpoints"} <= missing
     assert {"retrieve_futures", "cancel_future", "create_custom_loss", "auth_token", "get_session"} <= missing
@@ -101,7 +101,7 @@ def test_what_skyrl_lacks() -> None:
 
 
 def test_skyrl_names_things_its_own_way(skyrl: Api) -> None:
-    """session_, model_ and sampling_ with eight hexadecimal digits; request ids are whole numbers, one after the other."""
+    """Ids are session_, model_ or sampling_ with eight hexadecimal digits; request ids are consecutive whole numbers."""
     session = skyrl.session()
     created = skyrl.ok("create_model", {"session_id": session, **CREATE})
     assert re.fullmatch("session_[0-9a-f]{8}", session)
@@ -125,7 +125,7 @@ def test_skyrl_makes_a_new_model_each_time(skyrl: Api) -> None:
 
 
 def test_skyrl_answers_with_its_own_fields(skyrl: Api) -> None:
-    """What it echoes, what it leaves out, and what it adds to the answers of submissions."""
+    """Responses echo, omit and add fields as SkyRL's do."""
     session = skyrl.session()
     created = skyrl.ok("create_model", {"session_id": session, **CREATE})
     assert created == {
@@ -164,7 +164,7 @@ def test_skyrl_creates_no_model_from_a_checkpoint(skyrl: Api) -> None:
 
 
 def test_skyrl_restores_the_optimizer_unless_told_otherwise(skyrl: Api) -> None:
-    """A load with ``optimizer`` false starts afresh; true, or nothing said, goes on as the saved model does."""
+    """A load with ``optimizer`` false starts with a fresh optimizer; true, or no value, restores the saved one."""
     session = skyrl.session()
     source = skyrl.model(session)
     skyrl.loss(source, 1)
@@ -188,7 +188,7 @@ def test_skyrl_restores_the_optimizer_unless_told_otherwise(skyrl: Api) -> None:
 
 
 def test_skyrl_fails_polls_of_failed_requests(skyrl: Api) -> None:
-    """A failed request is 400 with a text, without a category."""
+    """A poll of a failed request is 400 with a text, without a category."""
     model = skyrl.model()
     future = skyrl.loss(model, 1, data=[datum([1], [2, 3])])
     status, detail = skyrl.refused("retrieve_future", {"request_id": future["request_id"], "allow_metadata_only": True})
@@ -197,7 +197,7 @@ def test_skyrl_fails_polls_of_failed_requests(skyrl: Api) -> None:
 
 
 def test_skyrl_polls_time_out(make_api: MakeApi) -> None:
-    """What is pending is 408 for old and new clients, with nothing but a text."""
+    """A poll of a pending request is 408 with only a text, for old and new clients."""
     engine = GatedEngine()
     api = make_api(engine, profile="skyrl", hold_seconds=0)
     created = api.ok("create_model", {"session_id": api.session(), **CREATE})
@@ -209,7 +209,7 @@ def test_skyrl_polls_time_out(make_api: MakeApi) -> None:
 
 
 def test_skyrl_runs_requests_as_they_arrive(skyrl: Api) -> None:
-    """A number only tells a repeated request: gaps are not waited for, and numbers may come in any order."""
+    """A number only identifies a repeated request: gaps are not waited for, and numbers may come in any order."""
     model = skyrl.model()
     for number in (7, 3, 5):
         assert "metrics" in skyrl.result(skyrl.step(model, number))
@@ -221,7 +221,7 @@ def test_skyrl_runs_requests_as_they_arrive(skyrl: Api) -> None:
 
 
 def test_skyrl_has_its_own_metrics(skyrl: Api) -> None:
-    """No ``loss:sum``; the loss of every token comes beside its log-probability."""
+    """The metrics have no ``loss:sum``; each token's loss is returned with its log-probability."""
     model = skyrl.model()
     future = skyrl.ok("forward_backward", content=packed(model, 1), headers=PROTO_BODY)
     output = proto.decode_loss_output(skyrl.retrieve(future, headers=PROTO).content)
@@ -237,7 +237,7 @@ def test_skyrl_has_its_own_metrics(skyrl: Api) -> None:
 
 
 def test_skyrl_knows_its_own_losses(skyrl: Api) -> None:
-    """Names, options and sparse tensors that it does not know are 422 at once."""
+    """Unknown losses, options and sparse tensors are 422 at once."""
     model = skyrl.model()
     for name in ("dro", "stable_reinforce", "custom"):
         status, detail = skyrl.refused("forward_backward", content=packed(model, 1, loss_fn=name), headers=PROTO_BODY)
@@ -253,7 +253,7 @@ def test_skyrl_knows_its_own_losses(skyrl: Api) -> None:
 
 
 def test_skyrl_has_adam_only(skyrl: Api) -> None:
-    """A Dimuon model is made, its steps are 422; the gradient is never clipped."""
+    """A Dimuon model is created but its steps are 422; the gradient is never clipped."""
     session = skyrl.session()
     model = skyrl.model(session, optimizer_config={"type": "dimuon"})
     step = {"model_id": model, "seq_id": 1, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
@@ -287,7 +287,7 @@ def test_skyrl_samples_under_conditions(skyrl: Api) -> None:
 
 
 def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
-    """Four fields, a time without a zone; sampler paths leave out their kind, and are understood without it."""
+    """A listed checkpoint has four fields and a time without a zone; sampler paths omit their kind and load without it."""
     session = skyrl.session()
     model = skyrl.model(session)
     skyrl.result(skyrl.save(model, 1, "a", ttl_seconds=1))
@@ -308,7 +308,7 @@ def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
 
 
 def test_skyrl_is_strict_about_names(skyrl: Api) -> None:
-    """Letters, digits, ``_`` and ``-``; a name that is taken is 409 without advice."""
+    """A name has letters, digits, ``_`` and ``-`` only; a name already in use is 409 without advice."""
     model = skyrl.model()
     for operation in ("save_weights", "save_weights_for_sampler"):
         assert skyrl.refused(operation, {"model_id": model, "seq_id": 1, "path": "a b"})[0] == 422
@@ -321,7 +321,7 @@ def test_skyrl_is_strict_about_names(skyrl: Api) -> None:
 
 
 def test_skyrl_shows_runs_without_their_checkpoints(skyrl: Api) -> None:
-    """Its lists do not know them, nor whose a run is."""
+    """Listed runs have no checkpoints and no owner."""
     model = skyrl.model(user_metadata={"a": "b"})
     skyrl.result(skyrl.save(model, 1, "a"))
     (run,) = skyrl.ok("list_training_runs")["training_runs"]
@@ -334,7 +334,7 @@ def test_skyrl_shows_runs_without_their_checkpoints(skyrl: Api) -> None:
 
 
 def test_the_json_core_reads_and_writes_json_only(minimal: Api) -> None:
-    """Protobuf bodies are 415; whoever accepts protobuf gets JSON all the same."""
+    """Protobuf bodies are 415; a client that accepts protobuf gets JSON all the same."""
     session = minimal.session()
     model = minimal.model(session)
     status, detail = minimal.refused("forward_backward", content=packed(model, 1), headers=PROTO_BODY)
@@ -350,7 +350,7 @@ def test_the_json_core_reads_and_writes_json_only(minimal: Api) -> None:
 
 
 def test_the_json_core_says_pending_with_408(make_api: MakeApi) -> None:
-    """With a queue state, as clients of 2025 read it; large results are never announced."""
+    """A pending poll is 408 with a queue state, as clients of 2025 read it; large results are never announced."""
     api = make_api(profile="minimal-json", hold_seconds=0, inline_result_bytes=1)
     created = api.create_model(api.session())
     api.wait(created)
@@ -363,12 +363,12 @@ def test_the_json_core_says_pending_with_408(make_api: MakeApi) -> None:
 
 
 def test_the_json_core_fails_with_a_category(minimal: Api) -> None:
-    """As the contract says, in a 200."""
+    """A failed request is a 200 with the contract's category."""
     assert minimal.failure(minimal.loss(minimal.model(), 1, loss_fn="ppo"))[0] == "user"
 
 
 def test_the_json_core_trains_and_resumes(minimal: Api) -> None:
-    """A model is made first and then loaded into; there is Adam only, and no newer field changes anything."""
+    """A model is created first and then loaded into; there is Adam only, and newer fields have no effect."""
     session = minimal.session()
     model = minimal.model(session, optimizer_config={"type": "dimuon"})
     minimal.loss(model, 1)
@@ -391,5 +391,5 @@ create_sampling_session get_sampler asample retrieve_future
 
 
 def test_the_json_core_has_the_basic_operations_only() -> None:
-    """What a training script of late 2025 needs, and no configuration, lists or books."""
+    """The JSON core has the operations of a training script of late 2025, without configuration, lists or usage."""
     assert OPERATIONS.keys() - MINIMAL_JSON.absent.keys() == set(BASIC.split())

@@ -1,4 +1,4 @@
-"""stable_reinforce: sequences that are recorded as they are sampled, named by the spans of a datum, and how long they stay."""
+"""stable_reinforce: sequences recorded when sampled, referenced by the spans of a datum, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sample(api: Api, session: str, number: int = 0, *, record: bool = True, coun
 
 
 def to_datum(sequence: dict[str, Any], advantage: float = 1.0) -> Datum:
-    """What a training loop makes of it, as the cookbook does: targets of the prompt are 0."""
+    """Make the datum of a sequence as the cookbook does: targets of the prompt are 0."""
     name, tokens = sequence["sequence_id"], sequence["tokens"]
     before, count = len(PROMPT) - 1, len(tokens)
     datum = Datum(
@@ -105,7 +105,7 @@ def changed(datum: Datum, **spans: Any) -> Datum:
 
 
 def test_what_cannot_be_named_is_refused(make_api: MakeApi) -> None:
-    """Unknown, foreign and unrecorded sequences are refused with datum and field, and what follows does not wait for them."""
+    """Unknown, foreign and unrecorded sequences are refused with datum and field, and later requests do not wait for them."""
     api = make_api(gap_seconds=10_000.0)
     session, other = api.session(), api.session()
     model, good = api.model(session), sample(api, session)
@@ -130,7 +130,7 @@ def test_what_cannot_be_named_is_refused(make_api: MakeApi) -> None:
     ],
 )
 def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> None:
-    """Missing spans, and those that cover something else than the datum or the sequence have, are named."""
+    """Spans that are missing, or do not match the datum or the sequence, are refused by name."""
     session = api.session()
     model, (one, _) = api.model(session), sample(api, session)
     assert len(set(one["tokens"])) > 1
@@ -144,7 +144,7 @@ def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> N
 
 
 def test_spans_that_overlap_are_refused(api: Api) -> None:
-    """One sampled token is not the target of two positions."""
+    """Two positions with the same sampled token as target are refused."""
     session = api.session()
     model, (one, _) = api.model(session), sample(api, session)
     name, tokens = one["sequence_id"], one["tokens"]
@@ -155,7 +155,7 @@ def test_spans_that_overlap_are_refused(api: Api) -> None:
 
 
 def test_a_day_without_use(make_api: MakeApi) -> None:
-    """A sequence is there for a day after it was last named, and is refused then."""
+    """A sequence is kept for a day after its last use, and refused afterwards."""
     clock = Clock()
     api = make_api(clock=clock, idle_session_seconds=10 * DAY_SECONDS)
     session = api.session()
@@ -168,7 +168,7 @@ def test_a_day_without_use(make_api: MakeApi) -> None:
 
 
 def test_as_many_as_there_may_be(make_api: MakeApi) -> None:
-    """Beyond the limit the sequences go that were not used for longest, and all of a session go when it ends."""
+    """Beyond the limit the sequences unused for longest are dropped, and all of a session when it ends."""
     api = make_api(max_recorded_tokens=8)
     session = api.session()
     model, (first, second) = api.model(session), sample(api, session)
@@ -196,7 +196,7 @@ def test_the_same_request_again(make_api: MakeApi) -> None:
 
 
 def test_a_kill_keeps_what_was_recorded(make_api: MakeApi) -> None:
-    """With durability `step` the next process computes lost gradients again, and takes the names of the one before."""
+    """With durability `step` the next process computes lost gradients again, and accepts the ids of the previous one."""
     api = make_api(durability="step")
     session = api.session()
     model, (one, other) = api.model(session), sample(api, session)

@@ -45,13 +45,13 @@ class Time:
 
 @pytest.fixture
 def futures(tmp_path: Path) -> FutureStore:
-    """Where results go."""
+    """The store of the results."""
     return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Time(), NoEvents())
 
 
 @pytest.fixture
 def queue(futures: FutureStore) -> ModelQueue:
-    """The requests of a model; a missing number holds the others back for ten seconds."""
+    """The queue of a model; a missing number holds the others back for ten seconds."""
     return ModelQueue(futures, 10.0)
 
 
@@ -67,7 +67,7 @@ def work(futures: FutureStore, name: str, log: list[str] | None = None, error: E
 
 
 def taken(queue: Any, now: float) -> bool:
-    """Whether there was a step; it is done."""
+    """Take a step and carry it out; return whether there was one."""
     step = queue.take(now)
     if step is not None:
         step(lambda: None)
@@ -80,7 +80,7 @@ def drain(queue: Any, now: float) -> None:
 
 
 def test_requests_run_in_the_order_of_their_numbers(futures: FutureStore, queue: ModelQueue) -> None:
-    """Whatever the order in which they come; a later one waits for an earlier one that has not come yet."""
+    """Requests run in the order of their numbers, whatever the order of arrival; a later one waits for a missing number."""
     log: list[str] = []
     assert queue.is_fresh
     for number in (2, 0, 3):
@@ -98,7 +98,7 @@ def test_requests_run_in_the_order_of_their_numbers(futures: FutureStore, queue:
 
 
 def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None:
-    """A number that does not come in time is given up: the later ones run, and it is refused when it comes after all."""
+    """A number that does not come in time is skipped: the later ones run, and it is refused when it arrives."""
     log: list[str] = []
     queue.put(0, work(futures, "0", log), 0.0)
     drain(queue, 0.0)
@@ -135,7 +135,7 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None
 def test_what_runs_behind_a_failure(
     futures: FutureStore, queue: ModelQueue, operation: str, known: int | None, runs: bool
 ) -> None:
-    """A request is not run behind one that changes the run and failed, unless its caller knew of that or does not say."""
+    """A request does not run after a failed one that changes the run, unless its caller knew of the failure or does not say."""
     log: list[str] = []
 
     def run(engine: Any) -> Any:
@@ -155,7 +155,7 @@ def test_what_runs_behind_a_failure(
 
 
 def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, queue: ModelQueue) -> None:
-    """A skipped number is used up; one that waits already, or is over, cannot be skipped."""
+    """A skipped number is used up; a number that is waiting or done cannot be skipped."""
     log: list[str] = []
     queue.put(0, work(futures, "0", log), 0.0)
     queue.put(2, work(futures, "2", log), 0.0)
@@ -175,7 +175,7 @@ def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, queue:
 
 
 def test_free_numbers(futures: FutureStore, queue: ModelQueue) -> None:
-    """Who gives no number, or 0, gets the first one behind everything that was submitted, and never that of the creation."""
+    """A request without a number, or with 0, gets the first free one after all submitted, and never the creation's."""
     assert [queue.assign_number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
     queue.put(0, work(futures, "0"), 0.0)
     assert queue.assign_number(None) == 1
@@ -191,7 +191,7 @@ def test_free_numbers(futures: FutureStore, queue: ModelQueue) -> None:
 
 
 def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(futures: FutureStore, queue: ModelQueue) -> None:
-    """Requests behind a gap fail with the reason that was given; the last step comes once, after everything else."""
+    """Requests behind a gap fail with the given reason; the last step comes once, after everything else."""
     log: list[str] = []
     ready, stuck = work(futures, "0", log), work(futures, "2", log)
     queue.put(0, ready, 0.0)
@@ -211,7 +211,7 @@ def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(futures: FutureStor
     [(EngineError("too long"), RequestFailure("too long", "user")), (KeyError("k"), RequestFailure("KeyError: 'k'", "server"))],
 )
 def test_whose_fault_a_failure_is(futures: FutureStore, queue: ModelQueue, error: Exception, failure: RequestFailure) -> None:
-    """What an engine refuses is the user's fault and told as it is; anything else is the server's."""
+    """What an engine refuses is the user's fault and reported unchanged; anything else is the server's fault."""
     failing = work(futures, "0", error=error)
     queue.put(0, failing, 0.0)
     drain(queue, 0.0)
@@ -222,7 +222,7 @@ def test_whose_fault_a_failure_is(futures: FutureStore, queue: ModelQueue, error
 
 
 class Stepped:
-    """An engine whose jobs are (name, number of tokens), and which draws one token of each at a step."""
+    """An engine whose jobs are (name, number of tokens) and which draws one token of each at a step."""
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []
@@ -274,7 +274,7 @@ def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:
 
 
 def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> None:
-    """The sample whose job fails has its error; the engine gets the rest, or nothing."""
+    """A sample whose job fails has its error; the engine gets the others, or nothing."""
 
     def impossible(engine: Any) -> Any:
         raise EngineError("no such tokens")
@@ -293,7 +293,7 @@ def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> Non
 
 
 def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
-    """What is dropped before it begins is not run; the others keep their order."""
+    """A sample dropped before it begins does not run; the others keep their order."""
     queue, engine = SampleQueue(futures, 10), Stepped()
     every = [stepped(futures, name, 1) for name in "abc"]
     for one in every:
@@ -307,7 +307,7 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
 
 
 def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: FutureStore) -> None:
-    """The result of a short sample is there while a long one beside it goes on; one that comes meanwhile joins at once."""
+    """A short sample is done while a longer one continues; a sample that arrives meanwhile joins at the next token."""
     queue, engine = SampleQueue(futures, 100), Stepped()
     long, short, late = stepped(futures, "long", 4), stepped(futures, "short", 1), stepped(futures, "late", 2)
     queue.put(long)
@@ -327,7 +327,7 @@ def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: F
 
 
 def test_samples_wait_for_tokens_that_are_held_not_for_those_that_may_come(futures: FutureStore) -> None:
-    """What is running counts with the tokens that it has now; the next sample begins when its prompt fits beside them."""
+    """A running sample counts with its present tokens; the next one begins when its prompt fits in addition."""
     queue, engine = SampleQueue(futures, 8), Stepped()
     for name, length in (("a", 1), ("b", 2), ("c", 1)):
         queue.put(stepped(futures, name, length))
@@ -337,7 +337,7 @@ def test_samples_wait_for_tokens_that_are_held_not_for_those_that_may_come(futur
 
 
 def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore) -> None:
-    """A future that was resolved, the end of a session and the time that a sample may take end it before the next token."""
+    """A resolved future, the end of a session and the sample's deadline end a sample before its next token."""
     over: list[RequestFailure] = []
     queue, engine = SampleQueue(futures, 100, seconds=10.0), Stepped()
     cancelled, closed = stepped(futures, "cancelled", 9), stepped(futures, "closed", 9, end=lambda: over[0] if over else None)
@@ -363,7 +363,7 @@ def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore)
 
 
 def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> None:
-    """One that cannot begin, one that fails at a token and one whose result cannot be converted leave the others alone."""
+    """A sample that cannot begin, fails at a token or has an invalid result does not affect the others."""
 
     def refuse(result: Any) -> Any:
         raise EngineError("no such form")
@@ -382,7 +382,7 @@ def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> N
 
 
 def test_after_a_breakdown_samples_begin_anew(futures: FutureStore) -> None:
-    """When the engine breaks down everything that runs has the failure, and the next request a fresh batch."""
+    """When the engine breaks down all running samples fail with its error, and the next request starts a fresh batch."""
     queue, engine = SampleQueue(futures, 100), Stepped()
     engine.broken = "all"
     first, second, third = (stepped(futures, name, 1) for name in "abc")
@@ -404,7 +404,7 @@ def test_after_a_breakdown_samples_begin_anew(futures: FutureStore) -> None:
 
 
 def test_a_periodic_task_is_done_from_time_to_time_while_it_is_needed() -> None:
-    """The first time after its period, then at every end of one; without a need it waits for nothing."""
+    """A periodic task runs after each period while it is needed; without a need nothing waits for it."""
     done: list[str] = []
     needed = [False]
     task = PeriodicTask(5.0, lambda: needed[0], lambda: done.append("done"))
@@ -427,7 +427,7 @@ def test_a_periodic_task_is_done_from_time_to_time_while_it_is_needed() -> None:
 
 @pytest.fixture
 def make_worker(futures: FutureStore) -> Any:
-    """Makes threads of an engine; they are stopped in the end."""
+    """Make engine threads, stopped after the test."""
     made: list[Worker] = []
 
     def make(open_engine: Callable[[], Any] = lambda: "engine") -> Worker:
@@ -457,7 +457,7 @@ class Steps:
 
 
 class Last:
-    """A queue of one step, which says that it was taken."""
+    """A queue of one step, which records that it was taken."""
 
     def __init__(self) -> None:
         self.taken = threading.Event()
@@ -478,7 +478,7 @@ def finished(worker: Worker) -> None:
 
 
 def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
-    """No queue keeps another one waiting for more than one step; a removed queue is served no more."""
+    """No queue keeps another one waiting for more than one step; a removed queue gets no more turns."""
     log: list[str] = []
     worker = make_worker()
     gone = Steps(log, "gone")
@@ -495,7 +495,7 @@ def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
 
 
 class WarningEngine(ToyEngine):
-    """An engine whose libraries warn, from Python and from C, and one of them changes the filters for itself."""
+    """An engine whose libraries warn, from Python and from C, and one of which changes the warning filters."""
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         warnings.warn("from Python", FutureWarning, stacklevel=1)
@@ -507,7 +507,7 @@ class WarningEngine(ToyEngine):
 
 
 def test_warnings_fail_no_request(make_api: MakeApi) -> None:
-    """What a program does with warnings touches nothing in the engine's thread, and that thread leaves the program's filters alone."""
+    """The program's warning filters do not affect the engine's thread, and that thread leaves the filters unchanged."""
     api = make_api(WarningEngine())
     model = api.model()
     with warnings.catch_warnings():
@@ -527,7 +527,7 @@ def test_warnings_fail_no_request(make_api: MakeApi) -> None:
 
 
 class Timed(Steps):
-    """Steps that take a while each, on the clock of the worker."""
+    """Steps that take a while each, by the worker's clock."""
 
     def __init__(self, log: list[str], time: Time, seconds: float, *names: str) -> None:
         super().__init__(log, *names)
@@ -544,7 +544,7 @@ class Timed(Steps):
 
 
 def test_a_step_that_fails_does_not_end_the_thread(make_worker: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """What a step raises against all expectation is logged, and the next step is taken."""
+    """An unexpected exception of a step is logged, and the next step runs."""
     worker, done = make_worker(), threading.Event()
 
     def fail(_: Any) -> None:
@@ -557,7 +557,7 @@ def test_a_step_that_fails_does_not_end_the_thread(make_worker: Any, caplog: pyt
 
 
 def test_training_and_sampling_share_the_time() -> None:
-    """Each gets as much of it as the other while both have something to do; who had nothing to do is owed nothing."""
+    """Training and sampling get equal time while both have work; idle time is not made up for."""
     time, log = Time(), list[str]()
     worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     tokens = Timed(log, time, 1.0, *(f"t{number}" for number in range(11)))
@@ -578,7 +578,7 @@ def test_training_and_sampling_share_the_time() -> None:
 
 
 def test_base_models_share_the_time() -> None:
-    """A model with many runs gets as much of it as one with a single run, and each is given its own engine."""
+    """A model with many runs gets as much time as one with a single run, and each step gets the engine of its model."""
     time, log = Time(), list[str]()
     worker = Worker(lambda: "one", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     for run in range(4):
@@ -593,7 +593,7 @@ def test_base_models_share_the_time() -> None:
 
 
 def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:
-    """The engine is opened by the first step that needs it, once; a failed attempt fails that step only."""
+    """The engine is opened once, by the first step that needs it; a failed attempt fails that step only."""
     attempts: list[int] = []
 
     def open_engine() -> str:
@@ -618,7 +618,7 @@ def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:
 
 
 def test_a_stopped_thread_refuses_what_it_has_not_begun(make_worker: Any) -> None:
-    """Tasks that did not run are given another engine, which refuses; the end is told, started or not."""
+    """A stopped thread gives tasks that did not run an engine that refuses, and signals its end, started or not."""
     worker, log = make_worker(), list[str]()
     running, release = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Keys and tokens: who is let in with what, how long a token is good, and what revoking means."""
+"""Keys and tokens: which operations each one allows, how long a token is valid, and what revoking does."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """A server that wants tokens of its clients, good for ten minutes."""
+    """A server that requires tokens, valid for ten minutes."""
     return make_api(clock=clock, api_key="tml-secret", client_config=TOKENS, token_seconds=600.0)
 
 
 def test_a_key_is_exchanged_for_a_token(api: Api, clock: Clock) -> None:
-    """The key opens the configuration and the exchange only; the token, which says whose it is and how long, all else."""
+    """The key allows configuration and exchange only; the token, which names its owner and expiry, allows everything else."""
     assert api.ok("client_config", CONFIG, headers=KEY)["pjwt_auth_enabled"] is True
     status, detail = api.refused("create_session", SESSION, headers=KEY)
     assert (status, "exchange the key" in detail) == (401, True)
@@ -52,7 +52,7 @@ def test_a_key_is_exchanged_for_a_token(api: Api, clock: Clock) -> None:
 
 
 def test_an_expired_token_is_called_invalid(api: Api, clock: Clock) -> None:
-    """After its time a token is 401 with the words that make clients exchange their key again; so is a forged one."""
+    """An expired or forged token is 401 with the words that make clients exchange their key again."""
     given = token(api)
     clock.seconds += 600
     forged = {"x-api-key": given["x-api-key"][:-4] + "AAAA"}
@@ -64,7 +64,7 @@ def test_an_expired_token_is_called_invalid(api: Api, clock: Clock) -> None:
 
 
 def test_only_the_key_gets_a_token(api: Api) -> None:
-    """A wrong key is 401, without the words: another exchange would not help. A good token is as good as the key."""
+    """A wrong key is 401 without those words, because another exchange would not help; a valid token is accepted as a key."""
     answer = api.call("auth_token", {}, headers={"x-api-key": "tml-other"})
     assert answer.status_code == 401
     assert "www-authenticate" not in answer.headers
@@ -72,20 +72,20 @@ def test_only_the_key_gets_a_token(api: Api) -> None:
 
 
 def test_tokens_of_another_server_are_not_taken(api: Api, make_api: MakeApi) -> None:
-    """Each server signs for itself."""
+    """A server refuses tokens signed by another server."""
     other = make_api(api_key="tml-secret", client_config=TOKENS)
     assert api.refused("create_session", SESSION, headers=token(other))[0] == 401
 
 
 def test_without_the_switch_key_and_token_both_do(make_api: MakeApi) -> None:
-    """A server that does not ask for tokens takes them nevertheless."""
+    """A server that does not require tokens accepts them."""
     api = make_api(api_key="tml-secret")
     for headers in (KEY, token(api)):
         assert api.ok("create_session", SESSION, headers=headers)
 
 
 def test_a_key_can_be_asked_what_it_is(make_api: MakeApi) -> None:
-    """A number that is the key's own, a name and an owner; its tokens have the same number."""
+    """A key has a number, a name and an owner; its tokens have the same number."""
     api = make_api()
     one, other = ({"x-api-key": name} for name in ("tml-one", "tml-other"))
     about = api.ok("get_api_key", headers=one)
@@ -96,7 +96,7 @@ def test_a_key_can_be_asked_what_it_is(make_api: MakeApi) -> None:
 
 
 def test_a_revoked_key_and_its_tokens_are_refused(make_api: MakeApi) -> None:
-    """After the revocation the key opens nothing, nor do its tokens; other keys are not touched."""
+    """A revoked key and its tokens are refused; other keys are unaffected."""
     api = make_api()
     one, other = ({"x-api-key": name} for name in ("tml-one", "tml-other"))
     given = token(api, one)
@@ -118,7 +118,7 @@ def link_token(api: Api, headers: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("tokens_needed", [True, False])
 def test_the_token_of_a_link_is_no_credential(make_api: MakeApi, tokens_needed: bool) -> None:
-    """What a download link holds is 401 as a key and as a token."""
+    """A download link's token is 401 as a key and as a token."""
     config = models.ClientConfigResponse(pjwt_auth_enabled=tokens_needed)
     api = make_api(api_key="tml-secret", client_config=config)
     link = link_token(api, token(api))
@@ -127,7 +127,7 @@ def test_the_token_of_a_link_is_no_credential(make_api: MakeApi, tokens_needed: 
 
 
 def test_the_token_of_a_link_is_any_text_where_there_is_no_key(make_api: MakeApi) -> None:
-    """A server without a key takes it as it takes every other text."""
+    """A server without a key accepts a link's token as it accepts any other text."""
     api = make_api()
     link = link_token(api, {})
     assert api.ok("create_session", SESSION, headers=link)

@@ -1,4 +1,4 @@
-"""The books: what was done, what was used, and what is stored."""
+"""The audit log, usage by the hour and storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """A server whose clock the test moves; it is one minute past midnight of the second of January 1970."""
+    """A server whose clock the test moves; it is one minute past midnight of 2 January 1970."""
     return make_api(clock=clock)
 
 
@@ -30,7 +30,7 @@ def audited(api: Api, **query: str) -> list[dict[str, Any]]:
 
 
 def test_what_happens_to_checkpoints_is_written_down(api: Api) -> None:
-    """Made, read for training, sampling and download, published, kept for a time, copied and deleted, in this order."""
+    """The log records in order: made, read for training, sampling and download, published, limited, copied, deleted."""
     session = api.session()
     model = api.model(session)
     path = api.result(api.save(model, 1, "a"))["path"]
@@ -62,7 +62,7 @@ def test_what_happens_to_checkpoints_is_written_down(api: Api) -> None:
 
 
 def test_the_log_is_asked_by_kind_and_day(api: Api, clock: Clock) -> None:
-    """Each kind alone, one day in UTC, or everything."""
+    """The log can be filtered by kind and by day in UTC."""
     session = api.session()
     api.result(api.save(api.model(session), 1, "a"))
     clock.seconds += 24 * HOUR
@@ -79,7 +79,7 @@ def test_the_log_is_asked_by_kind_and_day(api: Api, clock: Clock) -> None:
 
 
 def test_the_log_is_bounded(make_api: MakeApi) -> None:
-    """The newest entries are kept."""
+    """Only the newest entries are kept."""
     api = make_api(max_audit_entries=2)
     model = api.model()
     for number, name in enumerate("abc", 1):
@@ -88,7 +88,7 @@ def test_the_log_is_bounded(make_api: MakeApi) -> None:
 
 
 def test_tokens_are_counted_by_the_hour(api: Api, clock: Clock) -> None:
-    """Training, prompts and samples, each hour for itself, with session, project and model; nothing has a price."""
+    """Training, prompt and sampled tokens are counted by the hour, with session, project and model; nothing has a price."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     api.result(api.loss(model, 1, data=[datum([1, 2, 3], [2, 3, 4]), datum([1], [2])]))
@@ -113,7 +113,7 @@ def test_tokens_are_counted_by_the_hour(api: Api, clock: Clock) -> None:
 
 
 def test_checkpoints_are_counted_and_their_storage_by_the_hour(api: Api, clock: Clock) -> None:
-    """Storage runs from the save to the deletion, hour by hour."""
+    """Storage is counted by the hour from the save to the deletion."""
     model = api.model(api.session())
     api.result(api.save(model, 1, "a"))
     (size,) = [one["size_bytes"] for one in api.ok("list_checkpoints", training_run_id=model)["checkpoints"]]
@@ -140,19 +140,19 @@ def test_checkpoints_are_counted_and_their_storage_by_the_hour(api: Api, clock: 
     ],
 )
 def test_usage_is_asked_in_full_hours_of_two_weeks(api: Api, query: dict[str, str]) -> None:
-    """Anything else is 400."""
+    """Usage is returned for full hours within two weeks; any other range is 400."""
     assert api.refused("get_billing_usage", query=query)[0] == 400
 
 
 def test_usage_is_asked_in_any_time_zone(api: Api) -> None:
-    """The same hours, written with an offset, are the same hours."""
+    """The same hours written with a UTC offset give the same usage."""
     api.result(api.loss(api.model(), 1))
     elsewhere = {"starting_on": "1970-01-02T02:00:00+02:00", "ending_before": "1970-01-03T02:00:00+02:00"}
     assert api.ok("get_billing_usage", query=elsewhere)["data"] == api.ok("get_billing_usage", query=DAY)["data"] != []
 
 
 def test_storage_is_summed_by_project(api: Api) -> None:
-    """How many checkpoints and bytes there are now."""
+    """The storage of a project is its present number of checkpoints and bytes."""
     one, other = api.session(), api.session()
     for session in (one, other):
         api.result(api.save(api.model(session), 1, "a"))

@@ -1,4 +1,4 @@
-"""Checkpoints at rest: lists, runs, publishing, times to live, copies, files to download, and what was stored."""
+"""Stored checkpoints: lists, runs, publishing, times to live, copies and downloads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def api(make_api: MakeApi, clock: Clock) -> Api:
 
 
 def saved(api: Api, model: str, *names: str, **fields: Any) -> list[str]:
-    """Training checkpoints under these names, one second apart."""
+    """Save training checkpoints under these names, one second apart."""
     paths: list[str] = []
     for name in names:
         clock = api.state.now
@@ -55,7 +55,7 @@ def listed(api: Api, model: str) -> list[str]:
 
 
 def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
-    """The newest first, with kind, path, size, time and what the user noted; another run's are not among them."""
+    """Checkpoints are listed newest first, with kind, path, size, time and metadata, without those of other runs."""
     session = api.session()
     model, other = api.model(session), api.model(session, 1)
     saved(api, model, "a")
@@ -81,13 +81,13 @@ def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
 
 
 def test_a_run_without_checkpoints_has_an_empty_list(api: Api) -> None:
-    """A run that exists is not an unknown one."""
+    """A run without checkpoints has an empty list and is not unknown."""
     assert listed(api, api.model()) == []
     assert api.refused("list_checkpoints", training_run_id="nobody")[0] == 404
 
 
 def test_checkpoints_of_the_user_come_in_pages(api: Api) -> None:
-    """Over all runs, with the number of all; a page beyond the end is empty, and a number that is none is 422."""
+    """Pages over all runs have the total; a page beyond the end is empty, and an invalid number is 422."""
     session = api.session()
     for number in range(3):
         saved(api, api.model(session, number), "a")
@@ -102,7 +102,7 @@ def test_checkpoints_of_the_user_come_in_pages(api: Api) -> None:
 
 
 def test_damaged_and_half_written_folders_are_left_out(api: Api, tmp_path: Path) -> None:
-    """A list shows what can be loaded."""
+    """Lists contain only checkpoints that can be loaded."""
     model = api.model()
     saved(api, model, "good", "bad")
     (bad,) = [file for file in (tmp_path / "data").rglob("checkpoint.json") if b'"bad"' in file.read_bytes()]
@@ -117,7 +117,7 @@ def test_damaged_and_half_written_folders_are_left_out(api: Api, tmp_path: Path)
 
 
 def test_a_run_is_described(api: Api) -> None:
-    """Base model, rank, the newest checkpoint of each kind, what the user noted, and when it was used last."""
+    """A run has its base model, rank, newest checkpoint of each kind, metadata and time of last use."""
     model = api.model(user_metadata={"name": "x", "deep": {"a": 1}})
     saved(api, model, "a", "b")
     sampler_saved(api, model, "s")
@@ -132,7 +132,7 @@ def test_a_run_is_described(api: Api) -> None:
 
 
 def test_runs_come_in_pages_the_last_used_first(api: Api, clock: Clock) -> None:
-    """Using a run moves it to the front; a project shows its own runs only."""
+    """Using a run moves it to the front; a project lists only its runs."""
     session = api.session()
     runs = [api.model(session, number) for number in range(3)]
     for model in (runs[2], runs[0]):
@@ -149,7 +149,7 @@ def test_runs_come_in_pages_the_last_used_first(api: Api, clock: Clock) -> None:
 
 
 def test_a_run_whose_creation_failed_is_corrupted(make_api: MakeApi) -> None:
-    """It is listed, so that the user sees what became of it."""
+    """A run whose creation failed is listed as corrupted, so that the user sees the failure."""
     api = make_api(FullEngine())
     future = api.create_model(api.session(), lora_config={"rank": 13})
     api.failure(future)
@@ -157,7 +157,7 @@ def test_a_run_whose_creation_failed_is_corrupted(make_api: MakeApi) -> None:
 
 
 def test_runs_outlive_the_server_in_their_checkpoints(make_api: MakeApi) -> None:
-    """A new server over the same folder knows the runs that saved something, and what was noted about them."""
+    """A new server on the same folder lists the runs that have saved checkpoints, with their metadata."""
     clock = Clock()
     first = make_api(clock=clock)
     session = first.session()
@@ -175,7 +175,7 @@ def test_runs_outlive_the_server_in_their_checkpoints(make_api: MakeApi) -> None
 
 
 def test_a_deleted_checkpoint_is_gone(api: Api) -> None:
-    """It is not listed, cannot be loaded, and its name is free; deleting it again is 404."""
+    """A deleted checkpoint is not listed, cannot be loaded, and frees its name; deleting it again is 404."""
     model = api.model()
     (path,) = saved(api, model, "a")
     assert api.call("delete_checkpoint", **at(model, "weights/a")).status_code == 204
@@ -187,7 +187,7 @@ def test_a_deleted_checkpoint_is_gone(api: Api) -> None:
 
 @pytest.mark.parametrize("name", ["publish", "ttl", "archive", "a b", "..."])
 def test_names_that_look_like_operations_are_names(api: Api, name: str) -> None:
-    """What stands behind the kind is the name, also where an operation is called like it."""
+    """Everything after the kind is the name, even where an operation has the same name."""
     model = api.model()
     saved(api, model, name)
     api.ok("publish_checkpoint", **at(model, f"weights/{name}"))
@@ -197,7 +197,7 @@ def test_names_that_look_like_operations_are_names(api: Api, name: str) -> None:
 
 
 def test_a_checkpoint_needs_its_kind(api: Api) -> None:
-    """A bare name or an unknown kind is 400 and says what is expected."""
+    """A bare name or an unknown kind is 400 with the expected form."""
     model = api.model()
     saved(api, model, "a")
     for operation in ("delete_checkpoint", "publish_checkpoint", "unpublish_checkpoint", "get_external_weights_urls"):
@@ -222,7 +222,7 @@ def test_what_is_being_written_comes_too_early(make_api: MakeApi) -> None:
 
 
 def test_publishing_is_noted_once(api: Api) -> None:
-    """A public checkpoint says so; publishing it again is 409 that says repeating is of no use, and so is the reverse."""
+    """A public checkpoint is shown as public; publishing it again is 409 without a retry, and so is the reverse."""
     model = api.model()
     saved(api, model, "a")
     for operation, public in (("publish_checkpoint", True), ("unpublish_checkpoint", False)):
@@ -234,7 +234,7 @@ def test_publishing_is_noted_once(api: Api) -> None:
 
 
 def test_a_time_to_live_counts_from_now(api: Api, clock: Clock) -> None:
-    """It can be set, renewed and taken away; when it is over the checkpoint and its files are gone."""
+    """A time to live can be set, renewed and removed; when it is over the checkpoint and its files are deleted."""
     model = api.model()
     (path,) = saved(api, model, "a")
     where = at(model, "weights/a")
@@ -256,7 +256,7 @@ def test_a_time_to_live_counts_from_now(api: Api, clock: Clock) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, 0, 3599, 315_360_001])
 def test_a_time_to_live_has_limits(api: Api, seconds: int) -> None:
-    """An hour to ten years, wherever one is given; a save that is refused for it does not hold up the model."""
+    """A time to live is an hour to ten years; a save that is refused for it does not hold up the model."""
     model = api.model()
     saved(api, model, "a")
     assert api.refused("set_checkpoint_ttl", {"ttl_seconds": seconds}, **at(model, "weights/a"))[0] == 400
@@ -266,7 +266,7 @@ def test_a_time_to_live_has_limits(api: Api, seconds: int) -> None:
 
 
 def test_weights_say_what_they_are(api: Api) -> None:
-    """Base model, adapter and optimizer of a checkpoint of any kind; what is no path is 400."""
+    """The information about a checkpoint has base model, adapter and optimizer, for any kind; an invalid path is 400."""
     config = {"rank": 3, "seed": 1, "train_unembed": False}
     model = api.model(lora_config=config, optimizer_config={"type": "dimuon"})
     paths = [*saved(api, model, "a"), sampler_saved(api, model, "s")]
@@ -287,7 +287,7 @@ def test_weights_say_what_they_are(api: Api) -> None:
 
 
 def test_a_copy_is_a_run_of_its_own(api: Api) -> None:
-    """Same kind, name and weights, in another project; it stays when the source goes, and nothing is trained in its run."""
+    """A copy has the same kind, name and weights in a separate run, which cannot be trained; it stays when the source goes."""
     session = api.session()
     model = api.model(session)
     (path,) = saved(api, model, "a")
@@ -306,7 +306,7 @@ def test_a_copy_is_a_run_of_its_own(api: Api) -> None:
 
 
 def test_a_copy_may_be_numbered_by_the_client(api: Api) -> None:
-    """With a session and a number the run has the name that the client computes; a number that is used is 409."""
+    """With a session and a number, the run of a copy has the id that the client computes; a used number is 409."""
     session = api.session()
     model = api.model(session)
     body = {"source_path": saved(api, model, "a")[0], "session_id": session, "model_seq_id": 4}
@@ -320,7 +320,7 @@ def test_a_copy_may_be_numbered_by_the_client(api: Api) -> None:
 
 
 def test_a_checkpoint_keeps_its_optimizer(api: Api) -> None:
-    """With its state the family comes along; weights alone start with AdamW, or with what is asked for."""
+    """A load with optimizer state has the checkpoint's optimizer; weights alone start with AdamW, or the requested one."""
     session = api.session()
     model = api.model(session, optimizer_config={"type": "dimuon"})
     (path,) = saved(api, model, "a")
@@ -343,7 +343,7 @@ def test_a_checkpoint_keeps_its_optimizer(api: Api) -> None:
 
 
 def fetched(api: Api, url: str) -> httpx.Response:
-    """What is behind a link, without any credential."""
+    """Fetch the file of a link, without credentials."""
     address = urlsplit(url)
     assert address.netloc == "server"
     assert not address.path.startswith("/api/v1")
@@ -355,7 +355,7 @@ def external(api: Api, model: str, name: str = "e", **fields: Any) -> Any:
 
 
 def test_external_weights_are_files_behind_links(api: Api) -> None:
-    """Each file has a link that needs no key; together they are what the engine wrote."""
+    """Each file has a link that needs no key, and the files are those that the engine wrote."""
     model = api.model()
     result = api.result(external(api, model, ttl_seconds=3600))
     assert result["path"] == f"tinker://{model}/external_weights/e"
@@ -370,7 +370,7 @@ def test_external_weights_are_files_behind_links(api: Api) -> None:
 
 
 def test_links_end_and_cannot_be_made_up(api: Api, clock: Clock) -> None:
-    """An expired or changed link is 403, one to a file that is gone 404; a token of a client is no link."""
+    """An expired or changed link is 403, a link to a deleted file or with a client's token 404."""
     model = api.model()
     api.result(external(api, model))
     url = api.ok("get_external_weights_urls", **at(model, "external_weights/e"))["urls"]["toy_adapter.npz"]
@@ -386,7 +386,7 @@ def test_links_end_and_cannot_be_made_up(api: Api, clock: Clock) -> None:
 
 
 def test_a_public_address_goes_into_links(make_api: MakeApi) -> None:
-    """Behind a proxy that adds a path, links begin with what the setting says."""
+    """Behind a proxy that adds a path, links begin with the configured public URL."""
     api = make_api(public_url="https://proxy.example/tinker/")
     model = api.model()
     api.result(external(api, model))
@@ -395,7 +395,7 @@ def test_a_public_address_goes_into_links(make_api: MakeApi) -> None:
 
 
 def test_encryption_is_refused(api: Api) -> None:
-    """This server writes plain files only, says so, and goes on with the model."""
+    """Encryption is refused with the field's name, and the model continues."""
     model = api.model()
     body = {"model_id": model, "seq_id": 1, "path": "e", "age_encryption_recipients": ["age1abc"]}
     status, detail = api.refused("save_weights_external", body)
@@ -404,7 +404,7 @@ def test_encryption_is_refused(api: Api) -> None:
 
 
 def test_an_archive_is_a_redirect_to_a_tar(api: Api, clock: Clock) -> None:
-    """302 with a place and an end, as clients of 2025 read it; a bare name is that of sampler weights."""
+    """An archive is a 302 with location and expiry, as clients of 2025 read it; a bare name is that of sampler weights."""
     model = api.model()
     saved(api, model, "a")
     sampler_saved(api, model, "s")
@@ -424,7 +424,7 @@ def test_an_archive_is_a_redirect_to_a_tar(api: Api, clock: Clock) -> None:
 
 
 def test_an_unloaded_model_keeps_its_checkpoints(api: Api) -> None:
-    """What was submitted before still runs, what comes later is refused, and the memory is free."""
+    """Requests submitted before the unload run, later ones are refused, and the memory is freed."""
     session = api.session()
     model = api.model(session)
     saving = api.save(model, 1, "a")
@@ -441,7 +441,7 @@ def test_an_unloaded_model_keeps_its_checkpoints(api: Api) -> None:
 
 
 def test_an_unloaded_model_makes_room(make_api: MakeApi) -> None:
-    """It counts no more among those that live."""
+    """An unloaded model does not count towards the limit."""
     api = make_api(max_models=1)
     session = api.session()
     api.result(api.ok("unload_model", {"model_id": api.model(session)}))

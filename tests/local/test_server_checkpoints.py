@@ -1,4 +1,4 @@
-"""Checkpoints: names, kinds, overwriting, expiry, a restart, and what hostile names can do (nothing)."""
+"""Checkpoints: names, kinds, overwriting, expiry, a restart, and hostile names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHRASE = datum(TEXT[:-1], TEXT[1:])
 
 
 def train(api: Api, model: str, first: int, steps: int = 3) -> int:
-    """Some steps on one phrase; the next free number."""
+    """Train some steps on one phrase; return the next free number."""
     for index in range(steps):
         api.loss(model, first + 2 * index, data=[PHRASE])
         api.step(model, first + 2 * index + 1, learning_rate=0.01)
@@ -77,8 +77,8 @@ def test_a_model_is_created_from_a_checkpoint_that_is_still_to_be_written(api: A
     assert "was not created" in api.failure(api.step(f"{session}:train:2", 1))[1]
 
 
-def test_where_to_load_must_be_said(api: Api) -> None:
-    """Neither addressing complete is 422."""
+def test_a_load_without_a_target_is_refused(api: Api) -> None:
+    """A load with neither form of its target complete is 422."""
     assert api.refused("load_weights", {"path": "tinker://a/weights/b", "optimizer": False})[0] == 422
     half = {"path": "tinker://a/weights/b", "optimizer": False, "session_id": api.session()}
     assert api.refused("load_weights", half)[0] == 422
@@ -102,8 +102,8 @@ def test_a_name_is_taken_once(api: Api) -> None:
     assert loss_of(api, f"{session}:train:1", 1) == after != before
 
 
-def test_a_name_is_taken_from_the_moment_of_the_request(make_api: MakeApi) -> None:
-    """Two saves under one name in a pipeline: the second is refused although the first has not run."""
+def test_a_name_is_reserved_from_the_moment_of_the_request(make_api: MakeApi) -> None:
+    """The second of two pipelined saves under one name is refused although the first has not run."""
     api = make_api(hold_seconds=0)
     created = api.create_model(api.session())
     model = created["model_id"]
@@ -112,7 +112,7 @@ def test_a_name_is_taken_from_the_moment_of_the_request(make_api: MakeApi) -> No
 
 
 def test_saves_without_a_name_are_numbered(api: Api) -> None:
-    """A name that the client leaves out is made from the request's number."""
+    """A save without a name is named after its request's number."""
     model = api.model()
     assert api.result(api.save(model, 1, None))["path"] == f"tinker://{model}/weights/000001"
 
@@ -121,7 +121,7 @@ def test_saves_without_a_name_are_numbered(api: Api) -> None:
     "name", ["../../../escaped", "..", ".", "/etc/passwd", "a/b", "a\\..\\b", "nul\x00", "", "   ", "x" * 300, "\ud800"]
 )
 def test_no_name_reaches_outside_the_folder(api: Api, tmp_path: Path, name: str) -> None:
-    """Whatever a client calls a checkpoint, files appear below the data folder only, or the request fails as the user's."""
+    """Files appear below the data folder only, whatever the checkpoint's name, or the request fails as a user error."""
     model = api.model()
     body = f'{{"model_id": "{model}", "seq_id": 1, "path": {_quoted(name)}}}'.encode()
     answer = api.call("save_weights", content=body)
@@ -150,7 +150,7 @@ def _quoted(name: str) -> str:
     ],
 )
 def test_no_path_reads_outside_the_folder(api: Api, path: str) -> None:
-    """A path that is not one of this server's checkpoints fails as the user's mistake."""
+    """A path that is not one of this server's checkpoints is a user error."""
     session = api.session()
     assert api.failure(load_new(api, session, 0, path))[0] == "user"
     body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
@@ -158,7 +158,7 @@ def test_no_path_reads_outside_the_folder(api: Api, path: str) -> None:
 
 
 def test_kinds_are_not_mixed_up(api: Api) -> None:
-    """A training checkpoint cannot be sampled from and a sampler checkpoint not trained on; the message says what can."""
+    """Training checkpoints cannot be sampled from nor sampler checkpoints trained; the error names the operation that can."""
     session = api.session()
     model = api.model(session)
     training = api.result(api.save(model, 1, "a"))["path"]
@@ -183,7 +183,7 @@ def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
 
 
 def test_another_models_checkpoint_is_refused(make_api: MakeApi) -> None:
-    """A checkpoint of another base model is named with both models' names."""
+    """The error for a checkpoint of another base model names both models."""
     one, two = make_api(), make_api(ToyEngine(vocabulary=512, base_model="tinker/other"))
     model = one.model()
     path = one.result(one.save(model, 1, "a"))["path"]
@@ -193,7 +193,7 @@ def test_another_models_checkpoint_is_refused(make_api: MakeApi) -> None:
 
 
 def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
-    """Files that were cut short or overwritten give an error, not a crash, and nothing in them is executed."""
+    """A truncated or overwritten file is an error, not a crash, and nothing in it is executed."""
     session = api.session()
     model = api.model(session)
     path = api.result(api.save(model, 1, "a"))["path"]
@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) -> None:
-    """When the engine fails while writing, there is no checkpoint, no leftover, and the name is free."""
+    """When the engine fails while writing, no checkpoint or other file remains, and the name is free."""
 
     class Failing(ToyEngine):
         broken = True
@@ -228,7 +228,7 @@ def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) 
 
 
 def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -> None:
-    """Nobody need list checkpoints for that; what it stored while it was there still counts."""
+    """The files of an expired checkpoint are deleted without a request, and its storage until then still counts."""
     clock = Clock()
     api = make_api(clock=clock)
     model = api.model()
@@ -244,7 +244,7 @@ def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -
 
 
 def test_the_sweep_ends_where_nothing_expires(make_api: MakeApi) -> None:
-    """A server without such checkpoints does not look again, until one is saved or given a time to live."""
+    """Without expiring checkpoints the sweep stops until one is saved or given a time to live."""
     api = make_api()
     model = api.model()
     api.wait(api.save(model, 1, "a"))

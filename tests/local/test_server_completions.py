@@ -1,4 +1,4 @@
-"""One poll for all samples of a client, and samples that are given up."""
+"""One poll for all samples of a client, and cancelled samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.api import PROTO, Api, Clock, CountingEngine, GatedEngine, MakeApi
 
 
 def told(api: Api, sampler: str, cursor: int = 0, client: int = 0, **fields: Any) -> Any:
-    """What has completed behind a cursor."""
+    """Return the completions after a cursor."""
     target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": client}
     return api.ok("retrieve_futures", {"target": target, "prev_cursor": cursor, **fields})
 
@@ -19,8 +19,8 @@ def ids(answer: Any) -> list[str]:
     return [one["request_id"] for one in answer["completions"]]
 
 
-def test_completions_are_told_in_order_from_a_cursor(api: Api) -> None:
-    """Finished ones with the size of their result, failed ones without; behind the last cursor there is nothing."""
+def test_completions_are_listed_in_order_from_a_cursor(api: Api) -> None:
+    """Finished samples are listed with the size of their result, failed ones without; the last cursor has none after it."""
     sampler = api.sampler(api.session())
     futures = [api.sample(sampler, 0), api.sample(sampler, 1, params={"top_p": 7.0}), api.sample(sampler, 2)]
     for future in futures:
@@ -57,14 +57,14 @@ def test_a_poll_is_held_until_something_completes(make_api: MakeApi) -> None:
         assert ids(answer) == [future["request_id"]]
 
 
-def test_a_poll_is_not_held_for_ever(make_api: MakeApi) -> None:
-    """After the hold the answer is empty, whatever the client asked for."""
+def test_a_poll_is_held_for_a_limited_time(make_api: MakeApi) -> None:
+    """After the hold the response is empty, whatever timeout the client requested."""
     api = make_api(hold_seconds=0.01)
     assert told(api, api.sampler(api.session()), timeout=60.0) == {"completions": [], "cursor": 0}
 
 
 def test_each_client_of_a_session_has_its_own_order(api: Api) -> None:
-    """Requests of client k, numbered from k times 10^9, are told to client k only."""
+    """Completions of client k, numbered from k times 10^9, are listed for client k only."""
     sampler = api.sampler(api.session())
     mine, other = api.sample(sampler, 5), api.sample(sampler, 3 * 10**9 + 5)
     for future in (mine, other):
@@ -75,7 +75,7 @@ def test_each_client_of_a_session_has_its_own_order(api: Api) -> None:
 
 
 def test_results_that_were_fetched_are_released(api: Api) -> None:
-    """A reported id frees its payload at once: 410 from then on; others and unknown ids are not touched."""
+    """Acknowledging an id frees its result at once: 410 from then on; other and unknown ids are unaffected."""
     sampler = api.sampler(api.session())
     futures = [api.sample(sampler, number) for number in range(2)]
     for future in futures:
@@ -87,7 +87,7 @@ def test_results_that_were_fetched_are_released(api: Api) -> None:
 
 
 def test_what_is_gone_is_told_without_a_size(make_api: MakeApi) -> None:
-    """A result that was not kept long enough has completed nevertheless."""
+    """A completion whose result has expired is listed without a size."""
     clock = Clock()
     api = make_api(clock=clock, result_seconds=10.0)
     sampler = api.sampler(api.session())
@@ -98,7 +98,7 @@ def test_what_is_gone_is_told_without_a_size(make_api: MakeApi) -> None:
 
 
 def test_an_unknown_sampling_session_is_404(api: Api) -> None:
-    """So that nobody waits for it."""
+    """An unknown sampling session is 404, so that its client does not wait."""
     target = {"type": "sampling_session", "sampling_session_id": "nobody"}
     assert api.refused("retrieve_futures", {"target": target})[0] == 404
 
@@ -119,7 +119,7 @@ def busy(make_api: MakeApi) -> tuple[Api, CountingEngine, str]:
 
 
 def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, CountingEngine, str]) -> None:
-    """It leaves the queue, fails for whoever waits, and is told among the completions; the ones beside it are sampled."""
+    """A cancelled sample leaves the queue, fails for its waiters, and is listed as completed; the others are sampled."""
     api, engine, sampler = busy
     gone, kept = api.sample(sampler, 0), api.sample(sampler, 1)
     assert api.call("cancel_future", {"request_id": gone["request_id"]}).status_code == 204
@@ -136,7 +136,7 @@ def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, CountingEngine, s
 
 
 class GatedSampling(CountingEngine):
-    """Waits in the middle of sampling."""
+    """An engine that waits in the middle of sampling."""
 
     def sample(self, jobs: Any) -> Any:
         self.entered.set()
@@ -145,7 +145,7 @@ class GatedSampling(CountingEngine):
 
 
 def test_the_result_of_a_running_sample_is_thrown_away(make_api: MakeApi) -> None:
-    """What is computed already stays unheard; it was used all the same."""
+    """The result of a sample cancelled while running is discarded, and its tokens still count as used."""
     engine = GatedSampling()
     api = make_api(engine)
     sampler = api.sampler(api.session())
@@ -159,7 +159,7 @@ def test_the_result_of_a_running_sample_is_thrown_away(make_api: MakeApi) -> Non
 
 
 def test_cancelling_something_else_changes_nothing(api: Api) -> None:
-    """Finished, unknown and training requests: no error, no effect."""
+    """Cancelling a finished, unknown or training request has no effect and is no error."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     sample, loss = api.sample(sampler), api.loss(model, 1)

@@ -1,4 +1,4 @@
-"""The server against the contract: every operation is there, answers have the promised form, errors have one form."""
+"""The server against the contract: every operation exists, and results and errors have the documented form."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tinker.local.errors import FieldError, read_field_error
 
 
 def test_every_operation_has_a_handler() -> None:
-    """What the contract promises, this server does."""
+    """The server has a handler for every operation of the contract."""
     assert HANDLERS.keys() == OPERATIONS.keys()
 
 
 def test_an_operation_without_a_handler_is_501(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation that was only added to the contract is refused by name, and everything else works."""
+    """An operation without a handler is refused by name, and the others work."""
     monkeypatch.delitem(cast("dict[str, Handler]", HANDLERS), "get_sampler")
     api = make_api()
     sampler = api.sampler(api.session())
@@ -43,7 +43,7 @@ def test_an_operation_without_a_handler_is_501(make_api: MakeApi, monkeypatch: p
     ],
 )
 def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> None:
-    """A declared header that is not of its type is refused with 422, which names it."""
+    """A declared header of the wrong type is 422 with its name."""
     future = {"request_id": f"{api.model(api.session())}:request:0"}
     answer = api.retrieve(future, headers={name: value})
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", name])
@@ -51,7 +51,7 @@ def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> N
 
 
 def uploaded(api: Api, model: str) -> str:
-    """An upload whose one file has been sent: the adapter of a model, exported."""
+    """An upload with its one file sent: the exported adapter of a model."""
     api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 3, "path": "sent"}))
     links = api.ok("get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/sent")
     upload = api.ok("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}})
@@ -62,13 +62,13 @@ def uploaded(api: Api, model: str) -> str:
 
 
 def read_ids(answer: httpx.Response) -> dict[str, str]:
-    """The ids in an answer, which addresses of later operations may need."""
+    """Return the ids in a response, which later operations may need in their paths."""
     body = answer.json() if answer.headers.get("content-type") == "application/json" and answer.content else {}
     return {name: value for name, value in body.items() if name.endswith("_id") and isinstance(value, str)}
 
 
 def test_every_answer_is_of_the_promised_type(api: Api) -> None:
-    """The body of each operation's answer decodes as the record that the contract names."""
+    """The response body of each operation decodes as the contract's record."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     loss = {"loss_fn": "cross_entropy", "data": []}
@@ -143,7 +143,7 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
 
 
 def test_configuration_is_a_setting(make_api: MakeApi) -> None:
-    """Clients are told what the server was told."""
+    """Clients get the client configuration that the server was given."""
     api = make_api(
         client_config=models.ClientConfigResponse(fwdbwd_max_chunk_len=7),
         client_dynamic_config=models.ClientDynamicConfigResponse(refresh_interval_sec=11),
@@ -153,7 +153,7 @@ def test_configuration_is_a_setting(make_api: MakeApi) -> None:
 
 
 def test_unknown_paths_and_methods_have_a_detail(api: Api) -> None:
-    """Errors of the router look like every other error."""
+    """Errors of the router have the form of every other error."""
     missing = api.runner.run(api.client.get("/api/v1/nothing"))
     wrong = api.runner.run(api.client.get("/api/v1/create_session"))
     assert (missing.status_code, wrong.status_code) == (404, 405)
@@ -177,14 +177,14 @@ TAKE_AN_EMPTY_OBJECT = frozenset({"auth_token", "search_checkpoints", "search_se
     ],
 )
 def test_no_body_makes_a_server_error(api: Api, operation: str, content: bytes) -> None:
-    """Whatever a client sends instead of a body is answered with 422 and a place."""
+    """An invalid body is 422 with the place of the fault, whatever the client sends."""
     status, detail = api.refused(operation, content=content, session_id="s", training_run_id="r", checkpoint_id="weights/c")
     assert status == 422
     assert detail[0]["loc"][0] == "body"
 
 
 def test_a_wrong_field_is_named(api: Api) -> None:
-    """The answer to a body that does not fit says which field and why."""
+    """The response to an invalid body names the field and the reason."""
     status, detail = api.refused("create_session", {"tags": ["a", 5], "sdk_version": "1"})
     assert status == 422
     assert detail == [{"loc": ["body", "tags", 1], "msg": "must be a string, not an integer", "type": "type_error"}]
@@ -207,8 +207,8 @@ def test_every_wrong_field_is_named(api: Api) -> None:
         ({"user_metadata": 5}, FieldError(("user_metadata",), "must be an object or null, not an integer", "type_error")),
     ],
 )
-def test_faults_are_told_in_words(api: Api, changes: dict[str, Any], fault: FieldError) -> None:
-    """Each fault of a body has the place of its field, also of one that is missing."""
+def test_faults_have_plain_messages(api: Api, changes: dict[str, Any], fault: FieldError) -> None:
+    """Each fault of a body has the path of its field, also of a missing one."""
     body = {"tags": [], "sdk_version": "1", **changes}
     _, detail = api.refused("create_session", {name: value for name, value in body.items() if value is not ...})
     assert detail == [fault.describe("body")]
@@ -229,8 +229,8 @@ def test_faults_are_told_in_words(api: Api, changes: dict[str, Any], fault: Fiel
         ("noon", datetime.datetime, FieldError((), "Invalid RFC3339 encoded datetime")),
     ],
 )
-def test_limits_are_told_in_words(value: object, kind: Any, fault: FieldError) -> None:
-    """What msgspec says of limits, patterns and enums becomes a sentence; anything else stays as it is."""
+def test_limits_have_plain_messages(value: object, kind: Any, fault: FieldError) -> None:
+    """msgspec's errors about limits, patterns and enums become sentences; others stay unchanged."""
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, kind)
     assert read_field_error(caught.value) == fault
@@ -253,14 +253,14 @@ def test_limits_are_told_in_words(value: object, kind: Any, fault: FieldError) -
     ],
 )
 def test_what_is_unknown_is_404(api: Api, operation: str, body: object) -> None:
-    """An id that the server never gave out is 404 and is named."""
+    """An unknown id is 404 and named."""
     status, detail = api.refused(operation, body, session_id="nobody", sampler_id="nobody:sample:0")
     assert status == 404
     assert "not found" in detail
 
 
 def test_an_ended_session_says_so(api: Api) -> None:
-    """After finish the heartbeat is 410, new work is refused, the first reason stays, and finishing again is harmless."""
+    """After finish the heartbeat is 410, new work is refused, the first reason stays, and finishing again has no effect."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     for reason in ("errored", "success"):
@@ -274,7 +274,7 @@ def test_an_ended_session_says_so(api: Api) -> None:
 
 
 def test_telemetry_is_kept_up_to_a_bound(make_api: MakeApi) -> None:
-    """The newest events can be looked at; older ones make room."""
+    """The newest telemetry events are kept, and older ones dropped."""
     api = make_api(max_telemetry_events=2)
     event = {"event": "GENERIC_EVENT", "event_name": "n", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z"}
     events = [{**event, "event_id": str(index), "event_session_index": index} for index in range(3)]
@@ -284,7 +284,7 @@ def test_telemetry_is_kept_up_to_a_bound(make_api: MakeApi) -> None:
 
 
 def test_info_describes_a_model(api: Api) -> None:
-    """A model's rank, base model and tokenizer are known, also of one whose creation is still pending."""
+    """A model's rank, base model and tokenizer are known, even while its creation is pending."""
     session = api.session()
     future = api.create_model(session, lora_config={"rank": 3})
     info = api.ok("get_info", {"model_id": future["model_id"]})

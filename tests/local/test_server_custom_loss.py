@@ -1,5 +1,5 @@
 # ruff: noqa: E402 (torch is optional, so its absence skips before the imports)
-"""Losses that clients traced: what they compute, their exact gradient, and that they can do nothing else."""
+"""Custom losses traced by clients: their values, their exact gradients, and what they may not do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGETS = [101, 300, 7, 104]
 
 
 def traced(fn: Callable[..., Any]) -> list[dict[str, Any]]:
-    """A function as a client uploads it: its nodes, as torch's tracer finds them."""
+    """Return a function as a client uploads it: its nodes, as torch's tracer finds them."""
     nodes: list[dict[str, Any]] = []
     for one in torch.fx.symbolic_trace(fn).graph.nodes:
         target = one.target
@@ -54,7 +54,7 @@ def encoded(value: Any) -> Any:
 
 
 def upload(api: Api, session: str, number: int = 0, **fields: Any) -> str:
-    """The id of a custom loss."""
+    """Upload a custom loss; return its id."""
     return api.result(api.ok("create_custom_loss", custom_loss_body(session, number, **fields)))["loss_id"]
 
 
@@ -67,16 +67,16 @@ def custom(loss_id: str, *data: Any) -> dict[str, Any]:
 
 
 def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks: int) -> Any:
-    """The result of a traced function on some datums, of a fresh model."""
+    """Return the result of a traced function on some datums, with a fresh model."""
     loss_id = upload(api, session, name=fn.__name__, inputs=inputs(**ranks), graph={"nodes": traced(fn)})
     return api.result(api.loss(api.model(session), 1, **custom(loss_id, *data)))
 
 
-# What they compute
+# What custom losses compute
 
 
 def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
-    """The same loss, the same log-probabilities, and after a step the same weights."""
+    """A traced cross entropy gives the built-in's loss and log-probabilities and, after a step, the same weights."""
     session = api.session()
     one, other = api.model(session), api.model(session, 1)
     data = [datum(TOKENS, TARGETS, weights=[0.0, 1.0, 0.5, 2.0]), datum([1], [2], weights=[1.0])]
@@ -92,7 +92,7 @@ def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
 
 
 class NotingEngine(ToyEngine):
-    """Keeps the weights of the last backward pass."""
+    """An engine that keeps the gradients of the last backward pass."""
 
     weights: list[list[float]]
 
@@ -127,7 +127,7 @@ def containers(logprobs: Any, target_tokens: Any) -> Any:
 
 @pytest.mark.parametrize("fn", [policy, indexing, containers])
 def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..., Any]) -> None:
-    """What torch computes for the function itself is what the server computes for its graph, summed over the datums."""
+    """A graph has the value and gradient that torch computes for the function itself, summed over the datums."""
     engine = NotingEngine(vocabulary=512)
     api = make_api(engine)
     session = api.session()
@@ -166,7 +166,7 @@ def test_several_targets_for_each_position(api: Api) -> None:
 
 
 def test_forward_alone_leaves_no_gradient(api: Api) -> None:
-    """The loss and its metrics, and nothing to step with; a loss without a gradient can be asked for."""
+    """A forward pass gives the loss and its metrics without a gradient; losses without a gradient are allowed there."""
     session = api.session()
 
     def constant(logprobs: Any) -> Any:
@@ -181,7 +181,7 @@ def test_forward_alone_leaves_no_gradient(api: Api) -> None:
 
 
 def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
-    """The same graph on a real model: its loss falls with steps on it."""
+    """The torch engine evaluates the same graph, and steps lower its loss."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
     from tinker.local.engines.opening import PACKAGED_MODEL
@@ -207,7 +207,7 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
 
 
 def test_the_same_loss_is_made_once(api: Api) -> None:
-    """The same number and body answer the same future; another body under the number is 409; sessions do not share."""
+    """The same number and body give the same future; another body under the number is 409; sessions are separate."""
     session, other = api.session(), api.session()
     body = custom_loss_body(session)
     first = api.ok("create_custom_loss", body)
@@ -222,16 +222,16 @@ def test_the_same_loss_is_made_once(api: Api) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"loss_id": 1.0}, {"loss_id": "x", "other": 1.0}])
 def test_a_custom_loss_is_named_by_its_id(api: Api, config: dict[str, Any]) -> None:
-    """Without an id, or with more than that, the request fails as the user's."""
+    """A request without a custom loss's id, or with more than the id, is a user error."""
     body = {"loss_fn": "custom", "loss_fn_config": config}
     assert "loss_id" in api.failure(api.loss(api.model(), 1, **body))[1]
 
 
-# What they cannot do
+# What custom losses may not do
 
 
 def graph(*nodes: dict[str, Any], loss: str = "last") -> dict[str, Any]:
-    """A graph of one input, some nodes, and an output."""
+    """Return a graph of one input, some nodes, and an output."""
     first = node("placeholder", "logprobs", "logprobs")
     last = node("call_method", "last", "sum", {"ref": nodes[-1]["name"] if nodes else "logprobs"})
     output = node("output", "output", "output", {"tuple": [{"ref": loss}, {"dict": {}}]})
@@ -285,14 +285,14 @@ REF = {"ref": "logprobs"}
     ],
 )
 def test_a_graph_that_may_not_be_is_refused(api: Api, nodes: dict[str, Any], said: str) -> None:
-    """Only listed functions, methods and forms of arguments get in; the answer names what did not."""
+    """Only listed functions, methods and forms of arguments are accepted; the error names the others."""
     status, detail = api.refused("create_custom_loss", custom_loss_body(api.session(), inputs=inputs(), graph=nodes))
     assert status == 400
     assert said in detail
 
 
 def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
-    """Anything but custom/<name>:sum and custom/<name>:mean could pass for a metric of the server."""
+    """A metric must be custom/<name>:sum or custom/<name>:mean, so that it cannot pass for one of the server's."""
     nodes = graph()["nodes"]
     for name in ("loss:sum", "custom/x", "custom/X:sum", "custom/x:max"):
         nodes[-1] = node("output", "output", "output", {"tuple": [{"ref": "last"}, {"dict": {name: {"ref": "last"}}}]})
@@ -312,7 +312,7 @@ def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
     ],
 )
 def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
-    """logprobs first, at most sixteen, lower case, up to two dimensions."""
+    """Inputs are logprobs first, at most sixteen, in lower case, with up to two dimensions."""
     assert api.refused("create_custom_loss", custom_loss_body(api.session(), inputs=wrong, graph=graph()))[0] == 400
 
 
@@ -337,7 +337,7 @@ def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
     ],
 )
 def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: str) -> None:
-    """What cannot be computed is told with datum, node and reason; the model and the server go on."""
+    """A graph that cannot be evaluated is a user error with datum, node and reason; model and server continue."""
     session = api.session()
     loss_id = upload(api, session, inputs=inputs(), graph=graph(made))
     model = api.model(session)
@@ -349,7 +349,7 @@ def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: s
 
 
 def test_a_loss_must_be_a_finite_number(api: Api) -> None:
-    """Infinity, a tensor of several values and a gradient that is none fail before anything is accumulated."""
+    """Infinity, a tensor of several values or an invalid gradient fails before anything is accumulated."""
     session = api.session()
 
     def infinite(logprobs: Any) -> Any:
@@ -388,7 +388,7 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
     ],
 )
 def test_a_datum_must_fit_the_loss(api: Api, one: dict[str, Any], said: str) -> None:
-    """Its inputs must be there, with as many dimensions as the loss says."""
+    """A datum must have the loss's inputs with the declared dimensions."""
     session = api.session()
     loss_id = upload(api, session)
     model = api.model(session)

@@ -1,4 +1,4 @@
-"""Futures: who waits how long, what a poll answers meanwhile, and how long results are kept."""
+"""Futures: how long polls are held, what they return meanwhile, and how long results are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
 
 
 def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
-    """Clients in two threads, each with a loop of its own, wait for the same future."""
+    """Clients in two threads, each with a separate loop, can wait for the same future."""
     engine = GatedEngine()
     api = make_api(engine)
     future = api.loss(api.model(), 1)
@@ -52,7 +52,7 @@ def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
 
 
 def test_pending_work_says_try_again(make_api: MakeApi) -> None:
-    """After the hold a client of today reads ``try_again`` with a queue state, one of 2025 reads the same from a 408."""
+    """After the hold a client of today gets ``try_again`` with a queue state, one of 2025 the same in a 408."""
     api = make_api(hold_seconds=0)
     session = api.session()
     future = api.ok("optim_step", {"model_id": api.create_model(session)["model_id"], "seq_id": 7, "adam_params": {}})
@@ -64,7 +64,7 @@ def test_pending_work_says_try_again(make_api: MakeApi) -> None:
 
 
 def test_the_form_follows_the_accept_header(api: Api) -> None:
-    """Bulk results are protobuf where the client can read that; records and failures are JSON always."""
+    """Bulk results are protobuf where the client accepts it; records and failures are always JSON."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     sample, loss, step = api.sample(sampler), api.loss(model, 1), api.step(model, 2)
@@ -82,7 +82,7 @@ def test_the_form_follows_the_accept_header(api: Api) -> None:
 
 
 def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
-    """Above the inline limit a client that asked for it gets the size first; then the body has exactly that size."""
+    """Above the inline limit a client that asked for it gets the size first; the body then has exactly that size."""
     api = make_api(inline_result_bytes=100)
     model = api.model()
     future = api.loss(model, 1, data=[datum([1] * 100, [2] * 100)])
@@ -97,7 +97,7 @@ def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
 
 
 def test_a_result_that_json_cannot_carry_is_a_failure(make_api: MakeApi) -> None:
-    """NaN in a result is told as the server's fault instead of an error status, and protobuf carries it."""
+    """NaN in a result is a failure of category server in JSON, not an error status; protobuf carries it."""
 
     class Diverged(ToyEngine):
         def forward_backward(self, *args: Any, **options: Any) -> LossResult:
@@ -112,13 +112,13 @@ def test_a_result_that_json_cannot_carry_is_a_failure(make_api: MakeApi) -> None
 
 
 def test_results_can_be_fetched_again(api: Api) -> None:
-    """A client whose connection broke asks again and gets the same."""
+    """A result can be fetched again, with the same content."""
     future = api.loss(api.model(), 1)
     assert api.result(future) == api.result(future)
 
 
 def test_a_result_is_gone_after_its_time(make_api: MakeApi) -> None:
-    """Older results answer 410, and the same request again still has the same, gone, future."""
+    """An expired result is 410, and the same request again returns the same expired future."""
     clock = Clock()
     api = make_api(clock=clock, result_seconds=60.0)
     model = api.model()
@@ -133,7 +133,7 @@ def test_a_result_is_gone_after_its_time(make_api: MakeApi) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_results": 2}, {"max_result_bytes": 10}])
 def test_results_that_were_read_make_room_first(make_api: MakeApi, limit: dict[str, int]) -> None:
-    """Beyond the limits what was fetched goes before what nobody has seen."""
+    """Beyond the limits, fetched results are dropped before those not yet fetched."""
     api = make_api(**limit)
     model = api.model()
     read = api.loss(model, 1)

@@ -1,4 +1,4 @@
-"""Bodies that are almost right: whatever stands in one place of a valid body, the server neither fails nor stops."""
+"""Almost valid bodies: whatever value is in one place of a valid body, the server neither fails nor stops."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
 
 
 def test_every_operation_with_a_body_is_among_them() -> None:
-    """No body is left out but an empty one; one configuration is read like the other."""
+    """Every operation with a body is fuzzed, except empty bodies; the two configurations are read alike."""
     known = bodies("s", "m", "p").keys() | {"client_dynamic_config", "auth_token"}
     assert known == {name for name, row in OPERATIONS.items() if row.body is not None}
 
@@ -130,13 +130,13 @@ def replaced(body: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def fresh(path: Path) -> Api:
-    """A small server that gives up waiting for numbers at once."""
+    """Make a small server that does not wait for missing numbers."""
     limits = {"gap_seconds": 0.0, "max_samples": 8, "max_sessions": 10**6, "max_models": 10**6}
     return Api(State(lambda: ToyEngine(vocabulary=512, max_context_length=64), Settings(data_dir=path, **limits)))
 
 
 def proto_only(api: Api, future: Any) -> dict[str, Any]:
-    """The failure of a sample, or nothing when it was sampled; what is asked about the prompt exists in protobuf only."""
+    """Return the failure of a sample, empty when it was sampled; data about the prompt exist in protobuf only."""
     answer = api.retrieve(future, headers=PROTO)
     return dict(answer.json()) if answer.headers["content-type"] == "application/json" else {}
 
@@ -152,7 +152,7 @@ def test_deep_bodies_are_refused(shared: Api, operation: str, depth: int) -> Non
 
 
 def last_event(answer: httpx.Response) -> dict[str, Any]:
-    """What ended a stream."""
+    """Return the last event of a stream."""
     *_, event = EventDecoder().feed(answer.content)
     return dict(json.loads(event.data))
 
@@ -160,7 +160,7 @@ def last_event(answer: httpx.Response) -> dict[str, Any]:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject) -> None:
-    """Any JSON value in any place of any body is answered below 500, its future is fulfilled, and the server goes on."""
+    """Any JSON value in any place of any body is answered below 500, its future is resolved, and the server continues."""
     session = shared.session()
     model = shared.create_model(session, 5)["model_id"]
     valid = bodies(session, model, shared.sampler(session, 9))
@@ -181,7 +181,7 @@ def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_of_a_protobuf_body_breaks_the_server(shared: Api, data: st.DataObject) -> None:
-    """A message cut short or with changed bytes is refused or fails as the user's; it is never the server's fault."""
+    """A protobuf message cut short or with changed bytes is refused or a user error, never the server's fault."""
     model = shared.create_model(shared.session())["model_id"]
     one = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [1.0, 0.5]})
     body = bytearray(b"".join(proto.encode_forward_backward(model, 1, [one, one], "ppo", {"clip_low_threshold": 0.5})))
@@ -197,7 +197,7 @@ def test_no_change_of_a_protobuf_body_breaks_the_server(shared: Api, data: st.Da
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One server for all examples: what one of them breaks, the next ones see."""
+    """One server for all examples, so that later ones see damage done by earlier ones."""
     api = fresh(tmp_path_factory.mktemp("data"))
     yield api
     api.close()

@@ -1,4 +1,4 @@
-"""Bodies as clients of 2025 wrote them: explicit nulls, no defaults, no ``type``, and fields that did not exist yet."""
+"""Bodies of clients of 2025: explicit nulls, no defaults, no ``type``, and without newer fields."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def old_datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> d
 
 @pytest.fixture
 def old(make_api: MakeApi) -> Api:
-    """A server for scripts that name a model of their own."""
+    """A server for scripts that name a separate model."""
     return make_api(any_base_model=True)
 
 
 def fetch(api: Api, future: dict[str, Any]) -> Any:
-    """A poll as made then: the request id alone."""
+    """Poll as in 2025, with the request id alone."""
     answer = api.call("retrieve_future", {"request_id": future["request_id"]})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -96,7 +96,7 @@ def test_old_telemetry_is_taken(old: Api) -> None:
     ],
 )
 def test_old_images_are_recognised_and_refused_as_images(old: Api, image: dict[str, Any]) -> None:
-    """A chunk without a type is told by its fields; this server reads text only and says so in the result."""
+    """An image without a type is recognised by its fields, and refused in the result as an image."""
     session = old.session()
     prompt = {"chunks": [{"tokens": [1]}, image]}
     body = {"prompt": prompt, "sampling_params": {"max_tokens": 1}, "sampling_session_id": old.sampler(session), "seq_id": 0}
@@ -106,7 +106,7 @@ def test_old_images_are_recognised_and_refused_as_images(old: Api, image: dict[s
 
 
 def test_a_pending_request_is_408_for_old_clients(make_api: MakeApi) -> None:
-    """They read the queue state from there only."""
+    """A pending request is 408 for old clients, which read the queue state from there only."""
     api = make_api(hold_seconds=0)
     model = api.create_model(api.session())["model_id"]
     body = {"adam_params": {}, "model_id": model, "seq_id": 5}
@@ -126,13 +126,13 @@ def test_a_pending_request_is_408_for_old_clients(make_api: MakeApi) -> None:
     ],
 )
 def test_leniency_ends_where_the_meaning_is_unclear(old: Api, record: dict[str, Any], said: str) -> None:
-    """What neither form allows is 422 and names the place."""
+    """A body that neither form allows is 422 and names the place."""
     status, detail = old.refused("asample", record)
     assert status == 422
     assert said in str(detail)
 
 
 def test_required_nulls_stay() -> None:
-    """``detail`` of finish is null on the wire and means just that."""
+    """``detail`` of finish is null on the wire and keeps that meaning."""
     body = b'{"reason": {"type": "success", "extra": null}, "detail": null, "unknown": 1}'
     assert read_body(body, models.FinishSessionRequest).detail is None

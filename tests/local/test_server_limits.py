@@ -1,4 +1,4 @@
-"""Limits, keys and the end of a server: everything has a bound, an error that names it, and nothing is left running."""
+"""Limits, keys and shutdown: everything has a limit with an error that names it, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATH = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoin
 
 
 def test_a_key_is_required_where_one_is_set(make_api: MakeApi) -> None:
-    """Without the key, or with another one, every operation but the health check is 401; with it all is well."""
+    """Without the key, or with another one, every operation but the health check is 401; with the key all are allowed."""
     api = make_api(api_key="tml-secret-é")
     for name in OPERATIONS:
         for headers in ({}, {"x-api-key": "tml-other"}):
@@ -32,12 +32,12 @@ def test_a_key_is_required_where_one_is_set(make_api: MakeApi) -> None:
 
 
 def test_any_key_is_taken_where_none_is_set(api: Api) -> None:
-    """A server without a key takes every key and none."""
+    """A server without a key accepts any key and none."""
     assert api.call("create_session", SESSION, headers={"x-api-key": "whatever"}).status_code == 200
 
 
 def test_large_bodies_are_refused(make_api: MakeApi) -> None:
-    """A body above the limit is 413, declared or streamed, and so is one that grows beyond it when decompressed."""
+    """A body above the limit is 413, declared, streamed or decompressed."""
     zstandard = pytest.importorskip("zstandard")
     api = make_api(max_request_bytes=1000)
     assert api.refused("create_session", content=b" " * 1001)[0] == 413
@@ -55,7 +55,7 @@ def test_large_bodies_are_refused(make_api: MakeApi) -> None:
 
 
 def test_custom_losses_are_bounded(make_api: MakeApi) -> None:
-    """One too many in a session is 403 and names the setting."""
+    """A custom loss beyond the session's limit is 403 and names the setting."""
     api = make_api(max_custom_losses=1)
     session = api.session()
     api.ok("create_custom_loss", custom_loss_body(session))
@@ -65,7 +65,7 @@ def test_custom_losses_are_bounded(make_api: MakeApi) -> None:
 
 
 def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
-    """So many clients of one sampling session may ask for something; the others are 403."""
+    """Clients of one sampling session beyond the limit are 403."""
     sampler = api.sampler(api.session())
     logs = api.shared.store.sampler(sampler)
     for client in range(MAX_LOGS):
@@ -75,7 +75,7 @@ def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
 
 
 def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
-    """One too many is 403, of sessions 429 so that clients wait, and names the setting; a finished session makes room."""
+    """Beyond the limit a model or sampler is 403 and a session 429, with the setting's name; finished sessions do not count."""
     api = make_api(max_sessions=2, max_models=1, max_samplers=1)
     first, second = api.session(), api.session()
     refused = api.call("create_session", SESSION)
@@ -95,7 +95,7 @@ def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
 
 
 def test_silent_sessions_make_room(make_api: MakeApi) -> None:
-    """When room is needed, sessions without a heartbeat for long enough are ended; those that beat are kept."""
+    """When a place is needed, sessions without a heartbeat for long enough are ended; those with heartbeats are kept."""
     clock = Clock()
     api = make_api(clock=clock, max_sessions=2, idle_session_seconds=60.0)
     silent, beating = api.session(), api.session()
@@ -107,7 +107,7 @@ def test_silent_sessions_make_room(make_api: MakeApi) -> None:
 
 
 def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) -> None:
-    """Six heartbeats that did not come are enough where room is needed; requests and polls are signs of life, too."""
+    """Six missed heartbeats suffice where a place is needed; requests and polls count as heartbeats."""
     clock = Clock()
     api = make_api(clock=clock, max_models=4)
     dead, beating, working, polling = (api.session() for _ in range(4))
@@ -126,7 +126,7 @@ def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) ->
 
 
 def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi) -> None:
-    """Their adapters are freed although nobody needs the room."""
+    """A session without heartbeats ends after its timeout and frees its adapters, even when no place is needed."""
     clock, engine = Clock(), ToyEngine(vocabulary=512)
     api = make_api(engine, clock=clock)
     dead, alive = api.session(), api.session()
@@ -141,7 +141,7 @@ def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi) -> Non
 
 
 def test_ranks_are_bounded(make_api: MakeApi) -> None:
-    """A rank that is not possible is 400 at the creation, with the bounds."""
+    """An impossible rank is 400 at creation, with the limits."""
     api = make_api(max_rank=8)
     body = {"session_id": api.session(), "model_seq_id": 0, "base_model": "tinker/toy"}
     for rank in (0, 9, 10**9):
@@ -152,7 +152,7 @@ def test_ranks_are_bounded(make_api: MakeApi) -> None:
 
 
 def test_the_queue_is_bounded(make_api: MakeApi) -> None:
-    """Too many waiting requests are 429 with a time to wait; the number is not used up."""
+    """Beyond the limit a request is 429 with a time to wait, and its number is not used up."""
     api = make_api(max_queued_requests=1)
     model = api.model()
     api.step(model, 2)
@@ -161,7 +161,7 @@ def test_the_queue_is_bounded(make_api: MakeApi) -> None:
 
 
 def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> None:
-    """Closing finishes what runs, fails what waits, refuses new work with 503, and ends every thread it started."""
+    """Closing finishes running requests, fails waiting ones, refuses new ones with 503, and ends every thread it started."""
     before = set(threading.enumerate())
     engine = GatedEngine()
     api = make_api(engine)
@@ -187,7 +187,7 @@ def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> Non
 
 
 def test_closing_is_harmless_at_any_time(make_api: MakeApi) -> None:
-    """A server that never worked can be closed, twice, with and without a loop."""
+    """A server that has served nothing can be closed, twice, with and without a loop."""
     api = make_api()
     api.state.close()
     api.runner.run(api.state.aclose())

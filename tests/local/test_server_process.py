@@ -88,7 +88,7 @@ print("ended", flush=True)
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signals of POSIX")
 def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
-    """The request that runs when SIGTERM comes has its result, the one behind it a failure; the exit code is 0."""
+    """At SIGTERM the running request gets its result, the next one a failure; the exit code is 0."""
     command = [sys.executable, "-c", SLOW_SERVER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -120,7 +120,7 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
-    """Connections send small packets at once; with Nagle's algorithm each answer would come some 40 ms late."""
+    """Small packets are sent at once: with Nagle's algorithm each response would be some 40 ms late."""
     with serving._listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
@@ -148,7 +148,7 @@ async def post(app: Any, operation: str, body: object) -> Any:
 
 
 def test_links_lead_back_into_the_process(in_process: Path) -> None:
-    """Files of a server without a port are fetched the way it is called."""
+    """Files of a server in the process are fetched through its transport."""
     app = in_process_app("local://toy", in_process)
     session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
     model = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
@@ -168,7 +168,7 @@ def test_links_lead_back_into_the_process(in_process: Path) -> None:
 
 
 def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
-    """One URL and folder is one server, whichever loop calls it; another folder is another server."""
+    """One URL and folder is one server, whatever loop calls it; another folder is another server."""
     app = in_process_app("local://toy", in_process)
     assert in_process_app("local://toy", in_process) is app
     assert in_process_app("local://toy", in_process / "other") is not app
@@ -180,7 +180,7 @@ def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
 
 
 def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
-    """After closing no thread is left, and the URL means a fresh server."""
+    """After closing no thread is left, and the URL opens a fresh server."""
     before = set(threading.enumerate())
     app = in_process_app("local://toy", in_process)
     session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
@@ -200,7 +200,7 @@ def test_other_schemes_are_refused() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_has_a_server_of_its_own(in_process: Path) -> None:
-    """A child process does not hang on threads that only its parent has."""
+    """A forked child does not hang on threads that only its parent has."""
     script = """
 import asyncio, os, sys, httpx
 from pathlib import Path
@@ -223,7 +223,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for wins; a model means torch; without torch the default is the toy, and torch says what it lacks."""
+    """The requested engine wins, a model selects torch, and without torch the default is the toy; torch names what it lacks."""
     assert choose_engine("toy", "some/model") == "toy"
     assert choose_engine(None, "some/model") == "torch"
     for module in ("tinker.local.engines.opening", "tinker._installation.extras"):
@@ -236,7 +236,7 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("model", ["/nowhere/model", "./model", "../model", "a/b/model", "~nobody/model"])
 def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str) -> None:
-    """A path is not looked for on the hub; the error says which directory is missing, in the process and from the command."""
+    """A missing directory is not looked for on the hub; the error names it, in the process and from the command."""
     monkeypatch.setattr("tinker.local.engines.opening.find_spec", lambda name: True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
@@ -248,7 +248,7 @@ def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients get the reason at once and do not ask again by themselves; the log has it in a line, without a traceback."""
+    """Clients get the reason at once and do not retry; the log has it in one line, without a traceback."""
 
     def fail() -> ToyEngine:
         raise OSError("config.json is damaged")
@@ -290,14 +290,14 @@ assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(s
 
 
 def test_an_unknown_command_is_an_error() -> None:
-    """A command that is not there is named."""
+    """An unknown command is an error that names it."""
     result = CliRunner().invoke(main, ["dance"])
     assert result.exit_code == 2
     assert "dance" in result.output
 
 
 def test_serve_offers_every_profile() -> None:
-    """Each server that ours can pass for is a choice of the command; another name is refused with the choices."""
+    """Each profile is a choice of the command; another name is refused with the choices."""
     (option,) = [option for option in serve_command.params if option.name == "profile"]
     assert isinstance(option.type, click.Choice)
     assert list(option.type.choices) == list(PROFILES)
@@ -307,7 +307,7 @@ def test_serve_offers_every_profile() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    """A taken port is one line of text, not a traceback."""
+    """A port in use is one line of text, not a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", str(taken.getsockname()[1])])
         port = taken.getsockname()[1]
@@ -316,7 +316,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
-    """Without a connection the error names the model and what to do, and the hub's own warnings are not among it."""
+    """Without a connection the error names the model and the remedy, without the hub's warnings."""
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
     pytest.importorskip("peft")
@@ -327,8 +327,8 @@ def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, f"Error: cannot load 'some/model': {absence}; give a directory\n")
 
 
-def test_serve_holds_polls_as_long_as_it_is_told(tmp_path: Path) -> None:
-    """With ``--hold 0`` a poll of what is not there yet comes back at once, and not after half a minute."""
+def test_serve_holds_polls_as_long_as_configured(tmp_path: Path) -> None:
+    """With ``--hold 0`` a poll of a pending request returns at once."""
     command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--hold", "0"]
     with subprocess.Popen([*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -360,7 +360,7 @@ def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
 
 
 def test_a_data_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named at the start, before there is anything to save; a server of this process names the setting too."""
+    """A data folder that cannot be written is named at the start; a server in the process also names the setting."""
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "data"
     said = f"nothing can be written to the data folder {folder}: {os.strerror(errno.ENOTDIR)}"
@@ -372,7 +372,7 @@ def test_a_data_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytes
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    """``tinker serve`` says in its first line where it is, answers there, and exits cleanly when interrupted."""
+    """The first line of ``tinker serve`` has its URL, which answers, and an interrupt exits cleanly."""
     command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
     options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k", "--profile", "skyrl"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -390,7 +390,7 @@ def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_data_folder_that_became_unwritable_is_named_at_the_end(tmp_path: Path) -> None:
-    """A server that cannot clean up in its folder ends with one sentence and an exit code that says so."""
+    """A server that cannot clean up its folder ends with one sentence and an exit code for it."""
     command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
     with subprocess.Popen(
         [*command, "--port", "0", "--data", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Sampling: sessions over base models and checkpoints, samples by number, batches, and weights frozen or in flight."""
+"""Sampling: sessions over base models and checkpoints, samples by number, batches, and frozen or inflight weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_for_sampler(api: Api, model: str, seq_id: int, **fields: Any) -> Any:
 
 
 def learn(api: Api, model: str, first: int) -> int:
-    """Teach the model that ``z`` follows ``h`` and ``z``; the next free number."""
+    """Teach the model that ``z`` follows ``h`` and ``z``; return the next free number."""
     for index in range(30):
         api.loss(model, first + 2 * index, data=[datum([104, 122], [122, 122])])
         api.step(model, first + 2 * index + 1, learning_rate=0.05)
@@ -36,7 +36,7 @@ def greedy(api: Api, sampler: str, seq_id: int) -> list[int]:
 
 
 def test_a_sampling_session_is_made_once_for_each_number(api: Api) -> None:
-    """Its id follows from session and number; the same source again is the same one, another source is 409."""
+    """A session's id follows from session and number; the same source again gives the same session, another source is 409."""
     session = api.session()
     assert api.sampler(session, 4) == api.sampler(session, 4) == f"{session}:sample:4"
     future = save_for_sampler(api, api.model(session), 1, path="a")
@@ -48,7 +48,7 @@ def test_a_sampling_session_is_made_once_for_each_number(api: Api) -> None:
 
 
 def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
-    """Its base model and tokenizer, and its checkpoint where it has one."""
+    """A sampler has its base model and tokenizer, and its checkpoint if it has one."""
     session = api.session()
     base = api.sampler(session)
     known = {"sampler_id": base, "base_model": "tinker/toy", "tokenizer_id": str(PACKAGED_FOLDER)}
@@ -63,7 +63,7 @@ def targets(tokens: list[int], shape: list[int], **sparse: list[int]) -> dict[st
 
 
 def test_every_sample_has_an_id(api: Api) -> None:
-    """The submit answer names as many sequences as samples were asked for, all different."""
+    """A submitted request has as many sequence ids as samples, all different."""
     future = api.sample(api.sampler(api.session()), num_samples=3)
     assert len(set(future["sample_sequence_ids"])) == 3
     assert len(api.result(future)["sequences"]) == 3
@@ -95,7 +95,7 @@ def test_a_sample_is_the_same_over_json_and_protobuf(api: Api) -> None:
 
 
 def test_samples_follow_what_was_learned_and_snapshots_stay(api: Api) -> None:
-    """A snapshot keeps its weights while training goes on; a stored checkpoint samples like the model it came from."""
+    """A snapshot keeps its weights while training continues; a stored checkpoint samples like its model."""
     session = api.session()
     model = api.model(session)
     before = api.result(save_for_sampler(api, model, 1, sampling_session_seq_id=0))["sampling_session_id"]
@@ -109,7 +109,7 @@ def test_samples_follow_what_was_learned_and_snapshots_stay(api: Api) -> None:
 
 
 def test_inflight_samplers_move_with_the_model(api: Api) -> None:
-    """Each inflight save renews the weights of all inflight samplers of that model; snapshots are not touched."""
+    """Each inflight save renews the weights of all inflight samplers of that model; snapshots stay unchanged."""
     session = api.session()
     model = api.model(session)
     fields = {"kind": "inflight", "sampling_session_seq_id": 0}
@@ -124,7 +124,7 @@ def test_inflight_samplers_move_with_the_model(api: Api) -> None:
 
 
 def test_a_sampler_exists_from_its_save_on(make_api: MakeApi) -> None:
-    """Before the save has run its session is unknown; a failed save frees the number."""
+    """A sampler's session is unknown until its save has run; a failed save frees the number."""
     engine = GatedEngine()
     api = make_api(engine)
     session = api.session()
@@ -143,7 +143,7 @@ def test_a_sampler_exists_from_its_save_on(make_api: MakeApi) -> None:
 
 
 def test_a_sample_needs_no_session(api: Api) -> None:
-    """A base model or a checkpoint may be named in the request itself; nothing named is 400."""
+    """A request may name a base model or a checkpoint itself; without either it is 400."""
     body = sample_body(None)
     del body["sampling_session_id"]
     by_base = api.ok("asample", {**body, "base_model": "tinker/toy"})
@@ -156,7 +156,7 @@ def test_a_sample_needs_no_session(api: Api) -> None:
 
 
 def queue_samples(api: Api, engine: GatedEngine, bodies: list[dict[str, Any]]) -> list[Any]:
-    """Submit while the engine is busy, so that all wait together; then let it go on."""
+    """Submit while the engine is busy, so that all requests wait together; then release it."""
     sampler = api.sampler(api.session())
     api.loss(api.model(), 1)
     assert engine.entered.wait(30)
@@ -166,7 +166,7 @@ def queue_samples(api: Api, engine: GatedEngine, bodies: list[dict[str, Any]]) -
 
 
 def test_each_waiting_sample_is_sampled(make_api: MakeApi) -> None:
-    """What is queued is sampled up to the bound of tokens; one request larger than that goes alone."""
+    """Waiting samples are batched up to the limit of tokens; a larger request runs alone."""
     engine = CountingEngine()
     api = make_api(engine, sample_batch_tokens=12)
     futures = queue_samples(api, engine, [{}, {}, {}, {"num_samples": 5}, {}])
@@ -176,7 +176,7 @@ def test_each_waiting_sample_is_sampled(make_api: MakeApi) -> None:
 
 
 def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
-    """Only the request with the mistake fails; those beside it get what they would get alone."""
+    """Only the invalid request fails; the others get the results that they would get alone."""
     engine = CountingEngine()
     api = make_api(engine)
     good, bad, also = queue_samples(api, engine, [{}, {"params": {"top_p": 7.0}}, {}])
@@ -224,15 +224,15 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "it must be 1 to 1"),
     ],
 )
-def test_a_users_mistake_is_told(api: Api, fields: dict[str, Any], said: str) -> None:
-    """What cannot be sampled fails as the user's, with the reason."""
+def test_a_users_mistake_is_reported(api: Api, fields: dict[str, Any], said: str) -> None:
+    """An impossible sample is a user error, with the reason."""
     category, error = api.failure(api.sample(api.sampler(api.session()), **fields))
     assert category == "user"
     assert said in error
 
 
 def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
-    """None and too many are 400, at once."""
+    """No samples and too many are 400 at once."""
     api = make_api(max_samples=3)
     sampler = api.sampler(api.session())
     for count in (0, 4):
@@ -240,7 +240,7 @@ def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
 
 
 def test_no_tokens_are_sampled_only_to_score_the_prompt(api: Api) -> None:
-    """``max_tokens=0`` is refused at once, in a sentence, where the answer would be empty; with scores of the prompt it is fine."""
+    """``max_tokens=0`` is refused in a sentence where the result would be empty, and accepted with scores of the prompt."""
     sampler = api.sampler(api.session())
     detail = "max_tokens is 0; it must be at least 1, unless log-probabilities of the prompt are requested"
     assert api.refused("asample", sample_body(sampler, params={"max_tokens": 0})) == (400, detail)
@@ -250,7 +250,7 @@ def test_no_tokens_are_sampled_only_to_score_the_prompt(api: Api) -> None:
 
 
 def test_only_the_last_prompt_logprobs_are_sent_where_asked(api: Api) -> None:
-    """Positions before the suffix are null; the suffix is what the whole would have."""
+    """Positions before the suffix are null; the suffix equals that of the full result."""
     sampler = api.sampler(api.session())
     fields = {"tokens": [104, 101, 108, 108], "prompt_logprobs": True}
     whole = api.result(api.sample(sampler, 0, **fields))["prompt_logprobs"]
@@ -259,14 +259,14 @@ def test_only_the_last_prompt_logprobs_are_sent_where_asked(api: Api) -> None:
 
 
 def test_only_the_last_top_k_rows_are_sent_where_asked(api: Api) -> None:
-    """The suffix holds for the top-k table as well."""
+    """The suffix limits the top-k table as well."""
     fields = {"tokens": [104, 101, 108, 108], "prompt_logprobs": True, "topk_prompt_logprobs": 3}
     future = api.sample(api.sampler(api.session()), **fields, prompt_logprobs_last_n=1)
     assert [row and len(row) for row in api.result(future)["topk_prompt_logprobs"]] == [None, None, None, 3]
 
 
 def test_chosen_tokens_of_the_prompt_are_scored(api: Api) -> None:
-    """Dense and sparse requests get a tensor of their shape and layout: the model's logprobs, 0 where nothing was named."""
+    """Dense and sparse targets get a tensor of their shape and layout: the model's logprobs, 0 where there is no target."""
     sampler = api.sampler(api.session())
     fields = {"tokens": [104, 101, 108], "topk_prompt_logprobs": 512}
     dense = targets([101, 7, -1, 108], [2, 2])
@@ -299,13 +299,13 @@ def test_alternatives_of_the_prompt_are_drawn(api: Api) -> None:
 
 
 def test_what_json_has_no_field_for_is_a_failure(api: Api) -> None:
-    """A client without protobuf is told that it cannot have scored or drawn tokens, instead of getting none."""
+    """A client without protobuf gets a failure when it requests scored or drawn tokens, instead of none."""
     category, error = api.failure(api.sample(api.sampler(api.session()), prompt_alt_tokens_k=1))
     assert (category, "protobuf only" in error) == ("server", True)
 
 
 def test_copies_of_a_sampler_get_numbers(api: Api) -> None:
-    """1, 2, 3, ... for each sampling session; an unknown one is 404."""
+    """Copies are numbered 1, 2, 3, ... in each sampling session; an unknown session is 404."""
     session = api.session()
     one, other = api.sampler(session), api.sampler(session, 1)
     numbers = [api.ok("join_sampling_session", {"sampling_session_id": name})["client_counter"] for name in (one, one, other)]
@@ -322,7 +322,7 @@ def test_without_max_tokens_the_context_is_the_limit(make_api: MakeApi) -> None:
 
 
 def test_a_crash_while_sampling_fails_that_sample_and_nothing_else(make_api: MakeApi) -> None:
-    """The request whose sample crashes fails; those beside it and the next one are served."""
+    """Only the request whose sample crashes fails; the others and the next one are served."""
 
     class Crashing(CountingEngine):
         def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
@@ -339,7 +339,7 @@ def test_a_crash_while_sampling_fails_that_sample_and_nothing_else(make_api: Mak
 
 
 class EndlessEngine(ToyEngine):
-    """Draws tokens of samples that have no end, and notes which of them are taken out."""
+    """An engine that draws samples without end, and records which ones are removed."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=512)
@@ -367,7 +367,7 @@ class EndlessEngine(ToyEngine):
 
 @pytest.mark.parametrize("way", ["cancelled", "closed"])
 def test_a_running_sample_that_nobody_wants_stops(make_api: MakeApi, way: str) -> None:
-    """A request that is cancelled, and those of a session that ends, are taken out of the engine between two tokens."""
+    """A cancelled request, and those of a session that ends, are removed from the engine between two tokens."""
     engine = EndlessEngine()
     api = make_api(engine)
     session = api.session()
@@ -386,7 +386,7 @@ def test_a_running_sample_that_nobody_wants_stops(make_api: MakeApi, way: str) -
 
 
 def test_old_snapshots_still_sample(api: Api) -> None:
-    """More snapshots than are kept in memory: each still samples as it did when it was made."""
+    """Beyond the number of snapshots kept in memory, each one still samples as when it was made."""
     session = api.session()
     model = api.model(session)
     seen: list[tuple[str, list[int]]] = []
@@ -401,7 +401,7 @@ def test_old_snapshots_still_sample(api: Api) -> None:
 
 
 def test_unnamed_weights_leave_the_disk_with_their_session(make_api: MakeApi, tmp_path: Path) -> None:
-    """Files of sampling sessions go when the session ends, the rest when the server does; named checkpoints stay."""
+    """Files of sampling sessions are deleted with the session or at shutdown; named checkpoints stay."""
     api = make_api()
     ended, open_ = api.session(), api.session()
     for session in (ended, open_):
@@ -421,7 +421,7 @@ def weights_below(root: Path, part: str) -> list[Path]:
 
 
 def test_what_a_killed_server_left_is_removed(make_api: MakeApi, tmp_path: Path) -> None:
-    """Folders of servers that are gone are removed by the next server; those of living servers stay."""
+    """Folders of dead servers are removed by the next server; those of running servers stay."""
     dead = tmp_path / "data" / SPOOL / "nobody"
     dead.mkdir(parents=True)
     first, second = make_api(), make_api()

@@ -1,4 +1,4 @@
-"""Sessions as things to look at: lists, searches, projects and traces."""
+"""Session records: lists, searches, projects and traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def api(make_api: MakeApi, clock: Clock) -> Api:
 
 
 def session(api: Api, clock: Clock, **fields: Any) -> str:
-    """One more session, one second after the last."""
+    """Create a session one second after the last."""
     clock.seconds += 1
     return api.ok("create_session", {"tags": [], "sdk_version": "1", **fields})["session_id"]
 
@@ -36,7 +36,7 @@ def found(api: Api, **conditions: Any) -> list[str]:
 
 
 def test_sessions_come_in_pages_the_newest_first(api: Api, clock: Clock) -> None:
-    """Ended ones too."""
+    """Sessions are paged newest first, including ended ones."""
     ids = [session(api, clock) for _ in range(3)]
     api.ok("finish_session", DONE, session_id=ids[1])
     assert api.ok("list_sessions", query={"limit": "2"})["sessions"] == [ids[2], ids[1]]
@@ -44,7 +44,7 @@ def test_sessions_come_in_pages_the_newest_first(api: Api, clock: Clock) -> None
 
 
 def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None:
-    """By id, with what its client said about it; an unknown one is 404."""
+    """A session lists its models and samplers by id, with its client's metadata; an unknown one is 404."""
     name = session(api, clock, user_metadata={"a": "b"}, display_name="nightly")
     model, sampler = api.model(name), api.sampler(name)
     expected = {"training_run_ids": [model], "sampler_ids": [sampler], "user_metadata": {"a": "b"}, "display_name": "nightly"}
@@ -55,7 +55,7 @@ def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None
 
 
 def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
-    """Project, words of the name, metadata, owner, status and id narrow the result, each alone and all at once."""
+    """Project, words of the name, metadata, owner, status and id each narrow the result, alone and together."""
     night = session(api, clock, project_id="p", display_name="nightly run", user_metadata={"a": "b", "n": 1})
     day = session(api, clock, project_id="q", display_name="daily run")
     plain = session(api, clock)
@@ -71,7 +71,7 @@ def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
 
 
 def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
-    """Active, finished by the client for some reason, and ended by the server because it was silent."""
+    """The statuses are active, finished by the client with a reason, and ended by the server for silence."""
     api = make_api(clock=clock, max_sessions=3, idle_session_seconds=100.0)
     silent = session(api, clock)
     clock.seconds += 100
@@ -86,8 +86,8 @@ def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
     assert found(api, statuses=[{"type": "failed"}]) == []
 
 
-def test_a_search_result_tells_what_a_session_holds(api: Api, clock: Clock) -> None:
-    """When and whose it is, how it stands, and what its checkpoints take up."""
+def test_a_search_result_describes_its_session(api: Api, clock: Clock) -> None:
+    """A search result has the session's time, owner, status and the size of its checkpoints."""
     name = session(api, clock, project_id="p", display_name="n", user_metadata={"a": "b"})
     model = api.model(name)
     api.result(api.save(model, 1, "a"))
@@ -123,7 +123,7 @@ def test_a_search_comes_in_pages(api: Api, clock: Clock) -> None:
 
 
 def test_a_session_moves_with_all_it_has(api: Api, clock: Clock) -> None:
-    """Runs and checkpoints follow it into the project; a project needs a name, a session must exist."""
+    """Runs and checkpoints move with their session into the project; the project must have a name, the session must exist."""
     name = session(api, clock)
     api.result(api.save(api.model(name), 1, "a"))
     assert api.call("set_session_project", {"project_id": "p"}, session_id=name).status_code == 204
@@ -138,7 +138,7 @@ def test_a_session_moves_with_all_it_has(api: Api, clock: Clock) -> None:
 
 
 def exported(api: Api, name: str) -> dict[str, Any]:
-    """Ask until the trace is there; the engine's thread makes it."""
+    """Poll until the engine's thread has made the trace."""
     assert api.ok("trace_export", session_id=name) == {"status": "pending"}
     done: list[dict[str, Any]] = []
     while not done or done[-1]["status"] == "pending":
@@ -150,7 +150,7 @@ def exported(api: Api, name: str) -> dict[str, Any]:
 
 
 def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
-    """Every request with its time in the queue and its time at work, on the line of its model or sampler."""
+    """A trace has every request with its queue time and its run time, on the line of its model or sampler."""
     name = session(api, clock)
     model, sampler = api.model(name), api.sampler(name)
     api.result(api.loss(model, 1))
@@ -168,7 +168,7 @@ def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
 
 
 def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock) -> None:
-    """Times count from the session's start, in microseconds; what has not ended yet ends with the export."""
+    """Times count from the session's start, in microseconds; unfinished requests end with the export."""
     engine = GatedEngine()
     api = make_api(engine, clock=clock, hold_seconds=0)
     name = api.session()
@@ -184,7 +184,7 @@ def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock
 
 
 def test_a_trace_is_made_anew_after_its_time(api: Api, clock: Clock) -> None:
-    """A trace that is there is not made again; when its link has ended the next call begins another one."""
+    """A trace is reused until its link has expired; the next call then makes another one."""
     name = session(api, clock)
     assert len(exported(api, name)["traceEvents"]) == 2
     api.model(name)
@@ -197,7 +197,7 @@ def test_a_trace_is_made_anew_after_its_time(api: Api, clock: Clock) -> None:
 
 
 def test_a_trace_is_bounded(make_api: MakeApi, clock: Clock) -> None:
-    """The newest requests are shown."""
+    """A trace is limited to the newest requests."""
     api = make_api(clock=clock, max_trace_spans=2)
     name = session(api, clock)
     sampler = api.sampler(name)

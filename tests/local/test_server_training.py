@@ -1,4 +1,4 @@
-"""Training requests: their order, their identity by number, what becomes of gaps, both wires, and whose fault a failure is."""
+"""Training requests: their order, their identity by number, gaps, both wire formats, and the category of failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_requests_run_in_the_order_of_their_numbers(make_api: MakeApi) -> None:
 
 
 def test_a_gap_holds_back_what_is_behind_it_and_says_so(make_api: MakeApi) -> None:
-    """While a number is missing the ones behind it wait, and a poll names the missing number."""
+    """While a number is missing the later ones wait, and a poll names the missing number."""
     api = make_api(hold_seconds=0)
     created = api.create_model(api.session())
     api.wait(created)
@@ -52,7 +52,7 @@ def test_a_gap_holds_back_what_is_behind_it_and_says_so(make_api: MakeApi) -> No
 
 
 def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
-    """After ``gap_seconds`` the requests behind a missing number run; the number itself is then refused with 409."""
+    """After ``gap_seconds`` the requests after a missing number run; the number itself is then refused with 409."""
     api = make_api(gap_seconds=0.0)
     model = api.model()
     assert "metrics" in api.result(api.step(model, 5))
@@ -63,7 +63,7 @@ def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
 
 
 def test_a_gap_is_waited_for_by_the_servers_clock(make_api: MakeApi) -> None:
-    """A missing number that arrives before its time is up runs in its place."""
+    """A missing number that arrives within the server's timeout runs in its place."""
     engine, clock = RecordingEngine(), Clock()
     api = make_api(engine, clock=clock, gap_seconds=60.0)
     model = api.model()
@@ -76,7 +76,7 @@ def test_a_gap_is_waited_for_by_the_servers_clock(make_api: MakeApi) -> None:
 
 
 def test_a_missing_number_counts_as_the_next(api: Api) -> None:
-    """Clients that send no number get the next one."""
+    """A request without a number gets the next one."""
     model = api.model()
     body = {"model_id": model, "adam_params": {}}
     ids = [api.ok("optim_step", body)["request_id"] for _ in range(2)]
@@ -101,7 +101,7 @@ def test_models_take_turns(make_api: MakeApi) -> None:
 
 
 def test_the_same_request_again_is_the_same_future(make_api: MakeApi) -> None:
-    """A resent body changes nothing: same request id, and the work is done once."""
+    """A resent body changes nothing: it gets the same request id, and the work is done once."""
     engine = RecordingEngine()
     api = make_api(engine)
     model = api.model()
@@ -113,7 +113,7 @@ def test_the_same_request_again_is_the_same_future(make_api: MakeApi) -> None:
 
 
 def test_another_body_under_a_used_number_is_409(api: Api) -> None:
-    """A number stands for one request, also across operations, and 409 asks not to be tried again."""
+    """A number identifies one request, also across operations; another body is 409 without a retry."""
     model = api.model()
     api.result(api.loss(model, 1))
     other = api.call("forward_backward", loss_body(model, 1, loss_fn="ppo"))
@@ -147,7 +147,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_a_number_belongs_to_one_message(api: Api, other: Datum) -> None:
-    """A protobuf request whose tokens, or the name, type or shape of a tensor, differ is not the one that had its number."""
+    """A protobuf request that differs in tokens, or in name, type or shape of a tensor, is another request."""
     model = api.model()
     data = [Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [101, 108]})]
     api.ok("forward_backward", content=proto_body(model, 1, data=data), headers=PROTO_BODY)
@@ -156,7 +156,7 @@ def test_a_number_belongs_to_one_message(api: Api, other: Datum) -> None:
 
 
 def test_models_are_created_once_for_each_number(api: Api) -> None:
-    """The id of a model follows from session and number; the same body again is the same future, another one 409."""
+    """A model's id follows from session and number; the same body again is the same future, another one 409."""
     session = api.session()
     first, again = api.create_model(session, 3), api.create_model(session, 3)
     assert first == again
@@ -186,7 +186,7 @@ def test_a_loss_is_the_same_over_json_and_protobuf(api: Api) -> None:
 
 
 def test_sparse_inputs_are_zero_where_nothing_is_listed(api: Api) -> None:
-    """A CSR weight counts the listed cells only."""
+    """A CSR weight counts the listed positions only."""
     model = api.model()
     targets = {"data": [101, 108, 108, 111], "dtype": "int64", "shape": [2, 2]}
     sparse = {
@@ -205,7 +205,7 @@ def test_sparse_inputs_are_zero_where_nothing_is_listed(api: Api) -> None:
 
 
 def test_forward_leaves_no_gradient(api: Api) -> None:
-    """Both ways of asking for the loss alone compute it and accumulate nothing."""
+    """Both ways to request only the loss compute it and accumulate nothing."""
     model = api.model()
     plain = api.ok("forward", {"forward_input": loss_body(model, 1)["forward_backward_input"], "model_id": model, "seq_id": 1})
     packed = api.ok("forward_backward", content=proto_body(model, 2, forward_only=True), headers=PROTO_BODY)
@@ -216,7 +216,7 @@ def test_forward_leaves_no_gradient(api: Api) -> None:
 
 
 def test_compressed_bodies_are_read(api: Api) -> None:
-    """zstd is taken for any body; an encoding the server does not know is 415, broken zstd 422."""
+    """zstd is accepted for any body; an unknown encoding is 415, invalid zstd 422."""
     zstandard = pytest.importorskip("zstandard")
     model = api.model()
     squeezed = zstandard.compress(proto_body(model, 1))
@@ -227,7 +227,7 @@ def test_compressed_bodies_are_read(api: Api) -> None:
 
 
 def test_protobuf_is_refused_where_it_means_nothing(api: Api) -> None:
-    """Bytes that are no message are 422; protobuf for an operation that takes JSON is 415."""
+    """Bytes that are not a message are 422; protobuf for a JSON operation is 415."""
     assert api.refused("forward_backward", content=b"\xff\xff", headers=PROTO_BODY)[0] == 422
     assert api.refused("forward_backward", content=b"", headers=PROTO_BODY)[0] == 404
     assert api.refused("optim_step", content=b"", headers=PROTO_BODY)[0] == 415
@@ -260,7 +260,7 @@ def test_training_lowers_the_loss(api: Api) -> None:
     ],
 )
 def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any], said: str) -> None:
-    """What is wrong with the data is told in the result, as the user's, and the model goes on."""
+    """Invalid data is a user error in the result, and the model continues."""
     model = api.model()
     category, error = api.failure(api.loss(model, 1, **fields))
     assert category == "user"
@@ -281,10 +281,10 @@ def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any]
     ],
 )
 def test_an_unknown_loss_is_refused_with_its_request(make_api: MakeApi, fields: dict[str, Any], said: str) -> None:
-    """A loss or a setting that the server does not have is a 422 with the name that was meant; nothing waits for its number."""
+    """An unknown loss or setting is 422 with the closest name; later requests do not wait for its number."""
     api = make_api(gap_seconds=10_000.0)
     model = api.model()
-    for number, operation in ((1, "forward_backward"), (1, "forward_backward"), (2, "forward")):  # once more: the same answer
+    for number, operation in ((1, "forward_backward"), (1, "forward_backward"), (2, "forward")):  # repeated: the same response
         body = loss_body(model, number, **fields)
         if operation == "forward":
             body["forward_input"] = body.pop("forward_backward_input")
@@ -295,7 +295,7 @@ def test_an_unknown_loss_is_refused_with_its_request(make_api: MakeApi, fields: 
 
 
 def test_an_optimizer_that_is_not_there_is_refused(api: Api) -> None:
-    """A family or a version that the server does not know is refused when a model is created, naming those it knows."""
+    """An unknown optimizer or version is refused when a model is created, with the known ones."""
     base = {"session_id": api.session(), "model_seq_id": 1, "base_model": "tinker/toy"}
     status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "lion", "beta": 1}})
     assert (status, "'adamw' and 'dimuon'" in detail) == (400, True)
@@ -307,7 +307,7 @@ DIMUON = {"type": "dimuon", "learning_rate": 0.01, "grad_clip_norm": 0.0, "beta1
 
 
 def test_a_dimuon_model_learns(api: Api) -> None:
-    """Its steps lower the loss, and what the model is says which optimizer it has."""
+    """Dimuon steps lower the loss, and the model's information names its optimizer."""
     session = api.session()
     model = api.model(session, optimizer_config={"type": "dimuon", "version": 1})
     assert api.ok("get_info", {"model_id": model})["optimizer_config"] == {"type": "dimuon", "version": 1}
@@ -321,7 +321,7 @@ def test_a_dimuon_model_learns(api: Api) -> None:
 
 
 def test_a_model_keeps_to_its_optimizer(api: Api) -> None:
-    """Parameters of another family, or of two, fail the step and name the model's own."""
+    """Parameters of another optimizer, or of two, fail the step and name the model's optimizer."""
     session = api.session()
     adam, dimuon = api.model(session), api.model(session, 1, optimizer_config={"type": "dimuon"})
     wrong = [
@@ -338,7 +338,7 @@ def test_a_model_keeps_to_its_optimizer(api: Api) -> None:
 
 
 class CrashingEngine(ToyEngine):
-    """Fails in ways an engine should not."""
+    """An engine that fails in unexpected ways."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=512)
@@ -356,7 +356,7 @@ def test_a_crash_of_the_engine_is_the_servers_fault_and_survived(make_api: MakeA
 
 
 def test_a_model_that_was_not_created_says_why(make_api: MakeApi) -> None:
-    """Requests behind a failed creation fail with its reason instead of a riddle."""
+    """Requests after a failed creation fail with its reason."""
     api = make_api(FullEngine())
     session = api.session()
     future = api.create_model(session, lora_config={"rank": 13})
@@ -368,7 +368,7 @@ def test_a_model_that_was_not_created_says_why(make_api: MakeApi) -> None:
 
 
 def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:
-    """Where the engine is needed the answer says why there is none; the rest of the server answers."""
+    """Requests that need the engine fail with the reason why it cannot be opened; the others are answered."""
     api = make_api()
     api.state.served.models[0]._open = lambda: (_ for _ in ()).throw(OSError("no such model"))
     status, detail = api.refused("get_server_capabilities")
@@ -377,7 +377,7 @@ def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:
 
 
 def test_base_models_of_other_names_are_a_choice(make_api: MakeApi) -> None:
-    """Another name than the loaded model's is 400 by default, and served under that name where the setting says so."""
+    """A name other than the loaded model's is 400 by default, and served under that name where the setting allows it."""
     strict, lenient = make_api(), make_api(any_base_model=True)
     body = {"session_id": strict.session(), "model_seq_id": 0, "base_model": "org/other"}
     status, detail = strict.refused("create_model", body)
@@ -387,7 +387,7 @@ def test_base_models_of_other_names_are_a_choice(make_api: MakeApi) -> None:
 
 
 def test_an_ended_session_finishes_what_was_submitted(make_api: MakeApi) -> None:
-    """Requests accepted before finish still run; those behind a gap fail; the adapter is dropped after them."""
+    """Requests accepted before finish still run; those behind a gap fail; the adapter is dropped afterwards."""
     engine = GatedEngine()
     api = make_api(engine)
     session = api.session()
@@ -404,7 +404,7 @@ def test_an_ended_session_finishes_what_was_submitted(make_api: MakeApi) -> None
         engine.snapshot(model)
 
 
-def test_an_engine_error_is_told_as_it_is(make_api: MakeApi) -> None:
+def test_an_engine_error_is_reported_unchanged(make_api: MakeApi) -> None:
     """The text of an EngineError reaches the user unchanged."""
 
     class Picky(ToyEngine):

@@ -1,4 +1,4 @@
-"""Adapters that clients bring: links that take one file each, and what becomes of good and of hostile files."""
+"""Uploads of adapters: links that take one file each, and the handling of valid and hostile files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def finish(api: Api, upload: Any) -> Any:
 
 
 def exported(api: Api, session: str, number: int = 0) -> tuple[str, bytes]:
-    """A model that was trained a little, and its exported file."""
+    """Return a briefly trained model and its exported file."""
     model = api.model(session, number)
     api.loss(model, 1)
     api.step(model, 2, learning_rate=0.1)
@@ -49,7 +49,7 @@ def stray_files(root: Path) -> list[Path]:
 
 
 def test_an_uploaded_adapter_is_a_checkpoint_to_train_from(api: Api) -> None:
-    """A file that was exported, sent back and finished loads as weights that give the same losses."""
+    """An exported file that is uploaded and finished loads as weights that give the same losses."""
     session = api.session()
     model, content = exported(api, session)
     upload = start(api, destination_project_id="p")
@@ -66,7 +66,7 @@ def test_an_uploaded_adapter_is_a_checkpoint_to_train_from(api: Api) -> None:
 
 
 def test_finishing_again_gives_the_same_checkpoint(api: Api) -> None:
-    """A finish that is repeated, because its answer was lost, makes no second checkpoint; later files are refused."""
+    """A repeated finish, as after a lost response, makes no second checkpoint; later files are refused."""
     _, content = exported(api, api.session())
     upload = start(api)
     send(api, upload["urls"][ADAPTER], content)
@@ -78,7 +78,7 @@ def test_finishing_again_gives_the_same_checkpoint(api: Api) -> None:
 
 
 def test_a_checksum_that_differs_refuses_the_file(api: Api) -> None:
-    """A file that changed on the way is not kept; the same file with its right checksum is."""
+    """A file whose checksum differs is not kept; the same file with the right checksum is."""
     _, content = exported(api, api.session())
     upload = start(api)
     digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
@@ -93,7 +93,7 @@ def test_a_checksum_that_differs_refuses_the_file(api: Api) -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_file_that_is_too_large_is_refused(make_api: MakeApi, announced: bool) -> None:
-    """More than ``max_upload_bytes`` is 413, whether its length is announced or not, and nothing of it stays on the disk."""
+    """A file above ``max_upload_bytes`` is 413, with its length announced or not, and leaves nothing on the disk."""
     api = make_api(max_upload_bytes=1000)
     upload = start(api)
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_too_large_is_refused(make_api: MakeApi, announced: bool)
 
 
 def test_a_link_takes_its_file_only_and_ends(make_api: MakeApi) -> None:
-    """A changed link, a link to something else and an expired one are 403; the last part of the URL decides nothing."""
+    """A changed, foreign or expired link is 403; the last part of its URL has no effect."""
     clock = Clock()
     api = make_api(clock=clock, link_seconds=60.0)
     model, content = exported(api, api.session())
@@ -128,7 +128,7 @@ def test_a_link_takes_its_file_only_and_ends(make_api: MakeApi) -> None:
 
 
 def test_an_upload_is_forgotten_after_its_time(make_api: MakeApi) -> None:
-    """What nobody finishes frees its place and its files; too many at once are 429."""
+    """An unfinished upload expires and frees its place and files; too many at once are 429."""
     clock = Clock()
     api = make_api(clock=clock, link_seconds=60.0, max_uploads=1)
     upload = start(api)
@@ -164,7 +164,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_files_are_checked_before_they_are_a_checkpoint(api: Api, content: bytes) -> None:
-    """Files that hold no adapter make a refusal with a reason and no checkpoint; good ones are sent to another upload."""
+    """Files that hold no adapter are refused with a reason and make no checkpoint; valid ones need another upload."""
     upload = start(api)
     send(api, upload["urls"][ADAPTER], content)
     status, detail = api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})
@@ -176,7 +176,7 @@ def test_files_are_checked_before_they_are_a_checkpoint(api: Api, content: bytes
 
 
 def test_an_adapter_of_another_rank_is_refused(api: Api) -> None:
-    """What was announced is held against what came."""
+    """An adapter whose rank differs from the announced one is refused."""
     _, content = exported(api, api.session())
     upload = start(api, lora_config={"rank": 8})
     send(api, upload["urls"][ADAPTER], content)
@@ -194,14 +194,14 @@ def test_an_adapter_of_another_rank_is_refused(api: Api) -> None:
     ],
 )
 def test_an_impossible_upload_is_refused_at_its_start(api: Api, fields: dict[str, Any], reason: str) -> None:
-    """A base model that is not here and an adapter that cannot be are 400 before anything is sent."""
+    """An unknown base model or an impossible adapter is 400 before anything is sent."""
     body = {"base_model": "tinker/toy", "lora_config": LORA, **fields}
     status, detail = api.refused("external_weights_upload_start", body)
     assert (status, reason in detail) == (400, True)
 
 
 def test_uploads_go_with_the_server(tmp_path: Path, make_api: MakeApi) -> None:
-    """A server that ends takes the unfinished files along; one that was killed leaves them to the next."""
+    """A server that stops deletes unfinished files; after a kill the next server deletes them."""
     engine = ToyEngine(vocabulary=512)
     root = tmp_path / "shared"
     killed = root / ".uploads" / "0123" / "upload"
@@ -216,7 +216,7 @@ def test_uploads_go_with_the_server(tmp_path: Path, make_api: MakeApi) -> None:
 
 
 def test_a_refused_upload_frees_its_place(make_api: MakeApi) -> None:
-    """Files that the engine refuses are removed with their upload, so that others can begin at once."""
+    """Files that the engine refuses are deleted with their upload, so that others can begin at once."""
     api = make_api(max_uploads=1)
     for _ in range(3):
         upload = start(api)
@@ -229,7 +229,7 @@ def test_a_refused_upload_frees_its_place(make_api: MakeApi) -> None:
 
 
 def test_silent_uploads_make_room(make_api: MakeApi) -> None:
-    """An upload of which nothing arrives for a minute goes when another one needs its place; one that arrives stays."""
+    """An upload without data for a minute is dropped when another needs its place; an active one stays."""
     clock = Clock()
     api = make_api(max_uploads=2, clock=clock)
     silent, busy = start(api), start(api)

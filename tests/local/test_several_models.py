@@ -1,4 +1,4 @@
-"""One server with several base models: each is named, trained, sampled and shown by itself, and each gets its turns."""
+"""One server with several base models: each is named, trained, sampled and shown separately, and takes its turns."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def both(make_api: MakeApi) -> Api:
 
 
 def test_capabilities_list_each_model(both: Api) -> None:
-    """With its own name and its own longest context."""
+    """Each model is listed with its name and context length."""
     found = both.ok("get_server_capabilities")["supported_models"]
     assert [(one["model_name"], one["max_context_length"]) for one in found] == [(ONE, 32_768), (TWO, 512)]
 
 
 def test_each_run_and_sampler_has_the_model_it_names(both: Api) -> None:
-    """Runs of either base are trained on that one's engine, and samplers draw with it; another name is refused with both."""
+    """Runs and samplers use the engine of the base model they name; another name is refused with both."""
     session = both.session()
     runs = [both.model(session, number, base_model=name) for number, name in enumerate((ONE, TWO))]
     assert [both.ok("get_info", {"model_id": run})["model_name"] for run in runs] == [ONE, TWO]
@@ -50,7 +50,7 @@ def test_each_run_and_sampler_has_the_model_it_names(both: Api) -> None:
 
 
 def test_checkpoints_go_back_to_their_model(both: Api) -> None:
-    """A run that begins from a checkpoint has its base model without naming it; the other one cannot take the weights."""
+    """A run created from a checkpoint has its base model without naming it; the other model cannot load the weights."""
     session = both.session()
     run, other = both.model(session, 0, base_model=TWO), both.model(session, 1, base_model=ONE)
     saved = both.save(run, 1, "a")
@@ -65,7 +65,7 @@ def test_checkpoints_go_back_to_their_model(both: Api) -> None:
 
 
 def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Api) -> None:
-    """Nothing but the run says which base it has, as long as its save has not been carried out."""
+    """A checkpoint whose save has not run has the base model of its run."""
     session = both.session()
     run = both.create_model(session, 0, base_model=TWO)["model_id"]
     both.save(run, 1, "late")
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Ap
 
 
 def test_samples_of_a_checkpoint_need_no_name(both: Api) -> None:
-    """The checkpoint says which base it belongs to; naming the other one is refused."""
+    """A checkpoint's base model need not be named; naming the other one is refused."""
     run = both.model(base_model=TWO)
     saved = both.ok("save_weights_for_sampler", {"model_id": run, "seq_id": 1, "path": "s"})
     both.wait(saved)
@@ -90,7 +90,7 @@ def test_samples_of_a_checkpoint_need_no_name(both: Api) -> None:
 
 
 def test_everything_that_shows_models_shows_each(make_api: MakeApi) -> None:
-    """The page with the queue of each, the list of models, and the metrics."""
+    """The page with the queues, the list of models and the metrics show each model."""
     gated = GatedEngine(base_model=TWO)
     api = make_api([ToyEngine(base_model=ONE), gated])
     model = api.model(base_model=TWO)
@@ -117,7 +117,7 @@ def test_texts_of_each_model_are_completed(both: Api) -> None:
 
 
 def test_a_busy_model_leaves_the_other_its_turns(make_api: MakeApi) -> None:
-    """However many requests of one model wait, one of the other comes next."""
+    """However many requests of one model wait, the other model's request comes next."""
     busy, quiet = GatedEngine(base_model=ONE), ToyEngine(base_model=TWO)
     api, order = make_api([busy, quiet]), list[str]()
     session = api.session()
@@ -136,7 +136,7 @@ def test_a_busy_model_leaves_the_other_its_turns(make_api: MakeApi) -> None:
 
 
 def test_another_name_is_the_first_model_where_that_is_wanted(make_api: MakeApi) -> None:
-    """Names of the loaded models stay theirs."""
+    """Names of loaded models keep their meaning; any other name is the first model."""
     api = make_api([ToyEngine(base_model=ONE), ToyEngine(base_model=TWO)], any_base_model=True)
     answer = api.ok("create_session", {"tags": [], "sdk_version": "0"})
     assert f"serves '{ONE}' under every name but '{TWO}'" in answer["warning_message"]
@@ -146,7 +146,7 @@ def test_another_name_is_the_first_model_where_that_is_wanted(make_api: MakeApi)
 
 
 def test_two_models_of_one_name_are_refused(make_api: MakeApi) -> None:
-    """Clients could not tell them apart; the command says so before it serves."""
+    """Two models of one name are refused by the command before it serves, because clients could not distinguish them."""
     api = make_api([ToyEngine(base_model=ONE), ToyEngine(base_model=ONE)])
     for _ in range(2):
         assert f"two models are called '{ONE}'" in api.refused("get_server_capabilities")[1]
@@ -155,7 +155,7 @@ def test_two_models_of_one_name_are_refused(make_api: MakeApi) -> None:
 
 
 def test_engines_are_named_once_or_for_each_model() -> None:
-    """Another number of them is refused; the toy goes by its name without being asked for."""
+    """A number of engines other than one or that of the models is refused; the toy needs no model name."""
     result = CliRunner().invoke(
         main, ["serve", "--engine", "toy", "--engine", "toy", *(f"--model=org/{n}" for n in range(3)), "--port", "0"]
     )
@@ -178,7 +178,7 @@ def test_a_client_uses_both(tmp_path: Path) -> None:
 
 
 def test_the_command_serves_several_models(tmp_path: Path) -> None:
-    """It names them in its first line, and each can be asked for."""
+    """The command names its models in its first line, and each can be requested."""
     command = [sys.executable, "-m", "tinker.cli", "serve", "--port", "0", "--data", str(tmp_path)]
     options = ["--model", "tinker/toy", "--model", TWO, "--engine", "toy"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
@@ -193,7 +193,7 @@ def test_the_command_serves_several_models(tmp_path: Path) -> None:
 
 
 def test_toy_and_torch_side_by_side(tmp_path: Path) -> None:
-    """A mixture: the packaged model in torch and the toy, each with its own engine."""
+    """The packaged model in torch and the toy are served together, each with a separate engine."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     with running_server(Settings(data_dir=tmp_path), ["torch", "toy"], model=["tinker/babble", "tinker/toy"]) as url:

@@ -1,4 +1,4 @@
-"""A server with TLS: the command, its files, and what it tells its clients."""
+"""A server with TLS: the command, its files, and the URLs that clients receive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
-    """The command serves HTTPS with the whole chain, prints addresses to copy that begin so, and ends although a client is idle."""
+    """The command serves HTTPS with the full chain, prints https URLs, and stops although a client is idle."""
     command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--data", str(tmp_path)]
     options = ["--tls-cert", str(certificates.chain), "--tls-key", str(certificates.key), "--api-key", "tml-k"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -60,7 +60,7 @@ def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) ->
 
 
 def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) -> None:
-    """A link to a file of a server with TLS is one of HTTPS."""
+    """A link to a file of a server with TLS uses https."""
     with (
         running_server(Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()) as url,
         httpx.Client(base_url=url, verify=certificates.make_client_context(), timeout=SECONDS) as client,
@@ -75,7 +75,7 @@ def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) 
 
 
 def test_a_client_that_does_not_know_the_issuer_is_not_served(tmp_path: Path, certificates: Certificates) -> None:
-    """The certificate is the one given: a client that trusts another root refuses it."""
+    """A client that trusts another root refuses the server's certificate."""
     other = make_certificates(tmp_path, "other").make_client_context()
     with running_server(Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()) as url:
         with pytest.raises(httpx.ConnectError, match="unable to get local issuer certificate"):
@@ -84,7 +84,7 @@ def test_a_client_that_does_not_know_the_issuer_is_not_served(tmp_path: Path, ce
 
 
 def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Certificates) -> None:
-    """Clients that would rather speak HTTP/2 are given HTTP/1.1; TLS 1.1 is refused."""
+    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused."""
     from tinker.local.tls import load_tls
 
     context = load_tls(certificates.chain, certificates.key)
@@ -134,7 +134,7 @@ def damage_key(files: Certificates) -> str:
 
 @pytest.mark.parametrize("spoil", [take_other_key, set_passphrase, remove_chain, remove_key, exchange_files, damage_key])
 def test_files_that_cannot_be_used(certificates: Certificates, spoil: Callable[[Certificates], str]) -> None:
-    """A wrong file is one line that names it, before the port is taken and the model is looked for."""
+    """An invalid file is one line that names it, before the port is opened and the model loaded."""
     expected = spoil(certificates)
     files = ["--tls-cert", str(certificates.chain), "--tls-key", str(certificates.key)]
     result = CliRunner().invoke(main, ["serve", "--engine", "torch", "--model", "/no/such/model", "--port", "0", *files])
@@ -145,7 +145,7 @@ def test_files_that_cannot_be_used(certificates: Certificates, spoil: Callable[[
 
 @pytest.mark.parametrize("option", ["--tls-cert", "--tls-key"])
 def test_one_file_alone(certificates: Certificates, option: str) -> None:
-    """A certificate without its key, or a key without its certificate, is a wrong command line and not a server without TLS."""
+    """A certificate without its key, or a key without its certificate, is a command-line error."""
     result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", option, str(certificates.chain)])
     assert result.exit_code == 2
     assert "Give --tls-cert and --tls-key together." in result.stderr

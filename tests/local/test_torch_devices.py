@@ -25,7 +25,7 @@ from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices, find_place
 
 KINDS: tuple[DType, ...] = ("float32", "bfloat16", "float16")
-TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2, "float16": 2e-2}  # of log-probabilities near -5.5, beside float32 on the CPU
+TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2, "float16": 2e-2}  # of log-probabilities near -5.5, against float32 on CPU
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(source: Path) -> TorchEngine:
-    """The engine that the others are held against."""
+    """The reference engine for the others."""
     engine = TorchEngine(source, device="cpu", dtype="float32")
     train(engine)
     return engine
@@ -43,7 +43,7 @@ def expected(source: Path) -> TorchEngine:
 
 @pytest.fixture(scope="module", params=[f"{device}-{kind}" for device in find_devices() for kind in KINDS])
 def engine(source: Path, request: pytest.FixtureRequest) -> TorchEngine:
-    """A trained engine on one device with one kind of numbers."""
+    """A trained engine on one device with one dtype."""
     device, kind = request.param.rsplit("-", 1)
     engine = TorchEngine(source, device=device, dtype=kind)
     train(engine)
@@ -86,7 +86,7 @@ def job(**changes: Any) -> SampleJob:
 
 
 def score(engine: TorchEngine, name: str) -> Any:
-    """What an engine thinks of a prompt."""
+    """Return an engine's scores of a prompt."""
     return sample_jobs(engine, [job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
 
 
@@ -102,7 +102,7 @@ def test_log_probabilities_are_those_of_the_cpu(engine: TorchEngine, expected: T
 
 
 def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
-    """Weights, gradients and the optimizer's state are float32 and on the device of the model, whose numbers stay."""
+    """Weights, gradients and optimizer state are float32 on the model's device, and the model keeps its dtype."""
     engine.forward_backward("a", data(12), "cispo", {}, backward=True)
     adapter = engine._adapter("a")
     state = [value for values in adapter.optimizer.state.values() for key, value in values.items() if key != "step"]
@@ -116,7 +116,7 @@ def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
 
 
 def test_every_kind_of_sample_is_drawn(engine: TorchEngine) -> None:
-    """Greedy, top_k, top_p and plain samples of two adapters run together, are finite, and come again from their seeds."""
+    """Greedy, top_k, top_p and plain samples of two adapters run together, are finite, and are repeatable by seed."""
     kinds = [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 50, "top_p": 0.9, "temperature": 0.5}, {}]
     jobs = [
         job(weights=engine.snapshot(name), num_samples=3, topk_sample_logprobs=4, **kind)
@@ -164,7 +164,7 @@ def test_a_model_is_spread_by_transformers(source: Path, expected: TorchEngine) 
     assert len(sample_jobs(engine, [job(weights=engine.snapshot("b"))])[0].sequences[0].tokens) == 8
 
 
-# What is asked for
+# Settings
 
 
 @pytest.mark.parametrize(
@@ -178,20 +178,20 @@ def test_a_model_is_spread_by_transformers(source: Path, expected: TorchEngine) 
     ],
 )
 def test_what_no_machine_has_is_refused(changes: dict[str, Any], message: str) -> None:
-    """A setting that cannot be is refused where it is written, in one sentence that names what there is."""
+    """An impossible setting is refused in one sentence that names what is available."""
     with pytest.raises(ValueError, match=message):
         Placement(**changes)
 
 
 @pytest.mark.parametrize("device", [f"cuda:{torch.cuda.device_count()}", *([] if "mps" in find_devices() else ["mps"])])
 def test_a_device_that_is_not_here_is_refused(device: str) -> None:
-    """A device that this machine does not have is refused before anything is loaded."""
+    """A device that this machine lacks is refused before anything is loaded."""
     with pytest.raises(ValueError, match=f"device '{device}' is not available"):
         open_engine("torch", "no/model", Placement(device=device))
 
 
 def test_the_default_fits_the_device() -> None:
-    """Without a wish the model is on the first GPU in bfloat16, else on the CPU in float32."""
+    """The default is the first GPU in bfloat16, else the CPU in float32."""
     place = find_place(Placement())
     expected = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     assert (place.device.type, place.dtype) == expected
@@ -199,7 +199,7 @@ def test_the_default_fits_the_device() -> None:
 
 
 def test_a_server_refuses_at_its_start_what_is_not_here(tmp_path: Path) -> None:
-    """`tinker serve` ends with one sentence for a device, and for a combination, that cannot be; in a URL it is refused, too."""
+    """`tinker serve` ends with one sentence for an impossible device or combination; in a URL it is refused, too."""
     gpu = f"cuda:{torch.cuda.device_count()}"
     for arguments, message in (
         (["--device", gpu], f"device '{gpu}' is not available"),
@@ -217,7 +217,7 @@ def test_a_server_refuses_at_its_start_what_is_not_here(tmp_path: Path) -> None:
 
 
 def test_the_query_of_a_url_says_where_to_compute(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of a `local://` URL is loaded with the numbers that its query asks for."""
+    """A model of a `local://` URL is loaded with the dtype in its query."""
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
     with tinker.ServiceClient(base_url=f"local://{source}?device=cpu&dtype=bfloat16") as service:
         sampler = service.create_sampling_client(base_model="llama")
@@ -230,7 +230,7 @@ def test_the_query_of_a_url_says_where_to_compute(source: Path, tmp_path: Path, 
 
 
 def test_the_toy_has_no_device() -> None:
-    """The toy engine refuses what it would ignore; the CPU is where it is."""
+    """The toy engine refuses settings that it would ignore, and accepts the CPU."""
     with pytest.raises(ValueError, match="the toy engine computes in numpy"):
         open_engine("toy", None, Placement(dtype="bfloat16"))
     assert open_engine("toy", None, Placement(device="cpu")).base_model

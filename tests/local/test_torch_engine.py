@@ -448,7 +448,7 @@ def test_impossible_optimizer_values_are_refused(engine: TorchEngine, change: di
 
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_a_loaded_adapter_continues(engine: TorchEngine, tmp_path: Path, optimizer: bool) -> None:
-    """With the optimizer state training goes on bit for bit; without, as a fresh optimizer on the same weights."""
+    """With the optimizer state training continues bit for bit; without, as a fresh optimizer on the same weights."""
     nudge(engine, "a")
     engine.save("a", tmp_path, optimizer=True)
     spec = engine.load("c", tmp_path, optimizer=optimizer)
@@ -544,7 +544,7 @@ def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Pa
 
 
 def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngine, tmp_path: Path) -> None:
-    """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter goes on the same."""
+    """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter takes the same step."""
     nudge(engine, "a")
     before = {name: tensor.detach().clone() for name, tensor in engine._adapter("a").weights.tensors.items()}
     data = supervised(6, 4)
@@ -613,7 +613,7 @@ class Heard:
 
 
 def test_a_listener_is_handed_each_token(engine: TorchEngine) -> None:
-    """It hears the tokens of the result in their order, with the reason at the last one, and can end a job among others."""
+    """A listener gets the result's tokens in order, the last one with the reason, and can end one of several jobs."""
     heard, bored = Heard(99), Heard(2)
     jobs = [job(engine, num_samples=2, listener=heard), job(engine, listener=bored), job(engine)]
     results = sample_jobs(engine, jobs)
@@ -905,14 +905,14 @@ def newer_forward(*, input_ids: torch.Tensor, cache: str | None = None) -> Any:
 
 
 class NewerOutput(dict[str, Any]):
-    """An output as newer versions of transformers have it."""
+    """An output in the form of newer versions of transformers."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
 
 class Foreign(torch.nn.Module):
-    """A model whose forward this is."""
+    """A model with this forward."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -925,6 +925,6 @@ class Foreign(torch.nn.Module):
 @pytest.mark.parametrize("forward", [older_forward, newer_forward])
 @pytest.mark.parametrize("cache", [None, "before"])
 def test_the_cache_has_the_name_that_the_model_uses(forward: Callable[..., Any], cache: str | None) -> None:
-    """A forward whose cache is called as in an older or a newer transformers is handed it, and its own one is read."""
+    """A forward gets and returns its cache under the name that older or newer versions of transformers use."""
     passed = SplitModel(Foreign(forward)).run(cache=cache, input_ids=torch.zeros(1, 1, dtype=torch.long))
     assert passed.cache == "after"

@@ -1,5 +1,5 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""The families of models that people train, each as a small random model, against plain transformers and PEFT."""
+"""The model families in common use, each as a small random model, compared with plain transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Trained:
     other: LoraWeights
 
     def logprobs(self, tokens: Any, *, is_base: bool = False) -> torch.Tensor:
-        """Compute what PEFT says of each next token ``[tokens, vocabulary]``: no padding, no cache."""
+        """Compute PEFT's log-probability of each next token ``[tokens, vocabulary]``: no padding, no cache."""
         inputs = torch.from_numpy(np.asarray(tokens).astype(np.int64))[None]
         if not is_base:
             return torch.log_softmax(self.plain(input_ids=inputs).logits[0], dim=-1)
@@ -131,7 +131,7 @@ def test_training_equals_peft(trained: Trained) -> None:
 
 
 def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
-    """Rows of unlike length and adapters that join one another draw what each draws alone, with PEFT's log-probabilities."""
+    """Rows of different lengths and adapters that are batched draw the same as alone, with PEFT's log-probabilities."""
     jobs = [
         job(3, None, temperature=0.0),
         job(17, trained.adapter, num_samples=2),
@@ -161,7 +161,7 @@ def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
 
 
 def test_prompts_are_scored(trained: Trained) -> None:
-    """Log-probabilities of prompts of unlike length, asked for together, are those of PEFT."""
+    """Log-probabilities of prompts of different lengths, requested together, are those of PEFT."""
     jobs = [job(length, trained.adapter, max_tokens=0, prompt_logprobs=True) for length in (13, 4)]
     for one, result in zip(jobs, sample_jobs(trained.engine, jobs), strict=True):
         with torch.no_grad():
@@ -181,7 +181,7 @@ def test_adapters_share_passes(trained: Trained) -> None:
 
 
 def test_a_prompt_comes_back(trained: Trained) -> None:
-    """Where the family can, the second time a prompt costs its last token only; elsewhere it is computed again, and equal."""
+    """A repeated prompt costs only its last token where the family allows it; elsewhere it is computed again, and equal."""
     batch, seen = trained.engine.open_batch(1000), list[list[int]]()
     for number in range(2):
         before = batch.tally.real
@@ -194,7 +194,7 @@ def test_a_prompt_comes_back(trained: Trained) -> None:
 
 
 def test_flags_choose_what_is_adapted(trained: Trained) -> None:
-    """Experts are adapted with the MLP and not without it; what mixes tokens, linear attention included, goes with attention."""
+    """Experts are adapted with the MLP and not without it; token mixers, including linear attention, with attention."""
     names = {}
     for flag in ("train_attn", "train_mlp", "train_unembed"):
         chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
@@ -211,7 +211,7 @@ def test_flags_choose_what_is_adapted(trained: Trained) -> None:
 
 
 def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
-    """The momentum of each expert's two matrices is orthogonalised as a matrix of its own, as in numpy one after the other."""
+    """The momentum of each expert's two matrices is orthogonalised separately, as in numpy one after the other."""
     engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path), device="cpu")
     engine.create_adapter("a", SPEC)
     engine.forward_backward("a", [example(20)], "cross_entropy", {}, backward=True)
@@ -226,7 +226,7 @@ def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
     assert len(stacks) == 4
     for name in stacks:
         for expert in range(4):
-            # PEFT puts the rows of A one expert after the other, and the columns of B one expert beside the other
+            # PEFT stacks the rows of A expert by expert, and joins the columns of B expert by expert
             cells = np.s_[4 * expert : 4 * expert + 4] if ".lora_A." in name else np.s_[:, expert::4]
             step = (before[name] - own.weights.tensors[name].detach().numpy())[cells]
             part = gradient[name][cells].astype(np.float64)
@@ -236,7 +236,7 @@ def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
 
 
 def test_the_page_has_this_table() -> None:
-    """The page about the local server shows the families that are tested here, and what was expected of them."""
+    """The page about the local server has the table of the families tested here, with their features."""
     lines = [
         "| family | kind | trains | experts adapted | samples | reads images | prefix cache | adapters mixed | loads in PEFT |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -248,7 +248,7 @@ def test_the_page_has_this_table() -> None:
     assert "\n".join(lines) in PAGE.read_text()
 
 
-# What is left alone, and what cannot be done
+# Modules left unadapted, and unsupported models
 
 
 def write_model(directory: Path, config: Any, model: str) -> Path:
@@ -259,7 +259,7 @@ def write_model(directory: Path, config: Any, model: str) -> Path:
 
 
 def test_weights_without_an_adapter_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Routers and kernels of convolutions stay as they are, and the log says so when the model is loaded."""
+    """Routers and convolution kernels are not adapted, and the log says so when the model is loaded."""
     directory = write_family(BY_NAME["Qwen3.5-MoE"], tmp_path / "model")
     with caplog.at_level(logging.INFO, logger="tinker.local"):
         TorchEngine(directory, device="cpu")
@@ -267,7 +267,7 @@ def test_weights_without_an_adapter_are_named(tmp_path: Path, caplog: pytest.Log
 
 
 def test_what_peft_refuses_has_no_adapter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Matrices that PEFT adapts in no model of this kind, because fast kernels read them past their module, stay as they are."""
+    """Matrices that PEFT never adapts, because fast kernels read them past their module, are not adapted here."""
     directory = write_family(BY_NAME["Falcon-H1"], tmp_path / "model")
     with caplog.at_level(logging.INFO, logger="tinker.local"):
         TorchEngine(directory, device="cpu")
@@ -285,7 +285,7 @@ def gemma_3_config() -> Any:
 
 
 def qwen_3_5_config() -> Any:
-    """Its text model has a class of its own, whose names are not those of the class that the checkpoint is of."""
+    """Return a config of Qwen3.5, whose text model has another class, and other names, than the checkpoint."""
     tower = {name: value for name, value in TOWER.items() if name != "deepstack_visual_indexes"}
     text = {**SIZES, **BY_NAME["Qwen3.5"].options}
     return transformers.Qwen3_5Config(
@@ -295,7 +295,7 @@ def qwen_3_5_config() -> Any:
 
 @pytest.mark.parametrize("config", [gemma_3_config, qwen_3_5_config])
 def test_a_tower_for_images_stays_as_it_is(tmp_path: Path, config: Any) -> None:
-    """Of a model that reads images the language model is adapted and trains, on text; PEFT loads what was saved."""
+    """A model that reads images has its language model adapted and trained on text; PEFT loads the saved adapter."""
     made = config()
     name = type(made).__name__.replace("Config", "ForConditionalGeneration")
     engine = TorchEngine(write_model(tmp_path / "model", made, name), device="cpu")
@@ -317,7 +317,7 @@ def test_a_tower_for_images_stays_as_it_is(tmp_path: Path, config: Any) -> None:
 
 
 def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
-    """Llama 4 computes its experts in its own way: an adapter with the MLP is refused, one without trains."""
+    """Llama 4's experts have an unknown form: an adapter with the MLP is refused, one without can be trained."""
     sizes = {**SIZES, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
     config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=64)
     engine = TorchEngine(write_model(tmp_path, config, "Llama4ForCausalLM"), device="cpu")
@@ -329,7 +329,7 @@ def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
-    """A vision-language model which is no causal language model to transformers is refused in one sentence."""
+    """A vision-language model that transformers does not load as a causal language model is refused in one sentence."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
     with pytest.raises(ValueError, match="kind, qwen2_5_vl, is not a causal language model in transformers") as caught:
         TorchEngine(tmp_path, device="cpu")
@@ -337,14 +337,14 @@ def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_cache_is_refused() -> None:
-    """What DeepSeek-V3.2 caches beside keys and values would be lost as rows join and leave: it is refused when it is loaded."""
+    """A cache with more than keys and values, as DeepSeek-V3.2's, is refused at loading, because batching would lose it."""
     cache = DynamicCache(config=transformers.DeepseekV32Config(num_hidden_layers=2))
     with pytest.raises(ValueError, match=r"V32 is not supported: it uses an unsupported type of cache \(DynamicIndexedLayer\)"):
         check_cache(cache, "V32")
 
 
 def test_half_adapted_experts_are_refused(tmp_path: Path) -> None:
-    """PEFT names the factors of one parameter of the experts as it names those of another: a file with one of them is refused."""
+    """A file with the factors of one of the experts' parameters is refused, because PEFT names those of both alike."""
     engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path / "model"), device="cpu")
     engine.create_adapter("a", SPEC)
     for name in ("saved", "read", "half"):

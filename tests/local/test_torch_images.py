@@ -1,5 +1,5 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Images in training and sampling, against plain transformers and PEFT, and what is refused of them."""
+"""Images in training and sampling, compared with plain transformers and PEFT, and refused images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)
 
 
 def make_image(size: tuple[int, int], seed: int = 0, image_format: str = "PNG", **options: Any) -> bytes:
-    """A file with noise, ``size`` being width and height."""
+    """Make an image file of noise; ``size`` is width and height."""
     pixels = np.random.default_rng([*size, seed]).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, image_format, **options)
@@ -49,7 +49,7 @@ def text(length: int, seed: int = 0) -> EncodedTextChunk:
 
 
 def show(*sizes: tuple[int, int], seed: int = 0, last: int = 4) -> ModelInput:
-    """Text and images in turn, as chat templates place them."""
+    """Alternate text and images as chat templates do."""
     chunks: list[Any] = [text(3, seed)]
     for number, size in enumerate(sizes):
         image = ImageChunk(data=make_image(size, seed + number), format="png")
@@ -59,7 +59,7 @@ def show(*sizes: tuple[int, int], seed: int = 0, last: int = 4) -> ModelInput:
 
 @attrs.frozen(eq=False)
 class Seeing:
-    """A family's engine with an adapter that has taken a step over an image, and the same adapter in PEFT."""
+    """A family's engine with an adapter that has taken a step on an image, and the same adapter in PEFT."""
 
     engine: TorchEngine
     plain: Any
@@ -77,7 +77,7 @@ class Seeing:
         return TrainingExample(tokens=tokens, images=placed, loss_inputs={"target_tokens": targets, "weights": weights})
 
     def inputs(self, value: ModelInput, more: Sequence[int] = ()) -> dict[str, Any]:
-        """What plain transformers makes of an input that goes on with some tokens: its own processor, placeholders, no padding."""
+        """Return the input of plain transformers, continued by some tokens: its processor and placeholders, no padding."""
         ids: list[int] = []
         opened: list[Any] = []
         for chunk in value.chunks:
@@ -94,7 +94,7 @@ class Seeing:
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **seen, **kinds}
 
     def logprobs(self, value: ModelInput, more: Sequence[int] = (), *, is_base: bool = False) -> torch.Tensor:
-        """What PEFT says of each next token ``[tokens, vocabulary]``, without a cache."""
+        """Return PEFT's log-probability of each next token ``[tokens, vocabulary]``, without a cache."""
         self.plain.base_model.model.model.rope_deltas = None
         inputs = self.inputs(value, more)
         if not is_base:
@@ -108,7 +108,7 @@ SEEING = [family for family in FAMILIES if family.reads_images]
 
 @pytest.fixture(scope="module", params=SEEING, ids=lambda family: family.name)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
-    """One family after the other."""
+    """Each family in turn."""
     family: Family = request.param
     folder = tmp_path_factory.mktemp("seeing")
     directory = write_family(family, folder / "model")
@@ -127,7 +127,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("size", [WIDE, TALL, SMALL, (1, 1), (200, 150), (48, 48)], ids=str)
 def test_an_image_takes_as_many_positions_as_its_processor_makes(seeing: Seeing, size: tuple[int, int]) -> None:
-    """Small images are enlarged and large ones are shrunk by it, so the count is its own."""
+    """The number of positions of an image is the processor's, which enlarges small images and shrinks large ones."""
     tokens, (placed,) = read_input(seeing.engine, show(size), "the prompt")
     expected = seeing.inputs(show(size))["input_ids"][0]
     assert tokens.tolist() == expected.tolist()
@@ -136,7 +136,7 @@ def test_an_image_takes_as_many_positions_as_its_processor_makes(seeing: Seeing,
 
 
 def test_positions_are_those_of_the_model(seeing: Seeing) -> None:
-    """Of text, of images between text, and of a beginning that ends in an image."""
+    """Positions of text, of images between text, and of a prefix that ends in an image are the model's."""
     value = show(WIDE, TALL)
     tokens, placed = read_input(seeing.engine, value, "the prompt")
     inputs = {name: one for name, one in seeing.inputs(value).items() if name != "pixel_values"}
@@ -148,7 +148,7 @@ def test_positions_are_those_of_the_model(seeing: Seeing) -> None:
 
 
 def test_training_equals_peft(seeing: Seeing) -> None:
-    """Log-probabilities of rows with and without images in one call, and the gradient of every matrix."""
+    """Log-probabilities of rows with and without images in one call, and every matrix's gradient, are PEFT's."""
     values = [show(WIDE), show(last=9), show(TALL, SMALL, seed=5), show(SMALL, last=8)]
     data = [seeing.example(value) for value in values]
     result = seeing.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
@@ -172,7 +172,7 @@ def test_training_equals_peft(seeing: Seeing) -> None:
 
 
 def test_an_image_decides_what_is_learned(seeing: Seeing) -> None:
-    """Another image of the same size gives other log-probabilities behind it, and the same before it."""
+    """Another image of the same size changes the log-probabilities after it and not those before it."""
     pair = [
         seeing.example(ModelInput(chunks=[*show(WIDE).chunks[:2], image, *show(WIDE).chunks[3:]])) for image in two_images()
     ]
@@ -186,7 +186,7 @@ def two_images() -> list[ImageChunk]:
 
 
 def test_a_greedy_sample_equals_generate(seeing: Seeing) -> None:
-    """Of the base model, alone: what plain transformers generates from the same image."""
+    """A greedy sample of the base model is what plain transformers generates from the same image."""
     for value in (show(WIDE), show(TALL, SMALL, seed=7)):
         ours = sample_jobs(seeing.engine, [seeing.job(value, None, temperature=0.0, max_tokens=8)])[0].sequences[0]
         inputs = seeing.inputs(value)
@@ -196,7 +196,7 @@ def test_a_greedy_sample_equals_generate(seeing: Seeing) -> None:
 
 
 def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
-    """Rows with images and without, of unlike length and of two sets of weights, draw what each draws alone."""
+    """Rows with and without images, of different lengths and of two sets of weights, draw the same as alone."""
     values = [show(WIDE), show(last=12), show(TALL, SMALL, seed=3), show(WIDE, seed=1), show(SMALL, last=2)]
     jobs = [
         seeing.job(value, seeing.adapter if number % 2 else None, seed=number, num_samples=2)
@@ -217,7 +217,7 @@ def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
 
 
 def check_drawn(seeing: Seeing, value: ModelInput, ours: Any, *, is_base: bool = False) -> None:
-    """The log-probabilities of what was drawn are PEFT's, of a pass over the whole."""
+    """Check that the log-probabilities of the drawn tokens are PEFT's in one pass over the whole."""
     tokens = ours.tokens.astype(np.int64)
     with torch.no_grad():
         table = seeing.logprobs(value, tokens.tolist(), is_base=is_base)[-len(tokens) - 1 : -1]
@@ -225,7 +225,7 @@ def check_drawn(seeing: Seeing, value: ModelInput, ours: Any, *, is_base: bool =
 
 
 def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
-    """The log-probability of each token of the prompt, given the images before it."""
+    """Each prompt token's log-probability is the one given the images before it."""
     value = show(WIDE, seed=2)
     job = seeing.job(value, seeing.adapter, max_tokens=0, prompt_logprobs=True)
     with torch.no_grad():
@@ -238,7 +238,7 @@ def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
 
 @pytest.mark.parametrize("width", [1, 5, 7])
 def test_a_prompt_goes_through_in_pieces(seeing: Seeing, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Also where a piece ends within an image."""
+    """A prompt can be split into pieces anywhere, also within an image."""
     monkeypatch.setattr(sampling, "PIECE_TOKENS", width)
     seeing.engine._parts.prefixes = Prefixes()
     value = show(WIDE, TALL, seed=4)
@@ -252,7 +252,7 @@ def test_a_prompt_goes_through_in_pieces(seeing: Seeing, monkeypatch: pytest.Mon
 
 
 def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
-    """What was computed of an image serves the next turn, and not another image of the same size in its place."""
+    """The states of an image are reused in the next turn, and not for another image of the same size."""
     seeing.engine._parts.prefixes = Prefixes()
     value = show((48, 48), last=30)
     other = ModelInput(
@@ -273,7 +273,7 @@ def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
 
 
 def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
-    """A sample that must wait for room goes on with its image, also when its cache is computed anew."""
+    """A sample that waits for room continues with its image, also when its cache is computed again."""
     seeing.engine._parts.prefixes = Prefixes()
     values = [show(WIDE, seed=number) for number in range(2)]
     batch, done = seeing.engine.open_batch(40), dict[Any, Any]()
@@ -286,7 +286,7 @@ def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
 
 
 def test_an_image_goes_through_the_tower_once(seeing: Seeing) -> None:
-    """However many requests have it; equal prompts are computed once, too."""
+    """An image passes the tower once for all requests, and equal prompts are computed once."""
     calls = list[int]()
     handle = seeing.engine._model.model.visual.register_forward_hook(lambda *_: calls.append(1))
     seeing.engine._parts.prefixes = Prefixes()
@@ -299,7 +299,7 @@ def test_an_image_goes_through_the_tower_once(seeing: Seeing) -> None:
 
 
 def test_old_images_are_forgotten(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states that are kept stay within the limit; one image more than that is kept nevertheless."""
+    """The states kept stay within the limit, except for a single image that is larger."""
     reader = seeing.engine.image_reader
     assert reader is not None
     one = reader.read(make_image(WIDE, 500), "png")
@@ -313,18 +313,18 @@ def test_old_images_are_forgotten(seeing: Seeing, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_id_of_images_is_a_token_like_others_in_text(seeing: Seeing) -> None:
-    """A model can draw it, and what it drew goes through the model again."""
+    """A model can draw the image id in text, and the drawn token passes through the model like any other."""
     value = ModelInput(chunks=[*show(SMALL).chunks, EncodedTextChunk(tokens=[IMAGE, 7])])
     sample_jobs(seeing.engine, [seeing.job(value, None, max_tokens=1)])
     plain = EncodedTextChunk(tokens=[1, IMAGE, 7])
     seeing.engine.forward_backward("a", [seeing.example(ModelInput(chunks=[plain]))], "cross_entropy", {}, backward=False)
 
 
-# What is refused
+# Refused images
 
 
 def claim_size(width: int, height: int) -> bytes:
-    """A PNG that says how large it is and holds nothing."""
+    """Make a PNG that declares a size and has no content."""
     head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + b"\0\0\1\0IDAT"
 
@@ -344,7 +344,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_what_is_no_image_is_refused(seeing: Seeing, kind: str) -> None:
-    """In one sentence, and without taking memory first."""
+    """Bytes that are not an image are refused in one sentence, without allocating memory first."""
     data, image_format, sentence = BROKEN[kind]
     assert seeing.engine.image_reader is not None
     with pytest.raises(EngineError, match=sentence):
@@ -352,7 +352,7 @@ def test_what_is_no_image_is_refused(seeing: Seeing, kind: str) -> None:
 
 
 def test_an_image_longer_than_the_context_is_refused(tmp_path: Path) -> None:
-    """Before it is decoded."""
+    """An image longer than the context is refused before it is decoded."""
     family = attrs.evolve(SEEING[0], options={**SEEING[0].options, "max_position_embeddings": 16})
     engine = TorchEngine(write_family(family, tmp_path), device="cpu")
     assert engine.image_reader is not None
@@ -361,7 +361,7 @@ def test_an_image_longer_than_the_context_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_jpeg_is_turned_as_the_camera_noted(seeing: Seeing) -> None:
-    """The processor sees what a viewer shows."""
+    """A JPEG is rotated by its EXIF orientation before the processor reads it."""
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     turned = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG", exif=exif), "jpeg")  # type: ignore[union-attr]
@@ -370,7 +370,7 @@ def test_a_jpeg_is_turned_as_the_camera_noted(seeing: Seeing) -> None:
 
 
 def test_without_pillow_text_goes_on(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that lacks it says what to install, to those who send images."""
+    """A server without Pillow tells clients that send images what to install, and accepts text."""
     monkeypatch.setattr(images, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match="cannot read images without Pillow: pip install"):
         read_input(seeing.engine, show(SMALL, seed=800), "the prompt")
@@ -378,14 +378,14 @@ def test_without_pillow_text_goes_on(seeing: Seeing, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_without_settings_for_images_is_refused(tmp_path: Path) -> None:
-    """When it is loaded, and not with the first image."""
+    """A folder without image settings is refused at loading, not at the first image."""
     (write_family(SEEING[0], tmp_path) / "preprocessor_config.json").unlink()
     with pytest.raises(ValueError, match=r"has no preprocessor_config\.json"):
         TorchEngine(tmp_path, device="cpu")
 
 
 def test_a_transformers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose tower answers with plain tensors; when the model is loaded."""
+    """A transformers version whose tower returns plain tensors is refused when the model is loaded."""
     kind = transformers.Qwen3VLModel
     features = kind.get_image_features
     monkeypatch.setattr(kind, "get_image_features", lambda *inputs: (features(*inputs).pooler_output,))
@@ -398,7 +398,7 @@ def test_a_transformers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.ServiceClient]:
-    """A client of a server that runs a model which reads images."""
+    """A client of a server with a model that reads images."""
     directory = write_family(SEEING[0], tmp_path_factory.mktemp("served") / "vision")
     with tinker.ServiceClient(base_url=f"local://{directory}?device=cpu", api_key="tml-test") as client:
         yield client
@@ -411,7 +411,7 @@ def datum(image: ImageChunk | ImageAssetPointerChunk, length: int) -> types.Datu
 
 
 def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
-    """A loss that falls, a sample and its scores, from the same chunk."""
+    """Training, sampling and scoring with one image chunk work over HTTP."""
     image = ImageChunk(data=make_image(WIDE), format="png", expected_tokens=8)
     training = service.create_lora_training_client("vision", rank=4)
     losses = list[float]()
@@ -427,7 +427,7 @@ def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
 
 
 def test_a_wrong_image_fails_its_own_request(service: tinker.ServiceClient) -> None:
-    """The error names the datum and both numbers; the run goes on with the next call."""
+    """The error names the datum and both numbers, and the run continues with the next call."""
     training = service.create_lora_training_client("vision", rank=2)
     good, broken = (ImageChunk(data=data, format="png", expected_tokens=8) for data in (make_image(WIDE), b"nothing"))
     wrong = attrs.evolve(good, expected_tokens=9)

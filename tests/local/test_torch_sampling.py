@@ -1,5 +1,5 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Samples that join and leave one another in the torch engine, counted in passes over the weights and cells, never in time."""
+"""Samples that join and leave batches in the torch engine, measured in passes and cells, never in time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
 
 @pytest.fixture
 def engine(shared: TorchEngine) -> TorchEngine:
-    """That engine; it remembers no beginnings of earlier tests."""
+    """The shared engine, with an empty prefix cache."""
     shared._parts.prefixes = Prefixes()
     return shared
 
@@ -60,7 +60,7 @@ def job(length: int = 6, **changes: Any) -> SampleJob:
 
 
 def finish(batch: TorchBatch, count: int) -> dict[Any, Any]:
-    """Step until so many jobs have ended."""
+    """Step until this many jobs have ended."""
     done: dict[Any, Any] = {}
     for _ in range(500):
         done.update(batch.step())
@@ -75,7 +75,7 @@ def tokens_of(result: Any) -> list[list[int]]:
 
 
 def spent(batch: TorchBatch, before: PassTally) -> PassTally:
-    """What was computed since."""
+    """Return the passes and cells since ``before``."""
     now = batch.tally
     return PassTally(now.passes - before.passes, now.real - before.real, now.padded - before.padded)
 
@@ -96,7 +96,7 @@ def test_a_job_ends_at_its_own_last_token(engine: TorchEngine) -> None:
 
 @pytest.mark.parametrize("adapters", [("a", "a", "a"), ("a", "b", None)])
 def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | None, ...]) -> None:
-    """Whenever others join or leave, with whatever length and adapter, a job gets what it gets alone."""
+    """A job draws the same tokens as alone, whatever jobs of other lengths and adapters join or leave."""
     snapshots = {name: engine.snapshot(name) for name in ("a", "b")}
     jobs = [
         job(
@@ -122,7 +122,7 @@ def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | Non
 
 
 def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
-    """What it held is given back at once, the others go on, and a name that is unknown is ignored."""
+    """A dropped job frees its memory at once, the others continue, and an unknown name is ignored."""
     batch = engine.open_batch(1000)
     batch.add("gone", job(max_tokens=50))
     batch.add("kept", job(9, max_tokens=3))
@@ -136,7 +136,7 @@ def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
 
 
 def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
-    """Sixteen requests of a prompt cost the passes and tokens of one request of sixteen, however many adapters there are."""
+    """Sixteen requests of a prompt cost the passes and tokens of one request with sixteen samples, for any adapters."""
     one, many = engine.open_batch(4000), engine.open_batch(4000)
     one.add(0, job(50, num_samples=16, max_tokens=4))
     finish(one, 1)
@@ -148,7 +148,7 @@ def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
 
 
 def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
-    """A request for the prompt of a sample that runs, or has run, computes the prompt's last token only; its result is equal."""
+    """A request with the prompt of an earlier sample computes its last token only; the result is equal."""
     alone = sample_jobs(engine, [job(50)])[0]
     batch = engine.open_batch(4000)
     batch.add(0, job(50))
@@ -161,7 +161,7 @@ def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
 
 
 def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> None:
-    """Of a conversation only what is new is computed; with other weights all of it is; the tokens are those of a fresh start."""
+    """Only new tokens of a conversation are computed, all with other weights; results are those of a fresh start."""
     batch = engine.open_batch(4000)
     batch.add(0, job(40))
     first = finish(batch, 1)[0].sequences[0].tokens
@@ -177,7 +177,7 @@ def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> N
 
 
 def test_rows_of_unlike_lengths_go_apart(engine: TorchEngine) -> None:
-    """Short prompts beside a long one: in prompts and in the cache four fifths of the cells at least are tokens."""
+    """Short and long prompts are batched separately, so that at least four fifths of all cells are tokens."""
     batch = engine.open_batch(4000)
     for number in range(12):
         batch.add(number, job(4, seed=number, tokens=prompt(4, seed=number)))
@@ -189,7 +189,7 @@ def test_rows_of_unlike_lengths_go_apart(engine: TorchEngine) -> None:
 
 
 def test_rows_of_like_lengths_come_together(engine: TorchEngine) -> None:
-    """One pass for each token, although the samples began one after another and under two adapters."""
+    """Rows of similar length share one pass for each token, although they began at different times and under two adapters."""
     batch = engine.open_batch(4000)
     for number, weights in enumerate((None, engine.snapshot("a"), engine.snapshot("b"))):
         batch.add(number, job(weights=weights, max_tokens=20))
@@ -200,7 +200,7 @@ def test_rows_of_like_lengths_come_together(engine: TorchEngine) -> None:
 
 
 def test_too_large_adapters_go_apart(engine: TorchEngine) -> None:
-    """Adapters whose ranks are too much for one pass get a pass each."""
+    """Adapters whose ranks are too large for one pass get a pass each."""
     engine.create_adapter("c", AdapterSpec(rank=MAX_RANK, seed=3))
     batch = engine.open_batch(4000)
     batch.add(0, job(weights=engine.snapshot("c")))
@@ -211,7 +211,7 @@ def test_too_large_adapters_go_apart(engine: TorchEngine) -> None:
 
 
 def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
-    """As samples grow beyond the limit the last one is put back, and goes on later with the tokens it would have had."""
+    """As samples grow beyond the limit the newest is put back, and continues later with the same tokens."""
     jobs = [job(20, max_tokens=90, seed=number, tokens=prompt(20, seed=number)) for number in range(3)]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
@@ -229,7 +229,7 @@ def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
 
 
 def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
-    """A listener that fails, and weights under which numbers overflow, end one job; those in the same pass go on."""
+    """A failing listener, and weights that overflow, end one job; the others in the pass continue."""
 
     class Failing:
         def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
@@ -257,7 +257,7 @@ def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
 def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an adapter sees inputs without rows, as experts do, the adapters go apart, and the results are those of each alone."""
+    """Where an adapter sees inputs without rows, as experts do, adapters are computed separately, as each would be alone."""
     jobs = [job(weights=engine.snapshot(name), num_samples=2) for name in ("a", "b")]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
@@ -277,7 +277,7 @@ def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
 
 
 def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
-    """The pass that computes the prompt for its samples scores it as well, once for all who ask; without samples it is all."""
+    """The pass that computes a prompt also scores it, once for all requests; without samples it is the only pass."""
     batch = engine.open_batch(1000)
     for number in range(2):
         batch.add(number, job(20, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=number))
@@ -292,7 +292,7 @@ def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3Text"])
 def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
-    """Also with windows of attention and other caches, samples that join later equal those that are made alone."""
+    """Samples that join later equal those drawn alone, also with sliding windows and other caches."""
     torch.manual_seed(1)
     config = getattr(transformers, f"{family}Config")(
         vocab_size=258,
@@ -329,13 +329,13 @@ def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
 
 
 def states(tokens: Any) -> Any:
-    """Keys and values of two layers which show whose they are."""
+    """Keys and values of two layers, which identify their tokens."""
     keys = torch.from_numpy(np.asarray(tokens)).float()[None, :, None].repeat(2, 1, 3)
     return [(keys, -keys), (keys + 0.5, -keys)]
 
 
 def remember(prefixes: Prefixes, weights: Any, tokens: Any) -> list[tuple[int, int]]:
-    """Add a sequence; returns what was read of it."""
+    """Add a sequence; return the ranges that were read."""
     read: list[tuple[int, int]] = []
 
     def read_states(start: int, end: int) -> Any:
@@ -347,7 +347,7 @@ def remember(prefixes: Prefixes, weights: Any, tokens: Any) -> list[tuple[int, i
 
 
 def test_the_longest_known_beginning_is_found() -> None:
-    """Sequences share what they have in common; of each only the rest is read, and short ones are not remembered."""
+    """Sequences share their common prefix; only the rest is read, and short ones are not kept."""
     prefixes = Prefixes()
     first = prompt(60)
     second = np.concatenate([first[:45], prompt(20, seed=1)])
@@ -365,7 +365,7 @@ def test_the_longest_known_beginning_is_found() -> None:
 
 
 def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None:
-    """The memory stays within its limit; what goes with its weights is gone with them."""
+    """The least recently used prefixes are dropped at the limit, and those of a snapshot with their weights."""
     one = sum(tensor.nbytes for pair in states(prompt(40)) for tensor in pair)
     prefixes = Prefixes(3 * one)
     for seed in range(3):
@@ -381,7 +381,7 @@ def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None
 
 
 class CountedNode(PrefixNode):
-    """A node that counts how often anything of any node is read."""
+    """A node that counts how often any node's fields are read."""
 
     reads = 0
 
@@ -391,17 +391,17 @@ class CountedNode(PrefixNode):
 
 
 def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 50,000 samples of groups of eight, before and after the limit is reached, each reads a few nodes only."""
+    """Over 5,000 samples of groups of eight, before and after the limit is reached, each reads a few nodes only."""
     monkeypatch.setattr(prefixes_module, "PrefixNode", CountedNode)
-    prefixes, names = Prefixes(10_000 * 8 * 2), np.arange(50_000 + 40)
-    for number in range(50_000):
+    prefixes, names = Prefixes(1000 * 8 * 2), np.arange(5000 + 40)
+    for number in range(5000):
         tokens = np.concatenate([names[number // 8 :][:SHORTEST], names[number:][:8]])
         CountedNode.reads = 0
         prefixes.add(
             None, tokens, lambda start, end: [(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]
         )
         assert CountedNode.reads < 200, number
-    assert prefixes.nbytes <= 10_000 * 8 * 2
+    assert prefixes.nbytes <= 1000 * 8 * 2
     assert prefixes.find(None, tokens)[0] == len(tokens)
 
 
@@ -437,7 +437,7 @@ def test_training_computes_little_padding(engine: TorchEngine, monkeypatch: pyte
 
 
 def test_free_memory_is_given_back_when_the_process_has_grown() -> None:
-    """After the first step, and after growth beyond what the next one keeps for itself; elsewhere nothing happens."""
+    """Memory is returned after the first step, and after growth beyond the reserve of the next one, and not otherwise."""
     resident, trimmed = [1 << 30], list[int]()
 
     def trim(padding: int) -> None:
@@ -460,7 +460,7 @@ def test_free_memory_is_given_back_when_the_process_has_grown() -> None:
 
 
 def reference(logits: torch.Tensor, one: SampleJob) -> list[int]:
-    """The ids that top_k and then top_p leave, by sorting everything."""
+    """Return the ids that top_k and then top_p keep, by sorting everything."""
     probabilities = torch.softmax(logits.double() / one.temperature, dim=-1)
     values, order = probabilities.sort(descending=True, stable=True)
     if one.top_k >= 1:
@@ -471,7 +471,7 @@ def reference(logits: torch.Tensor, one: SampleJob) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["random", "coarse", "flat"])
 def test_truncation_equals_a_full_sort(kind: str) -> None:
-    """Also with many equal logits, as in half precision, and with a nucleus of thousands of tokens; then it says so."""
+    """Truncation equals a full sort, also with many equal logits and a nucleus of thousands of tokens, which is flagged."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 5000, generator=generator) * (0.01 if kind == "flat" else 3)
     logits = (logits > 0).float() if kind == "coarse" else logits

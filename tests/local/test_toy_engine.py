@@ -50,7 +50,7 @@ def engine() -> ToyEngine:
 
 
 def train(engine: ToyEngine, adapter: str, text: bytes, steps: int, rate: float = 0.02) -> list[float]:
-    """The loss before each step."""
+    """Train, and return the loss before each step."""
     tokens = np.frombuffer(text, np.uint8).astype(np.int32)
     one = TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
     losses: list[float] = []
@@ -98,7 +98,7 @@ def test_the_distribution_sums_to_one(vocabulary: int) -> None:
 
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
-    """Each loss changes along its gradient as the gradient says (central differences on every LoRA matrix)."""
+    """Each loss has the gradient of central differences on every LoRA matrix."""
     train(engine, "a", b"abcabc", 2)
     adapter = engine._adapter("a")
     one = example(weights=[0.5, 1.0, 2.0, 0.0, -1.0]) if loss_fn == "cross_entropy" else rl_example(engine)
@@ -108,7 +108,7 @@ def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
 
     if loss_fn in ("cispo", "stable_reinforce"):  # their ratio is a constant to the gradient: the next test compares it
         return
-    if loss_fn == "gspo":  # a token's gradient is its own part: that of the whole where all tokens have one advantage
+    if loss_fn == "gspo":  # a token's gradient is its part: that of the whole where all tokens have one advantage
         one.loss_inputs["advantages"][:], one.loss_inputs["sequence_ratio_mask"] = 0.5, np.ones(5, np.float32)
     loss(backward=True)
     assert adapter.gradient is not None
@@ -202,7 +202,7 @@ def test_metrics_leave_out_what_teaches_nothing(engine: ToyEngine, loss_fn: str)
 
 
 def test_dro_counts_what_has_no_advantage(engine: ToyEngine) -> None:
-    """The penalty of dro acts without an advantage, so such tokens count."""
+    """Tokens without an advantage count in dro, because of its penalty."""
     drifting = example(logprobs=np.zeros(5, np.float32), advantages=np.zeros(5, np.float32))
     metrics = engine.forward_backward("a", [drifting], "dro", {}, backward=False).metrics
     assert metrics["tokens:sum"] == 5
@@ -210,7 +210,7 @@ def test_dro_counts_what_has_no_advantage(engine: ToyEngine) -> None:
 
 
 def test_weights_and_masks_scale_terms_and_silence_the_rest(engine: ToyEngine) -> None:
-    """A cell of weight zero counts for nothing, whatever stands in it; its reported logprob is 0 for an impossible target."""
+    """A position of weight zero has no effect, whatever its value; an impossible target is reported with logprob 0."""
     targets = TARGETS.copy()
     targets[1] = -100
     one = example(target_tokens=targets, weights=[1.0, 0.0, 1.0, 2.0, 0.5])
@@ -250,7 +250,7 @@ def test_gradients_accumulate_until_a_step(engine: ToyEngine) -> None:
 
 
 def test_steps_follow_adam(engine: ToyEngine) -> None:
-    """Two steps with clipping and decoupled weight decay give what the textbook gives; none accumulated counts as zero."""
+    """Two steps with clipping and decoupled weight decay match the textbook; a step without a gradient counts it as zero."""
     params = Adam(learning_rate=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.5, grad_clip_norm=0.01)
     adapter = engine._adapter("a")
     value, first, second = adapter.tensors["low.b"].copy(), 0.0, 0.0
@@ -595,7 +595,7 @@ def test_a_wrong_option_is_named(engine: ToyEngine, config: dict[str, Any], said
     ],
 )
 def test_a_wrong_sample_job_is_named(engine: ToyEngine, fields: dict[str, Any], said: str) -> None:
-    """What cannot be sampled is refused with the parameter's name."""
+    """An impossible sample is refused with the parameter's name."""
     with pytest.raises(EngineError, match=said):
         sample(engine, **fields)
 
@@ -617,7 +617,7 @@ def test_a_wrong_sample_job_is_named(engine: ToyEngine, fields: dict[str, Any], 
         (17, -1, "the prompt has 17 tokens, which exceeds the context length of 16; shorten the prompt"),
     ],
 )
-def test_a_sample_that_does_not_fit_is_told_what_does(length: int, max_tokens: int, said: str) -> None:
+def test_a_sample_that_does_not_fit_names_the_limit(length: int, max_tokens: int, said: str) -> None:
     """The refusal says how much fits, or that the prompt is too long; a prompt that fills the context can be scored."""
     small = ToyEngine(max_context_length=16)
     with pytest.raises(EngineError, match=f"^{said}$"):
@@ -645,7 +645,7 @@ def test_impossible_sizes_are_refused(engine: ToyEngine) -> None:
 
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
-    """Terms and derivatives of torch tensors are those of numpy arrays."""
+    """Terms and derivatives of torch tensors equal those of numpy arrays."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     logprobs = -rng.random(200)
@@ -661,7 +661,7 @@ def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
 
 @pytest.mark.parametrize("loss_fn", sorted({*LOSS_FORMS} - {"cispo", "gspo", "stable_reinforce"}))
 def test_slopes_are_the_derivatives_of_the_terms(loss_fn: str) -> None:
-    """The slope of each term is what torch finds, where no factor counts as constant."""
+    """The slope of each term is torch's gradient, where no factor counts as constant."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     leaf = torch.tensor(-rng.random(200), requires_grad=True)

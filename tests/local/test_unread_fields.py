@@ -30,12 +30,12 @@ SAMPLE = models.SampleRequest
     ],
 )
 def test_what_a_record_has_no_place_for_is_found(content: bytes, kind: type, found: list[str]) -> None:
-    """Also inside other records; not what a client may name as it likes, nor what says nothing."""
+    """Unknown fields are found, also in nested records, but not in free-form maps, nor fields with empty values."""
     assert list(find_unknown_fields(content, kind)) == found
 
 
 def test_the_field_that_was_probably_meant_is_named() -> None:
-    """A misspelling, and the name that other libraries use, lead to the right one at the same place."""
+    """A misspelling, or the name of another library, is matched to the right field at the same place."""
     content = b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "min_p": 0.1}, "n": 2}'
     assert find_unknown_fields(content, SAMPLE) == {
         "sampling_params.temprature": "temperature",
@@ -46,7 +46,7 @@ def test_the_field_that_was_probably_meant_is_named() -> None:
 
 
 def test_not_more_is_named_than_a_header_holds() -> None:
-    """Whoever sends thousands of fields does not get them all back."""
+    """A request with thousands of unknown fields gets only as many names as a header holds."""
     content = b"{" + b",".join(b'"%d%s": 1' % (number, b"x" * 500) for number in range(1000)) + b"}"
     found = find_unknown_fields(content, SAMPLE)
     assert len(found) == MAX_NAMED
@@ -56,7 +56,7 @@ def test_not_more_is_named_than_a_header_holds() -> None:
 def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
     make_api: MakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The request is carried out as before."""
+    """An unknown field is named in the response and once in the log, and the request is carried out."""
     api = make_api()
     body = sample_body(None, base_model="tinker/toy", params={"min_p": 0.1})
     with caplog.at_level(logging.WARNING, logger="tinker.local"):
@@ -68,7 +68,7 @@ def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
 
 
 def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
-    """The answer names each, and the number of a refused request is not used up."""
+    """A strict server names each unknown field, and the number of a refused request is not used up."""
     api = make_api(strict=True)
     session = api.session()
     wrong = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 4, "sed": 2}}
@@ -81,7 +81,7 @@ def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
 
 
 def test_the_endpoints_for_other_clients_do_the_same(make_api: MakeApi) -> None:
-    """A header by default, 400 where that is wanted."""
+    """The OpenAI endpoints name unknown fields in a header by default, and answer 400 where that is set."""
     body = {"model": "tinker/toy", "prompt": "x", "max_tokens": 1, "service_tier": "auto"}
     for strict, status in ((False, 200), (True, 400)):
         api = make_api(strict=strict)
@@ -91,7 +91,7 @@ def test_the_endpoints_for_other_clients_do_the_same(make_api: MakeApi) -> None:
 
 
 def test_our_own_client_sends_nothing_unread(make_api: MakeApi) -> None:
-    """A strict server serves it: sessions, runs, losses, steps and samples."""
+    """A strict server serves our client: sessions, runs, losses, steps and samples."""
     import tinker
     from tinker.local import Settings, running_server
 

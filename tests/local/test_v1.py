@@ -1,4 +1,4 @@
-"""The endpoints for clients of OpenAI's API, asked by the client that their makers publish."""
+"""The OpenAI-compatible endpoints, called by the official openai client."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server that wants a key."""
+    """A server with a key."""
     with running_server(Settings(data_dir=tmp_path, api_key=KEY)) as url:
         yield url
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[Any]:
-    """The other project's client, which does not try again."""
+    """The openai client, without retries."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
 def checkpoint(url: str) -> str:
-    """Weights that were trained to say nothing but ``e``."""
+    """Weights trained to produce only ``e``."""
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
     training = service.create_lora_training_client(base_model=MODEL, rank=8)
     text = [101] * 32
@@ -54,7 +54,7 @@ def checkpoint(url: str) -> str:
 
 
 def test_a_completion_is_the_sample_of_the_same_seed(client: Any, url: str) -> None:
-    """What these endpoints draw is what the contract's own operation draws."""
+    """A completion has the tokens of the contract's sample operation with the same seed."""
     answer = client.completions.create(model=MODEL, prompt="The", max_tokens=12, seed=3, temperature=0.7, top_p=0.9, n=2)
     params = tinker.SamplingParams(max_tokens=12, seed=3, temperature=0.7, top_p=0.9)
     sampler = tinker.ServiceClient(base_url=url, api_key=KEY).create_sampling_client(base_model=MODEL)
@@ -65,7 +65,7 @@ def test_a_completion_is_the_sample_of_the_same_seed(client: Any, url: str) -> N
 
 
 def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
-    """It is listed, described, and what it has learnt is what it says."""
+    """A checkpoint is listed and described as a model, and completes with what it was trained on."""
     assert [model.id for model in client.models.list()] == [MODEL, checkpoint]
     assert client.models.retrieve(checkpoint).id == checkpoint
     answer = client.completions.create(model=checkpoint, prompt="e", max_tokens=8, temperature=0)
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
 
 
 def test_checkpoints_of_models_that_are_not_served_are_not_listed(tmp_path: Path) -> None:
-    """After a restart with another model, only what can be sampled is listed."""
+    """After a restart with another model, only checkpoints that can be sampled are listed."""
     for name in (MODEL, "tinker/other"):
         engine = ToyEngine(base_model=name)
         with serve_in_thread(State(lambda engine=engine: engine, Settings(data_dir=tmp_path))) as url:  # type: ignore[misc]
@@ -88,7 +88,7 @@ def test_checkpoints_of_models_that_are_not_served_are_not_listed(tmp_path: Path
 
 
 def test_a_chat_ends_at_max_tokens_and_has_a_role(client: Any) -> None:
-    """The shape that chat front ends read."""
+    """A chat that ends at max_tokens has a role and the reason, in the form that chat front ends read."""
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     answers = [
         client.chat.completions.create(
@@ -104,7 +104,7 @@ def test_a_chat_ends_at_max_tokens_and_has_a_role(client: Any) -> None:
 
 @pytest.mark.parametrize("top", [None, 3])
 def test_a_stream_says_what_the_whole_answer_says(client: Any, top: int | None) -> None:
-    """Text, log-probabilities, ends and usage, for each of the samples."""
+    """A stream has the text, log-probabilities, reasons and usage of the full response, for each sample."""
     wanted: dict[str, Any] = {"model": MODEL, "messages": HELLO, "n": 2, "seed": 5, "max_tokens": 20, "logprobs": True}
     wanted |= {} if top is None else {"top_logprobs": top}
     whole = client.chat.completions.create(**wanted)
@@ -124,7 +124,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: Any, top: int | None) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_ends_the_text_before_it(client: Any, stream: bool) -> None:
-    """Nothing of the stop is in the text, though it has several tokens and arrives in parts."""
+    """A stop of several tokens that arrives in parts is not part of the text."""
     whole = client.completions.create(model=MODEL, prompt="The", max_tokens=200, seed=3).choices[0].text
     stop = whole[40:43]
     found = client.completions.create(model=MODEL, prompt="The", max_tokens=200, seed=3, stop=[stop, "never"], stream=stream)
@@ -134,14 +134,14 @@ def test_a_stop_ends_the_text_before_it(client: Any, stream: bool) -> None:
 
 
 def test_the_end_of_text_ends_a_text_that_has_stops() -> None:
-    """A stop of the request does not turn the model's own end off, and what follows the end is dropped."""
+    """A request's stop does not turn off the model's end of text, and what follows the end is dropped."""
     text = SampleText(ByteTexts(), ["never"])
     parts = [text.add(TokenScore(token, "", -1.0), None) for token in (104, 105, 256, 106)]
     assert ("".join(parts), text.finish_reason, text.token_count) == ("hi", "stop", 3)
 
 
 def test_characters_and_stops_are_given_out_whole() -> None:
-    """A character of several tokens comes with its last one; a half stop at the end is text."""
+    """A character of several tokens arrives with its last token; a partial stop at the end is text."""
     text = SampleText(ByteTexts(), ["ab!"])
     tokens = ["é".encode()[0], "é".encode()[1], *b"xab"]
     parts = [text.add(TokenScore(token, "", -1.0), "length" if at == 4 else None) for at, token in enumerate(tokens)]
@@ -150,7 +150,7 @@ def test_characters_and_stops_are_given_out_whole() -> None:
 
 
 def test_a_harness_can_score_a_prompt(client: Any, url: str) -> None:
-    """Echo and log-probabilities together give the likelihood of a text, as evaluation harnesses ask for it."""
+    """Echo with log-probabilities gives the likelihood of a text, as evaluation harnesses request it."""
     answer = client.completions.create(model=MODEL, prompt=list(b"There"), max_tokens=0, echo=True, logprobs=1)
     scores = answer.choices[0].logprobs
     sampler = tinker.ServiceClient(base_url=url, api_key=KEY).create_sampling_client(base_model=MODEL)
@@ -164,7 +164,7 @@ def test_a_harness_can_score_a_prompt(client: Any, url: str) -> None:
 
 
 def test_no_tokens_are_generated_only_to_echo_the_prompt(client: Any) -> None:
-    """``max_tokens=0`` gives back a prompt that is echoed, however short; alone it would be an empty answer, and is refused."""
+    """``max_tokens=0`` returns an echoed prompt, however short; without echo it is refused."""
     for prompt in ("x", "There"):
         answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, echo=True)
         assert answer.choices[0].text == prompt
@@ -200,13 +200,13 @@ def test_several_prompts_are_answered_in_order(client: Any) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(client: Any, fields: dict[str, Any], named: str) -> None:
-    """Nothing is ignored in silence that would change the text."""
+    """An unsupported parameter that would change the text is refused by name, never ignored."""
     with pytest.raises((openai.BadRequestError, openai.UnprocessableEntityError), match=named):
         list(client.completions.create(**{"model": MODEL, "prompt": "x", **fields}))
 
 
 def test_chats_refuse_tools_images_and_other_formats(client: Any) -> None:
-    """They would be left out of the prompt."""
+    """Tools, images and other formats are refused, because they would be left out of the prompt."""
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     for fields in ({"messages": image}, {"tools": tools}, {"response_format": {"type": "json_object"}}, {"messages": []}):
@@ -216,7 +216,7 @@ def test_chats_refuse_tools_images_and_other_formats(client: Any) -> None:
 
 @pytest.mark.parametrize("field", ["tool_calls", "tool_call_id", "function_call", "reasoning_content", "audio"])
 def test_what_of_a_message_would_be_lost_is_refused(url: str, field: str) -> None:
-    """No prompt has the calls of tools, so that a message with some is refused; without any, as clients repeat it, it is read."""
+    """A message with tool calls is refused, because the prompt cannot hold them; a repeated message without any is accepted."""
     for value, status in (([{"id": "x"}], 400), (None, 200)):
         messages = [*HELLO, {"role": "assistant", "content": "x", field: value}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 1}
@@ -242,16 +242,16 @@ def test_wrong_keys_and_models_are_the_errors_that_clients_know(client: Any, url
 
 
 def test_a_page_elsewhere_gets_nothing_from_a_server_without_a_key(tmp_path: Path) -> None:
-    """The guard of the contract's operations stands before these too."""
+    """The browser guard also covers these endpoints."""
     with running_server(Settings(data_dir=tmp_path)) as url:
         assert httpx.get(f"{url}/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
 
 
 def test_a_client_that_goes_ends_its_work(tmp_path: Path) -> None:
-    """The engine's next token is the last one of a stream that nobody reads."""
+    """A stream whose client has left ends at the engine's next token."""
 
     class CountingEngine(ToyEngine):
-        """Notes how long each continuation became."""
+        """An engine that records the length of each continuation."""
 
         def __init__(self) -> None:
             super().__init__(vocabulary=512, max_context_length=10**6)
@@ -276,7 +276,7 @@ def test_a_client_that_goes_ends_its_work(tmp_path: Path) -> None:
 
 
 def test_a_client_that_goes_takes_its_waiting_request_along(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole answer that nobody waits for any more is not computed."""
+    """A response whose client has left is not computed."""
     monkeypatch.setattr(conversations, "LOOK_SECONDS", 0.001)
     engine = GatedEngine()
     api = make_api(engine)
@@ -320,7 +320,7 @@ def test_a_server_that_closes_says_so_in_a_stream(tmp_path: Path) -> None:
 
 
 def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
-    """Bytes are read and written here as its files say."""
+    """The packaged tokenizer encodes and decodes bytes as transformers does with its files."""
     transformers = pytest.importorskip("transformers")
     engine = ToyEngine()
     ours, theirs = load_texts(engine), ModelTexts(transformers.AutoTokenizer.from_pretrained(engine.tokenizer_id))
@@ -334,13 +334,13 @@ def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
 
 
 def test_a_path_that_is_not_there_is_an_error_of_the_same_form(url: str) -> None:
-    """Clients for OpenAI's API read the errors of unknown paths and methods too."""
+    """Unknown paths and methods are errors in the form that clients of OpenAI's API read."""
     for answer in (httpx.get(f"{url}/v1/nothing"), httpx.get(f"{url}/v1/completions")):
         assert answer.json()["error"]["message"].endswith(f": GET {answer.request.url.path}")
 
 
 def test_a_chat_template_of_the_model_is_used() -> None:
-    """Models that were trained on a form of chats get that form; what their template refuses is the client's fault."""
+    """A model with a chat template gets chats in that form; what the template refuses is the client's fault."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -352,7 +352,7 @@ def test_a_chat_template_of_the_model_is_used() -> None:
 
 
 def test_a_real_model_chats(tmp_path: Path) -> None:
-    """The packaged model, with torch."""
+    """The packaged model chats, with torch."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     with running_server(Settings(data_dir=tmp_path), "torch") as url:
@@ -396,7 +396,7 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
 def test_a_body_that_does_not_fit_is_refused_in_words(
     url: str, path: str, body: object, message: str, param: str | None
 ) -> None:
-    """The refusal is a plain sentence, with the field that it is about."""
+    """A refused body gets a plain sentence with the name of its field."""
     answer = httpx.post(f"{url}/v1/{path}", json=body, headers={"x-api-key": KEY})
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
     assert (answer.status_code, answer.json()) == (400, {"error": error})
@@ -424,7 +424,7 @@ OUT_OF_RANGE: list[tuple[str, float]] = [
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str, field: str, value: float) -> None:
-    """``param`` is the parameter as the request has it, also where the engine refuses its value."""
+    """``param`` is the parameter as the request names it, also where the engine refuses its value."""
     content = {"messages": HELLO, "logprobs": True} if path.startswith("chat") else {"prompt": "x"}
     answer = httpx.post(f"{url}/v1/{path}", json={"model": MODEL, **content, field: value}, headers={"x-api-key": KEY})
     error = answer.json()["error"]
@@ -491,7 +491,7 @@ HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": 
 
 
 def test_neutral_values_and_harmless_parameters_are_accepted(tmp_path: Path) -> None:
-    """A neutral value changes nothing, even on a strict server; other unknown parameters are named in a header."""
+    """A neutral value has no effect, even on a strict server; other unknown parameters are named in a header."""
     for strict, fields in ((True, NEUTRAL), (False, {**NEUTRAL, **HARMLESS})):
         with running_server(Settings(data_dir=tmp_path / str(strict), strict=strict)) as url:
             answer = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "x", "user": "me", **fields})

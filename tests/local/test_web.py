@@ -1,4 +1,4 @@
-"""What people and monitors look at: the document of the API, the metrics, the log of requests, the words at the start."""
+"""The endpoints for people and monitors: the API document, the metrics, the request log and the start message."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ KEY = "a key that nobody may read"
 
 
 def ask(api: Any, path: str, **headers: str) -> httpx.Response:
-    """The answer to a GET."""
+    """Return the response to a GET."""
     answer: httpx.Response = api.runner.run(api.client.get(path, headers=headers))
     return answer
 
 
 def test_the_document_has_every_operation_and_this_server(make_api: MakeApi) -> None:
-    """Tools that read it find all that can be asked here, without a key."""
+    """The document lists every operation and this server's URL, without a key."""
     document = ask(make_api(api_key=KEY), "/openapi.json").json()
     assert [server["url"] for server in document["servers"]] == ["./"]
     assert {row.path for row in OPERATIONS.values()} == set(document["paths"])
 
 
 def test_pages_and_files_come_from_here_alone(make_api: MakeApi) -> None:
-    """Whatever a page names is a path of this server that is there, and its policy allows no other place."""
+    """Pages load only existing paths of this server, and their policy allows no other source."""
     api = make_api(api_key=KEY)
     for path in ("/", "/docs"):
         page = ask(api, path)
@@ -52,13 +52,13 @@ def test_pages_and_files_come_from_here_alone(make_api: MakeApi) -> None:
 
 
 def test_the_icon_is_where_browsers_look_for_it(make_api: MakeApi) -> None:
-    """What asks before it has read a page gets the icon that pages name, without a key."""
+    """`/favicon.ico` returns the icon that pages name, without a key."""
     icon = ask(make_api(api_key=KEY), "/favicon.ico")
     assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
 
 
 def test_health_is_where_monitors_look_for_it(make_api: MakeApi) -> None:
-    """`/health` answers what the contract's health check does, without a key."""
+    """`/health` returns the result of the contract's health check, without a key."""
     api = make_api(api_key="tml-secret")
     answer = api.runner.run(api.client.get("/health"))
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
@@ -66,7 +66,7 @@ def test_health_is_where_monitors_look_for_it(make_api: MakeApi) -> None:
 
 
 def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
-    """A monitor sees what was asked, how it was answered, what was computed and who is connected."""
+    """The metrics count requests by status, tokens and connected clients."""
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -92,7 +92,7 @@ def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
 
 
 def test_metrics_need_the_key(make_api: MakeApi) -> None:
-    """Prometheus can send it as a bearer token."""
+    """The metrics need the key, which Prometheus can send as a bearer token."""
     pytest.importorskip("prometheus_client")
     api = make_api(api_key=KEY)
     assert ask(api, "/metrics").status_code == 401
@@ -100,7 +100,7 @@ def test_metrics_need_the_key(make_api: MakeApi) -> None:
 
 
 def test_the_log_has_a_line_for_each_request_and_no_secret(make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
-    """Route, status and time are there; neither key, nor query, nor the path itself, which may hold the token of a link."""
+    """A line has route, status and time, but no key, query or full path, which may hold a link's token."""
     api = make_api(api_key=KEY)
     with caplog.at_level(logging.INFO, logger="tinker.local.requests"):
         ask(api, "/files/secret-token/checkpoint?also=secret", **{"x-api-key": KEY})
@@ -115,7 +115,7 @@ def test_the_log_has_a_line_for_each_request_and_no_secret(make_api: MakeApi, ca
 
 
 def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
-    """Address, page and document; a key is named and never shown. The three lines run as they are."""
+    """The start message has address, page and document; a key is named and never shown. The three lines run as they are."""
     with running_server(Settings(data_dir=tmp_path)) as url:
         text = describe_start(url, "tinker/toy", has_key=False)
         names: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
 
 
 def test_a_server_on_every_address_says_how_it_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
-    """No client can use 0.0.0.0 everywhere: this machine uses the loopback, others the name of the host."""
+    """A server on 0.0.0.0 names usable addresses: the loopback for this machine, the host's name for others."""
     for url, here in (("http://0.0.0.0:7", "http://127.0.0.1:7"), ("http://[::]:7", "http://[::1]:7")):
         announce(url, [ToyEngine()])
         text = capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_a_server_on_every_address_says_how_it_is_reached(capsys: pytest.Capture
 def test_the_command_sets_how_much_is_logged(
     given: list[str], level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Requests are logged when one asks for it."""
+    """Requests are logged when the option asks for it."""
     logger = logging.getLogger("tinker")
     before, found = logger.level, list[int]()
     monkeypatch.setattr(tinker.local, "serve", lambda **_: found.append(logger.level), raising=False)
@@ -155,6 +155,6 @@ def test_the_command_sets_how_much_is_logged(
 
 
 def test_the_document_is_json_of_the_wheel() -> None:
-    """What is answered is a file of the package, so that no parser of YAML is needed to serve it."""
+    """The document is a JSON file of the package, so that no YAML parser is needed to serve it."""
     document = json.loads((files("tinker.local") / "web" / "assets" / "openapi.json").read_text(encoding="utf-8"))
     assert document["openapi"].startswith("3.1")

@@ -40,14 +40,14 @@ DOWN_SECONDS = 0.3
 EXCHANGES_BEFORE_RESTARTS = 100  # until the work is under way
 HANG_SECONDS = 1.0  # until something on the way breaks a connection that says nothing
 GUARD_SECONDS = 600.0
-# What the official client is compared under; a garbled answer, for one, it can only report.
+# The options of a comparison with the official client, which can only report a garbled response.
 CURABLE: tuple[FaultKind, ...] = ("status", "drop", "hang", "delay", "truncate", "slow")
 MOST_SERVERS = 2  # at once; a server takes a second of the processor to start
 RATES = (0.0, 0.1, 0.3, 0.5)
 
 
 class Recorder(ToyEngine):
-    """The toy engine, which lists for each model what was applied: n for the n-th loss, -n for the n-th optimizer step."""
+    """The toy engine, which lists what was applied to each model: n for the n-th loss, -n for the n-th optimizer step."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=32_768)
@@ -66,7 +66,7 @@ class Recorder(ToyEngine):
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of one run."""
+    """The outcome of one run."""
 
     seed: int
     rate: float
@@ -81,15 +81,15 @@ class Outcome:
 
     @property
     def interrupted(self) -> list[dict[str, Any]]:
-        """The calls that were interrupted, each of which may have been made or not."""
+        """The interrupted calls, each of which may have been made or not."""
         return [record for record in self.result["records"] if record["interrupted"]]
 
     def met(self, kind: FaultKind) -> int:
-        """How many exchanges failed in this way."""
+        """Return how many exchanges failed in this way."""
         return sum(count for name, count in self.totals.items() if name.partition(" ")[0] == kind)
 
     def summary(self) -> dict[str, Any]:
-        """The totals, for people."""
+        """Return the totals in a readable form."""
         failed = [record for record in self.records if record["error"] is not None]
         return {
             "seed": self.seed,
@@ -106,7 +106,7 @@ class Outcome:
         }
 
     def complaints(self) -> list[str]:
-        """Everything that must not be."""
+        """Return every violation of the guarantees."""
         return [*self._of_futures(), *self._of_steps(), *self._of_the_rest()]
 
     def _of_futures(self) -> list[str]:
@@ -135,7 +135,7 @@ class Outcome:
 
 
 def signed(record: dict[str, Any]) -> int:
-    """What the recorder lists for an operation."""
+    """Return the entry of the recorder for an operation."""
     return record["number"] if record["operation"] == "forward_backward" else -record["number"]
 
 
@@ -149,7 +149,7 @@ def run(
     protocol: str | None = None,
     **plan: Any,
 ) -> Outcome:
-    """One run of the workload against a server of its own, which speaks ``protocol`` with TLS, or plain HTTP/1.1."""
+    """Run the workload against a separate server, which speaks ``protocol`` with TLS, or plain HTTP/1.1."""
     engine = Recorder()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         state = State(lambda: engine, Settings(data_dir=Path(folder), hold_seconds=5.0, any_base_model=True))
@@ -164,7 +164,7 @@ def run(
 
 
 class _Restarts:
-    """Takes the server down and up again, so often, spread over the time."""
+    """Stops and restarts the server this often, spread over the time."""
 
     def __init__(self, server: FaultyServer, count: int, seconds: float) -> None:
         self._server, self._count, self._pause = server, count, seconds / (count + 1)
@@ -209,7 +209,7 @@ def _worked(python: str, plan: dict[str, Any], restarts: _Restarts, variables: d
 
 
 def soak(options: argparse.Namespace) -> bool:
-    """Every seed; whether all went well."""
+    """Run every seed; return whether all succeeded."""
     totals: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
@@ -240,7 +240,7 @@ def soak(options: argparse.Namespace) -> bool:
 
 
 def killed(options: argparse.Namespace) -> bool:
-    """Seeds in which a ``tinker serve`` is killed; whether all went well."""
+    """Run seeds in which a ``tinker serve`` is killed; return whether all succeeded."""
     totals: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     well = True

@@ -1,4 +1,4 @@
-"""A run through ``kill -9`` of a server that keeps every step: the client is told nothing, and ends where it would have ended.
+"""A run through ``kill -9`` of a server with durability `step`: the client sees no failure, and ends with the same weights.
 
 python tests/stress/durable.py --kills 50 prints what a run of so many kills came to; with --model tinker/babble it trains with torch.
 """
@@ -30,20 +30,20 @@ PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
 
 
 def datum(step: int) -> tinker.Datum:
-    """What is learnt in a step."""
+    """Return the training datum of a step."""
     tokens = [97 + (7 * step + 5 * n * n) % 26 for n in range(4 + step % 3)]
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
 
 
 @tinker.with_gradients
 def squares(data: Sequence[tinker.Datum], logprobs: Sequence[Array]) -> tuple[float, list[Array]]:
-    """A loss that this process computes, between two requests to the server."""
+    """Compute a loss in this process, between two requests to the server."""
     return float(sum((part**2).sum() for part in logprobs)), [2 * part for part in logprobs]
 
 
 @attrs.frozen
 class Outcome:
-    """What a run left: its losses, norms of gradients, samples, checkpoints and weights, to the last bit."""
+    """The outcome of a run: its losses, gradient norms, samples, checkpoints and weights, to the last bit."""
 
     losses: list[float]
     norms: list[float]
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Counter:
-    """Counts what was acknowledged, for who waits for more of it."""
+    """Counts acknowledged operations, and lets a thread wait for more of them."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -71,7 +71,7 @@ class Counter:
 
 
 def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcome:
-    """Train with several steps under way, some of them with a loss of our own, and sample and save between them."""
+    """Train with several steps in flight, some of them with a custom loss, and sample and save between them."""
     base_model = service.get_server_capabilities().supported_models[0].model_name
     assert base_model is not None
     client = service.create_lora_training_client(base_model, rank=4, seed=3)
@@ -105,7 +105,7 @@ def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcom
 
 
 def undisturbed(folder: Path, steps: int, *options: str) -> Outcome:
-    """The outcome with a server that nobody kills."""
+    """Return the outcome with a server that is not killed."""
     server = ServerProcess(folder, *options)
     server.start()
     try:
@@ -116,7 +116,7 @@ def undisturbed(folder: Path, steps: int, *options: str) -> Outcome:
 
 
 def disturbed(folder: Path, kills: int, seed: int, *options: str) -> Outcome:
-    """The outcome with a server that is killed again and again, wherever it happens to be."""
+    """Return the outcome with a server that is killed repeatedly at random moments."""
     server, counter, draw = ServerProcess(folder, "--durability", "step", *options), Counter(), random.Random(seed)
     server.start()
 

@@ -1,4 +1,4 @@
-"""A caller in the main thread that is interrupted again and again, as by Ctrl-C, wherever it happens to be."""
+"""A caller in the main thread that is interrupted repeatedly, as by Ctrl-C, at random moments."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Interrupts:
 
 
 class Work(Protocol):
-    """What the caller needs of the workload."""
+    """The part of the workload that the caller needs."""
 
     def more(self, done: int, planned: int) -> bool:
-        """Whether to go on."""
+        """Return whether to continue."""
         ...
 
     def new_client(self, index: int) -> Any:
@@ -76,19 +76,19 @@ class Work(Protocol):
         ...
 
     def begin(self, client: Any, operation: str, number: int) -> Wait:
-        """Call an operation; what is returned waits for its result."""
+        """Call an operation; return a function that waits for its result."""
         ...
 
     def note(self, client: str, operation: str, number: int, wait: Wait) -> bool:
-        """Wait for an operation and write down what came of it."""
+        """Wait for an operation and record its outcome."""
         ...
 
     def note_failed(self, client: str, operation: str, number: int, error: Exception) -> None:
-        """Write down that an operation failed."""
+        """Record that an operation failed."""
         ...
 
     def note_interrupted(self, client: str, operation: str, number: int) -> None:
-        """Write down that a call was interrupted, so that nobody knows whether it was made."""
+        """Record that a call was interrupted and may have been made or not."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Training through ``kill -9`` of the server: workers save, lose their runs, go on from what was saved, and lose nothing else.
+"""Training through ``kill -9`` of the server: workers resume from their checkpoints, and lose nothing else.
 
 A killed server forgets sessions, runs and samplers; checkpoints stay. Each worker trains a fixed number of steps on fixed
 data, so what must come of it is known from a run without kills.
@@ -34,7 +34,7 @@ PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
 
 
 def datum(worker: int, step: int) -> tinker.Datum:
-    """What a worker learns in a step."""
+    """Return the training datum of a worker's step."""
     tokens = [97 + (5 * worker + 3 * step + n) % 26 for n in range(4 + step % 3)]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens[:-1]),
@@ -43,20 +43,20 @@ def datum(worker: int, step: int) -> tinker.Datum:
 
 
 def take_step(client: tinker.TrainingClient, worker: int, step: int) -> list[Any]:
-    """Begin one step; the futures of its two operations."""
+    """Submit one step; return the futures of its two operations."""
     loss = client.forward_backward([datum(worker, step)], "cross_entropy")
     return [loss, client.optim_step(tinker.AdamParams(learning_rate=0.01))]
 
 
 def probe(client: tinker.TrainingClient, worker: int) -> list[float]:
-    """What tells the weights of one step of one worker from all others."""
+    """Return a value that identifies the weights of one step of one worker."""
     output = client.forward([datum(worker, n) for n in range(1, 4)], "cross_entropy").result(PATIENCE_SECONDS)
     return [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()]
 
 
 @cache
 def undisturbed() -> list[list[list[float]]]:
-    """The probes of each worker after each step, beginning with none, of a run without kills."""
+    """Return the probes of each worker after each step, and before the first, of a run without kills."""
     with toy_server(keep=False) as server:
         service = server.service()
         return [_undisturbed(new_run(service, worker), worker) for worker in range(WORKERS)]
@@ -72,20 +72,20 @@ def _undisturbed(client: tinker.TrainingClient, worker: int) -> list[list[float]
 
 
 def new_run(service: tinker.ServiceClient, worker: int) -> tinker.TrainingClient:
-    """A run as a worker begins it."""
+    """Create a worker's run."""
     return service.create_lora_training_client(BASE_MODEL, rank=4, seed=worker)
 
 
 @dataclasses.dataclass
 class Saved:
-    """A checkpoint that the server said was saved: after this step of this worker, or a later one."""
+    """A checkpoint that the server acknowledged: after this step of this worker, or a later one."""
 
     worker: int
     step: int
 
 
 class Ledger:
-    """What all threads of a run have seen."""
+    """The observations of all threads of a run."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -149,7 +149,7 @@ class Worker:
         return client
 
     def _train(self, client: tinker.TrainingClient) -> None:
-        """Blocks of steps with a save each, all of which is on its way at once. Goes on only where all of a block succeeded."""
+        """Submit blocks of steps with a save each, all in flight at once; continue only where all of a block succeeded."""
         while self._step < STEPS:
             first, last = self._step + 1, self._step + SAVE_EVERY
             pending = [future for step in range(first, last + 1) for future in take_step(client, self._index, step)]
@@ -175,7 +175,7 @@ class Worker:
 
 
 class Sampler:
-    """Samples from the base model until it is told to stop; the same seed must give the same tokens."""
+    """Samples from the base model until it is stopped; the same seed must give the same tokens."""
 
     def __init__(self, service: tinker.ServiceClient, ledger: Ledger) -> None:
         self._service, self._ledger = service, ledger
@@ -249,7 +249,7 @@ def _problem(client: tinker.TrainingClient, path: str, ledger: Ledger) -> str | 
 
 
 def _optimizer_problem(client: tinker.TrainingClient, worker: int, step: int) -> str | None:
-    """Whether the next step does what it did without kills."""
+    """Return how the next step differs from the run without kills, None where it does not."""
     if step == STEPS:
         return None
     for future in take_step(client, worker, step + 1):
@@ -259,7 +259,7 @@ def _optimizer_problem(client: tinker.TrainingClient, worker: int, step: int) ->
 
 @dataclasses.dataclass
 class KillsOutcome:
-    """What came of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     ledger: Ledger
@@ -267,7 +267,7 @@ class KillsOutcome:
     seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """The totals, for people."""
+        """Return the totals in a readable form."""
         counts, lost = self.ledger.counts, sum(self.ledger.errors.values())
         return {
             "seed": self.seed,
@@ -282,12 +282,12 @@ class KillsOutcome:
         }
 
     def complaints(self) -> list[str]:
-        """Everything that must not be."""
+        """Return every violation of the guarantees."""
         return self.ledger.complaints
 
 
 def run(seed: int, kills: int = 3) -> KillsOutcome:
-    """One seed, with a server of its own."""
+    """Run one seed with a separate server."""
     undisturbed()
     began, ledger = time.monotonic(), Ledger()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:

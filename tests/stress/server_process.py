@@ -62,7 +62,7 @@ class ServerProcess:
         return process.returncode
 
     def read_memory(self) -> int:
-        """The bytes of memory that the process holds."""
+        """Return the bytes of memory that the process uses."""
         assert self._process is not None
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -74,7 +74,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A port that is free, below those that the system gives to outgoing connections."""
+    """Return a free port, below those that the system gives to outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as one:

@@ -64,7 +64,7 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.mark.parametrize(("seed", "rate"), [(1, 0.1), (2, 0.1), (3, 0.3)])
 def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper: Keeper) -> None:
-    """Whatever fails, every future ends, no step is lost or doubled, nothing is left behind and no secret is told."""
+    """Whatever fails, every future ends, no step is lost or doubled, nothing is left behind and no secret is logged."""
     outcome = simulated(seed, rate, tmp_path, keeper)
     assert outcome.complaints() == []
     assert outcome.summary()["resolved"] > 100
@@ -72,7 +72,7 @@ def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper:
     assert keeper.lines
 
 
-@pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
+@pytest.mark.parametrize("protocol", [None, pytest.param("http/1.1", marks=pytest.mark.soak), "h2"])
 def test_chaos_on_sockets(protocol: str | None) -> None:
     """The same on a port, in real time, with two restarts, in the clear and with TLS."""
     outcome = run(7, 0.1, seconds=2.0, samplers=40, protocol=protocol)
@@ -83,7 +83,7 @@ def test_chaos_on_sockets(protocol: str | None) -> None:
 
 @pytest.mark.parametrize("protocol", [None, "h2"])
 def test_interrupts(protocol: str | None) -> None:
-    """A caller that is interrupted again and again loses no more than the calls in which that happened."""
+    """A caller that is interrupted repeatedly loses only the interrupted calls."""
     plan = {"seconds": 1.0, "samplers": 5, "training_clients": 1}
     outcome = run(3, 0.0, **plan, restarts=0, interrupted_with=3, protocol=protocol)
     assert outcome.complaints() == []
@@ -93,7 +93,7 @@ def test_interrupts(protocol: str | None) -> None:
 
 @pytest.mark.soak
 def test_a_killed_server() -> None:
-    """Whoever trains through the end of a server process goes on from the last checkpoint and gets the same weights."""
+    """A training loop resumes from the last checkpoint after its server was killed, and gets the same weights."""
     outcome = kills.run(5, kills=1)
     assert outcome.complaints() == []
     assert outcome.kills == 2  # one more before the checkpoints are looked at

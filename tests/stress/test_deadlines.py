@@ -1,4 +1,4 @@
-"""A server that stops responding: every wait ends by its deadline, with an error that says what was awaited."""
+"""A server that stops responding: every wait ends by its deadline, with an error that names the awaited operation."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_server_that_falls_silent(
     policy: Policy,
     purpose: Purpose,
 ) -> None:
-    """What is submitted to a server that no longer answers anything fails when its time is over."""
+    """A request to a server that no longer responds fails at its deadline."""
     server.go_silent()
     ended(call(*clients), clock, policy, purpose)
     assert server.requests(operation)
@@ -136,7 +136,7 @@ def test_a_server_that_accepts_and_falls_silent(
     operation: str,
     call: Callable[[Service, Training, Sampling], Any],
 ) -> None:
-    """A result that was promised is asked for until nothing was heard for minutes."""
+    """An accepted request is polled until the server has been silent for minutes."""
     if operation == "load_weights":
         path = clients[1].save_state("saved").result(30).path
         future: Any
@@ -184,7 +184,7 @@ def impatient(
     call: Callable[[Service, Training, Sampling], Any],
     patience: float,
 ) -> tuple[BaseException | None, float]:
-    """How a call ends whose operation is met with silence, and how long that takes."""
+    """Return how a call fails that gets no response, and how long that takes."""
     service = server.service(patience_seconds=patience)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
     clients = service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
@@ -194,7 +194,7 @@ def impatient(
 
 
 def test_a_server_that_is_silent_about_completions(clock: SteppedClock, tmp_path: Path) -> None:
-    """The shared poller of a sampling client gives up as well, for everybody who waits."""
+    """The shared poller of a sampling client gives up at its deadline, for every waiting sample."""
     config = {"sample_use_retrieve_futures": True}
     with toy_server(tmp_path, clock=clock) as server:
         server.fail_next("client_config", 200, body=config)
@@ -214,7 +214,7 @@ def test_a_server_that_is_silent_about_completions(clock: SteppedClock, tmp_path
     ],
 )
 def test_reads_of_a_silent_server(server: FaultyServer, clock: SteppedClock, call: Callable[[Any], Any]) -> None:
-    """What somebody waits for in front of the screen ends within a minute and a try."""
+    """An interactive read ends within a minute and one retry."""
     rest = server.service().create_rest_client()
     server.go_silent()
     ended(call(rest), clock, REST, Purpose.SESSION)
@@ -223,7 +223,7 @@ def test_reads_of_a_silent_server(server: FaultyServer, clock: SteppedClock, cal
 def test_closing_on_a_silent_server(
     server: FaultyServer, clock: SteppedClock, clients: tuple[Service, Training, Sampling]
 ) -> None:
-    """Closing says good-bye once and does not wait long for an answer; what was pending before is not needed for it."""
+    """Closing sends one request and waits briefly for its response, whatever was pending before."""
     server.go_silent()
     began = clock.now
     clients[0].close().result(60)
@@ -233,7 +233,7 @@ def test_closing_on_a_silent_server(
 
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])
 def test_closing_while_the_start_hangs(server: FaultyServer, clock: SteppedClock, silent: str) -> None:
-    """Closing does not wait for a session that does not come about, and who waits for that is told that it is over."""
+    """Closing does not wait for a session that cannot be started, and fails the requests that wait for it."""
     server.hang_next(silent, times=1000)
     service = server.service()
     with clock.busy():
@@ -257,7 +257,7 @@ def test_one_connection_that_dies_does_not_fail_the_start(server: FaultyServer, 
 
 
 def test_errors_of_many_waiters_are_their_own(server: FaultyServer) -> None:
-    """Everybody who waited for a failed creation gets the error with a traceback of their own, not the sum of all."""
+    """Every waiter of a failed creation gets the error with a separate traceback, not the sum of all."""
     server.fail_next("create_sampling_session", 400)
     sampling = server.service().create_sampling_client(base_model="tinker/toy")
     errors = [future.exception(30) for future in [sampling.sample(PROMPT, 1, PARAMS) for _ in range(50)]]
@@ -268,7 +268,7 @@ def test_errors_of_many_waiters_are_their_own(server: FaultyServer) -> None:
 
 
 def test_errors_of_a_failed_start_are_their_own(server: FaultyServer) -> None:
-    """So does everybody who waited for a session that could not be started."""
+    """Every waiter of a session that could not be started gets the error with a separate traceback."""
     server.fail_next("create_session", 401, times=100)
     service = server.service()
     clients = [service.create_lora_training_client("tinker/toy") for _ in range(10)]

@@ -111,7 +111,7 @@ OPERATIONS: dict[str, Ask] = {
 
 @pytest.fixture(autouse=True)
 def no_finalizers_of_others(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Collect no garbage while deep JSON is read: whoever's finalizer ran at the limit of recursion would fail this test."""
+    """Disable garbage collection while deep JSON is read: a finalizer run at the recursion limit would fail this test."""
     if "deep" not in request.node.name:
         yield
         return
@@ -130,7 +130,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawServer]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Time of which retries take none; what is done now and then in the background is never done."""
+    """A clock on which retries take no time, and periodic work never runs."""
     now = [1000.0]
 
     async def sleep(seconds: float) -> None:
@@ -185,8 +185,8 @@ def test_a_server_that_answers_nothing_else(bad: str, server: RawServer, connect
 
 
 @pytest.mark.parametrize("bad", PASSING)
-def test_what_may_pass_is_tried_again(bad: str, server: RawServer, connect: Callable[..., Any]) -> None:
-    """An answer that cannot be used says no more than its status: what may pass is tried again, and succeeds."""
+def test_a_temporary_fault_is_retried(bad: str, server: RawServer, connect: Callable[..., Any]) -> None:
+    """A response that may be a temporary fault is retried, and the retry succeeds."""
     for operation, ask in OPERATIONS.items():
         server.forget()
         server.script(operation, BAD[bad], times=1)
@@ -234,7 +234,7 @@ def test_error_bodies_are_shortened(server: RawServer, connect: Callable[..., An
 
 
 def test_failure_texts_are_shortened(server: RawServer, connect: Callable[..., Any]) -> None:
-    """Of a failure that is told in megabytes the message shows the beginning and the length; ``reason`` has all of it."""
+    """The message of a failure of megabytes has its beginning and length; ``reason`` has all of it."""
     server.script("retrieve_future", raw(200, b'{"category": "server", "error": "' + b"x" * 60_000 + b'"}', JSON))
     error = outcome(training(connect(patience_seconds=2.0)))
     assert isinstance(error, tinker.RequestFailedError)

@@ -30,7 +30,7 @@ def clock() -> SteppedClock:
 
 @pytest.fixture
 def wires(clock: SteppedClock, tmp_path: Path) -> Iterator[tuple[FaultyServer, FaultyServer]]:
-    """Two wires to one server, each with faults of its own."""
+    """Two wires to one server, each with separate faults."""
     state = State(ToyEngine, Settings(data_dir=tmp_path, hold_seconds=0.2))
     app = create_app(state)
     pair = FaultyServer(app, clock=clock), FaultyServer(app, clock=clock)
@@ -49,7 +49,7 @@ def work(service: tinker.ServiceClient) -> tuple[tinker.TrainingClient, list[Any
 
 
 def test_two_keys_do_not_share_anything(wires: tuple[FaultyServer, FaultyServer], clock: SteppedClock) -> None:
-    """While one key is told to slow down for a minute, the other one's work is done in no time; each sends its own key only."""
+    """While one key is slowed down for a minute the other one's work is done at once; each sends its key only."""
     slowed, free = wires
     first, second = slowed.service(api_key="tml-one"), free.service(api_key="tml-two")
     for service in (first, second):
@@ -71,7 +71,7 @@ def test_two_keys_do_not_share_anything(wires: tuple[FaultyServer, FaultyServer]
 
 
 def test_one_key_slows_down_everywhere(wires: tuple[FaultyServer, FaultyServer], clock: SteppedClock) -> None:
-    """Two clients of one key in a process share the limit that the server tells one of them."""
+    """Two clients of one key in a process share the rate limit that the server sends to one of them."""
     slowed, other = wires
     services = [wire.service(api_key="tml-one", clock=msgspec.structs.replace(clock.clock())) for wire in wires]
     clients = [service.create_sampling_client(base_model="tinker/toy").result(30) for service in services]
@@ -87,7 +87,7 @@ def test_one_key_slows_down_everywhere(wires: tuple[FaultyServer, FaultyServer],
 
 
 def test_a_broken_client_does_not_break_its_neighbour(wires: tuple[FaultyServer, FaultyServer]) -> None:
-    """A training run whose requests fail, and a key that is refused, stay the matter of their own client."""
+    """Failing requests of one run, or a refused key, do not affect another client."""
     broken, well = wires
     first, second = broken.service(api_key="tml-one"), well.service(api_key="tml-two")
     ours, theirs = (service.create_lora_training_client("tinker/toy").result(30) for service in (first, second))

@@ -80,7 +80,7 @@ def test_an_hour_of_silence(tmp_path: Path) -> None:
 
 
 def test_a_session_that_ended(tmp_path: Path) -> None:
-    """A session that the server ended for its silence stops its heartbeats and says so to what is asked of it; a new one works."""
+    """A session that the server ended for silence stops its heartbeats and fails its requests; a new one works."""
     clock = SteppedClock()
     with toy_server(tmp_path, clock=clock, max_sessions=1, idle_session_seconds=600.0) as server:
         training = server.service().create_lora_training_client("tinker/toy", rank=2).result(30)

@@ -21,13 +21,13 @@ POLICY = RecoveryPolicy(backoff_seconds=0.1)
 
 
 def datum(step: int) -> tinker.Datum:
-    """What is learnt in a step."""
+    """Return the training datum of a step."""
     tokens = [97 + (7 * step + 5 * n * n) % 26 for n in range(4 + step % 3)]
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
 
 
 def probe(client: tinker.TrainingClient) -> list[float]:
-    """What tells one set of weights from another, to the last bit."""
+    """Return a value that identifies a set of weights, to the last bit."""
     output = client.forward([datum(step) for step in range(0, 30, 3)], "cross_entropy").result(SECONDS)
     return [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()]
 
@@ -39,7 +39,7 @@ def take_step(client: tinker.TrainingClient, step: int) -> tinker.APIFuture[tink
 
 
 def undisturbed(steps: int) -> list[float]:
-    """The probe after so many steps of a run whose server nobody kills."""
+    """Return the probe after this many steps of a run whose server is not killed."""
     with tinker.ServiceClient(base_url="local://toy") as service:
         client = service.create_lora_training_client("tinker/toy", rank=4, seed=3)
         for step in range(steps):
@@ -74,7 +74,7 @@ def check(taken: list[int], recoveries: list[Recovery], kills: list[int]) -> Non
 
 @pytest.mark.soak
 def test_five_kills(tmp_path: Path) -> None:
-    """A loop that looks at every result loses exactly what was not saved, repeats it, and ends bit for bit the same."""
+    """A loop that waits for every result loses exactly the unsaved steps, repeats them, and ends bit for bit the same."""
     server, recoveries, taken, kills = ServerProcess(tmp_path), list[Recovery](), list[int](), kill_steps()
     left = set(kills)
     server.start()
@@ -100,7 +100,7 @@ def test_five_kills(tmp_path: Path) -> None:
 
 
 def test_kills_of_a_loop_that_looks_at_nothing(tmp_path: Path) -> None:
-    """The same in a coroutine whose steps only make calls: the loop notices what is lost, no later than at the next save."""
+    """A coroutine that only submits steps notices a loss no later than at the next save, and ends the same."""
     server, recoveries, steps, kills = ServerProcess(tmp_path), list[Recovery](), 50, [25]
     left = set(kills)
     server.start()

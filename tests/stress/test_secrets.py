@@ -41,7 +41,7 @@ def server(shared: RawServer) -> Iterator[RawServer]:
 
 
 def variables(error: BaseException | None) -> Iterator[str]:
-    """Every variable of every frame of an error and of what it came of, as tools that report errors show them."""
+    """Yield every variable of every frame of an error and its causes, as error reporting tools show them."""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             yield from (f"{frame.f_code.co_qualname}: {name} = {value!r}" for name, value in frame.f_locals.items())
@@ -96,7 +96,7 @@ def break_the_protocol(connection: Connection, _: Request) -> None:
 def test_frames_of_errors_over_http2_hold_no_secrets(
     end: Callable[[Connection, Request], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither do those of a connection that carries many requests."""
+    """No variable of a failed HTTP/2 connection shows a secret."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -119,7 +119,7 @@ def test_frames_of_errors_over_http2_hold_no_secrets(
 
 
 def test_frames_of_errors_of_a_transport_hold_no_secrets() -> None:
-    """Neither do those of the user's transport."""
+    """No variable of a failed transport of the user's shows a secret."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no way")
@@ -132,7 +132,7 @@ def test_frames_of_errors_of_a_transport_hold_no_secrets() -> None:
 
 
 def test_frames_of_errors_of_the_exchange_hold_no_secrets(server: RawServer) -> None:
-    """Neither do those of the exchange of a key for a token, and of requests that carry the token."""
+    """No variable of a failed token exchange, or of a request with the token, shows a secret."""
     for answer in (raw(500, b"{}", JSON), raw(200, b'{"jwt": 7}', JSON)):
         server.forget()
         server.script("client_config", raw(200, b'{"pjwt_auth_enabled": true}', JSON), times=1)

@@ -33,7 +33,7 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exchange(behave: Behave, nbytes: int) -> None:
-    """One upload to a server that behaves like this; ends with what the exchange raises."""
+    """Upload once to a server with this behaviour, and raise what the exchange raises."""
 
     async def scenario() -> None:
         over, gone = asyncio.Event(), asyncio.Event()

@@ -27,12 +27,12 @@ DATUM = tinker.Datum(
     model_input=tinker.ModelInput.from_ints(list(b"the quick brown fox")),
     loss_fn_inputs={"target_tokens": list(b"he quick brown fox ")},
 )
-Goal = Callable[[int], bool]  # whether somebody who has done so much goes on
+Goal = Callable[[int], bool]  # whether a worker that has done this much continues
 
 
 @attrs.define
 class Tally:
-    """What was done: ``steps`` by client, ``samples`` by sampler, ``errors`` by what they say, ``memory`` by minute in bytes."""
+    """The totals: ``steps`` by client, ``samples`` by sampler, ``errors`` by message, ``memory`` by minute in bytes."""
 
     steps: Counter[str] = attrs.field(factory=Counter)
     samples: Counter[str] = attrs.field(factory=Counter)
@@ -40,7 +40,7 @@ class Tally:
     memory: list[int] = attrs.field(factory=list)
 
     def summarize(self) -> list[str]:
-        """The figures, for people."""
+        """Return the totals in a readable form."""
         lines = [f"{sum(self.steps.values())} steps, {sum(self.samples.values())} samples, {sum(self.errors.values())} errors"]
         lines += [f"  {count} x {text}" for text, count in self.errors.items()]
         for what, counts in (("steps of a client", self.steps), ("samples of a sampler", self.samples)):
@@ -109,7 +109,7 @@ async def work(url: str, steps: Goal, samples: Goal, tally: Tally) -> None:
 
 
 def serve_two(folder: Path) -> ServerProcess:
-    """A server of two toy models, each a base model of its own."""
+    """A server of two toy base models."""
     return ServerProcess(folder, "--engine", "toy", *(word for model in MODELS for word in ("--model", model)))
 
 

@@ -84,7 +84,7 @@ class Work:
         self.interrupts = Interrupts(plan.interrupted_with or 0)
 
     def more(self, done: int, planned: int) -> bool:
-        """Whether to go on; the time begins with the first success."""
+        """Return whether to continue; the time begins with the first success."""
         if self.plan.seconds is None:
             return done < planned
         if self.began is None:
@@ -92,7 +92,7 @@ class Work:
         return time.monotonic() - self.began < self.plan.seconds
 
     def keep(self, record: Record) -> None:
-        """Write down what came of an operation."""
+        """Record the outcome of an operation."""
         self.records.append(record)
         if self.began is None and record.error is None and not record.interrupted:
             self.began = time.monotonic()
@@ -110,20 +110,20 @@ class Work:
             service.close("success").result(30)
 
     def note(self, client: str, operation: str, number: int, wait: Callable[[], str | None]) -> bool:
-        """Wait for one operation and write down what came of it; whether it went well."""
+        """Wait for one operation and record its outcome; return whether it succeeded."""
         try:
             record = Record(client, operation, number, wrong=wait())
-        except Exception as error:  # noqa: BLE001 - it is what is looked at
+        except Exception as error:  # noqa: BLE001 - any error is an outcome
             record = self.failed(client, operation, number, error)
         self.keep(record)
         return record.error is None
 
     def note_failed(self, client: str, operation: str, number: int, error: Exception) -> None:
-        """Write down that an operation failed."""
+        """Record that an operation failed."""
         self.records.append(self.failed(client, operation, number, error))
 
     def note_interrupted(self, client: str, operation: str, number: int) -> None:
-        """Write down a call of which nobody knows whether it was made."""
+        """Record an interrupted call, which may have been made or not."""
         self.records.append(Record(client, operation, number, interrupted=True))
 
     def failed(self, client: str, operation: str, number: int, error: BaseException) -> Record:
@@ -166,7 +166,7 @@ class Work:
         return None
 
     def begin(self, client: Any, operation: str, number: int) -> Callable[[], str | None]:
-        """Call an operation; what is returned waits for its result."""
+        """Call an operation; return a function that waits for its result."""
         if operation == "forward_backward":
             loss = client.forward_backward([datum(number)], "cross_entropy")
             return lambda: check_loss(loss, number)
@@ -263,7 +263,7 @@ class Before:
 
         self.thread = loop_thread()
         ready = threading.Event()
-        self.thread.call(ready.set)  # its own wake-up sockets are there from now on
+        self.thread.call(ready.set)  # our wake-up sockets exist from here on
         ready.wait()
         self.tasks = set(self.thread._tasks)
         self.threads = set(threading.enumerate())
@@ -299,7 +299,7 @@ def taken_slots(service: Any) -> list[str]:
 
 
 def free(limit: Any) -> tuple[Any, list[Any]]:
-    """What is left of a budget, or of a semaphore, and who waits for it; nothing of what has no limit."""
+    """Return the remaining budget, or semaphore, and its waiters; nothing of anything without a limit."""
     left = getattr(limit, "_left", getattr(limit, "_value", None))
     return left, list(getattr(limit, "_waiters", None) or ())
 

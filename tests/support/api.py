@@ -1,4 +1,4 @@
-"""A server of our own in this process, driven through its ASGI interface: no socket, no sleep."""
+"""A server in this process, driven through its ASGI interface: no socket, no sleep."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Api:
 
     @property
     def shared(self) -> SharedData:
-        """What the lock of the server guards; nothing else runs while a test looks at it."""
+        """The state guarded by the server's lock; nothing else runs while a test inspects it."""
         with self.state.lock() as shared:
             return shared
 
@@ -44,7 +44,7 @@ class Api:
         query: Mapping[str, str] | None = None,
         **path: str,
     ) -> httpx.Response:
-        """One exchange, on the running loop."""
+        """Exchange one request and response on the running loop."""
         row = OPERATIONS[operation]
         return await self.client.request(
             row.method,
@@ -56,51 +56,51 @@ class Api:
         )
 
     def call(self, operation: str, body: object = None, **options: Any) -> httpx.Response:
-        """One exchange."""
+        """Exchange one request and response."""
         return self.runner.run(self.acall(operation, body, **options))
 
     def ok(self, operation: str, body: object = None, **options: Any) -> Any:
-        """The body of an exchange that must succeed."""
+        """Return the body of an exchange that must succeed."""
         answer = self.call(operation, body, **options)
         assert answer.status_code in (200, 204), answer.text
         return answer.json() if answer.content else None
 
     def refused(self, operation: str, body: object = None, **options: Any) -> tuple[int, Any]:
-        """Status and detail of an exchange that must fail."""
+        """Return status and detail of an exchange that must fail."""
         answer = self.call(operation, body, **options)
         assert answer.status_code >= 400, answer.text
         return answer.status_code, answer.json()["detail"]
 
     def retrieve(self, future: Mapping[str, Any], *, metadata: bool = False, **options: Any) -> httpx.Response:
-        """One poll, as today's clients make it."""
+        """Poll once, as today's clients do."""
         body = {"request_id": future["request_id"], "allow_metadata_only": metadata}
         return self.call("retrieve_future", body, **options)
 
     def result(self, future: Mapping[str, Any]) -> Any:
-        """The result as JSON; fails when there is none yet."""
+        """Return the result as JSON; fail when there is none yet."""
         answer = self.retrieve(future)
         assert answer.status_code == 200, answer.text
         assert answer.json().get("type") != "try_again", answer.text
         return answer.json()
 
     def failure(self, future: Mapping[str, Any]) -> tuple[str, str]:
-        """Category and text of a request that must have failed."""
+        """Return category and text of a request that must have failed."""
         body = self.result(future)
         return body["category"], body["error"]
 
     def wait(self, future: Mapping[str, Any]) -> None:
-        """Until the request is finished, whatever ``hold_seconds`` is."""
+        """Wait until the request is finished, whatever ``hold_seconds`` is."""
         self.runner.run(self.state.futures.find(future["request_id"]).wait())
 
     def pending(self, future: Mapping[str, Any]) -> bool:
-        """Whether the next poll would say "try again". Needs ``hold_seconds=0``."""
+        """Return whether the next poll would be "try again". Needs ``hold_seconds=0``."""
         return self.retrieve(future).json().get("type") == "try_again"
 
     def session(self) -> str:
         return self.ok("create_session", {"tags": [], "sdk_version": "0"})["session_id"]
 
     def model(self, session: str | None = None, number: int = 0, **fields: Any) -> str:
-        """A model that is ready for its request number 1."""
+        """Create a model that is ready for its request number 1."""
         return self.result(self.create_model(session or self.session(), number, **fields))["model_id"]
 
     def create_model(self, session: str, number: int = 0, **fields: Any) -> Any:
@@ -219,7 +219,7 @@ class FolderEngine(ToyEngine):
 
 
 class RecordingEngine(ToyEngine):
-    """Lists what was computed: the first token of every loss, and ``step``."""
+    """An engine that records what was computed: the first token of every loss, and ``step``."""
 
     def __init__(self) -> None:
         super().__init__(vocabulary=512)

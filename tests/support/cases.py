@@ -34,7 +34,7 @@ def for_each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def _run(check: Callable[..., None], arguments: list[str], case: Any, fixtures: dict[str, Any]) -> str:
-    """Return what is wrong with a case; an empty text if nothing is."""
+    """Return the problem of a case; an empty text if there is none."""
     values = (case,) if len(arguments) == 1 else case
     try:
         check(**dict(zip(arguments, values, strict=True)), **fixtures)

@@ -60,7 +60,7 @@ class Operation:
         return self._path.fullmatch(path)
 
     def response(self, status: int) -> dict[str, Any]:
-        """What the document says about a status; `default` stands for errors only."""
+        """Return the document's response for a status; `default` covers errors only."""
         responses = self.node["responses"]
         key = str(status) if str(status) in responses else "default"
         if key not in responses or (key == "default" and status < 400):
@@ -88,7 +88,7 @@ class Contract:
 
     @property
     def assumed(self) -> set[str]:
-        """The ids of the operations that nobody has seen."""
+        """The ids of the operations that are assumed, not recorded."""
         return {one.id for one in self.operations.values() if one.node.get("x-evidence", "").startswith("assumed")}
 
     def resolved(self, node: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Contract:
         content: bytes = b"",
         result: str | None = None,
     ) -> None:
-        """Fault when an answer does not fit. `result` is what a future promises (`Operation.result`), where that is known."""
+        """Raise Fault when a response does not fit. `result` is the future's result type (`Operation.result`), where known."""
         where = f"{operation.id} {status}"
         response = operation.response(status)
         lower = {name.lower(): value for name, value in (headers or {}).items()}
@@ -226,7 +226,7 @@ class Contract:
         return value
 
     def _check_events(self, where: str, schema: dict[str, Any], content: bytes, reading: Reading) -> None:
-        """The data of each event is JSON that fits; our server writes each in a line of its own, and comments."""
+        """Check that each event's data is JSON that fits; our server sends each in one line, and comments."""
         for line in content.decode().splitlines():
             if line and not line.startswith(":"):
                 if not line.startswith("data: "):
@@ -292,7 +292,7 @@ def read_as(schema: Any, reading: Reading) -> Any:
         return {key: value for key, value in schema.items() if key != "enum"}
     if NULL in schema.get("oneOf", ()):
         (other,) = [item for item in schema["oneOf"] if item != NULL]
-        return {"if": NULL, "else": other}  # says what does not fit, where oneOf says that nothing does
+        return {"if": NULL, "else": other}  # names the misfit, where oneOf only reports that no alternative fits
     plain = {key: schema[key] for key in schema.keys() & AS_IT_IS}
     read = {key: read_as(value, reading) for key, value in schema.items() if key not in AS_IT_IS | {"properties", "examples"}}
     return plain | read | (record_as(schema, reading) if "properties" in schema else {})
@@ -341,5 +341,5 @@ def load(path: Path = ROOT / "openapi.yaml") -> dict[str, Any]:
 
 @cache
 def the_contract() -> Contract:
-    """The contract of this repository, read once in a process. Protobuf bodies are told by their media type only."""
+    """Return this repository's contract, read once in a process. Protobuf bodies are recognised by media type only."""
     return Contract(load())

@@ -1,4 +1,4 @@
-"""Changes of the real contract, as data: what is edited, and whom the comparison must say that it breaks.
+"""Changes of the real contract, as data: the edits, and the compatibility breaks that the comparison must report.
 
 `redocly` is what `redocly diff` 2.77 says of the same change: major, minor, patch, or nothing. Where its judgement is another,
 `why` says which rule makes the difference.
@@ -28,12 +28,12 @@ class ContractEdit:
     found: frozenset[tuple[str, str]]
     redocly: str = "not read"
     why: str = ""
-    #: Edits of both sides, where the contract lacks what is changed.
+    #: Edits of both sides, where the contract lacks the changed part.
     given: tuple[Edit, ...] = ()
 
 
 def edit(name: str, edits: Edit | list[Edit], found: str | list[str], *, given: list[Edit] | None = None) -> ContractEdit:
-    """Make one change; what is found is written `rule: level`."""
+    """Make one change; findings are written `rule: level`."""
     pairs = [tuple(text.split(": ")) for text in ([found] if isinstance(found, str) else found)]
     listed = edits if isinstance(edits, list) else [edits]
     redocly, why = JUDGED.get(name, ("not read", ""))
@@ -496,7 +496,7 @@ CHANGES = [
         [("rename", field("AuthTokenResponse", "jwt"), "token"), ("put", schema("AuthTokenResponse", "required"), ["token"])],
         [f"property-removed: {CP}", f"property-added: {S}"],
     ),
-    # unions and what has no Python type
+    # unions and schemas without a Python type
     edit("StopCondition loses a list of numbers", ("drop", schema("StopCondition"), '"integer"'), f"alternative-removed: {C}"),
     edit(
         "StopCondition gains a number",
@@ -667,6 +667,6 @@ def write_table() -> str:
 
 
 def levels_of(change: ContractEdit) -> str:
-    """Return whom a change breaks by all that is found of it."""
+    """Return the clients and servers that a change breaks, by all findings."""
     words = ", ".join(level for _, level in change.found)
     return ", ".join(level for level in (C, S, P) if level in words) or (NOBODY if change.found else "no change")

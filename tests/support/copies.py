@@ -1,4 +1,4 @@
-"""Copies of the project, for tests that change it: somebody's next change, or a fault."""
+"""Copies of the project, for tests that change it: a later change, or a fault."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ProjectCopy:
         return [sys.executable, "-c", f"import sys; sys.path[:0] = {paths}\n{code}"]
 
     def run(self, code: str, *arguments: str) -> str:
-        """Run a program that must succeed, and return what it prints."""
+        """Run a program that must succeed, and return its output."""
         command = [*self._command(code), *arguments]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -77,7 +77,7 @@ class ProjectCopy:
         return self.run(as_main(name), *arguments)
 
     def run_tests(self, *arguments: str) -> tuple[int, str]:
-        """Run pytest: the exit status and what it printed. A child of a process that has the larger packages already."""
+        """Run pytest in a child of a process with the larger packages loaded; return exit status and output."""
         if self._warm is None or self._warm.poll() is not None:
             self._warm = subprocess.Popen(
                 self._command(WARM), cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -90,7 +90,7 @@ class ProjectCopy:
         return int(self._warm.stdout.readline()), log.read_text(encoding="utf-8")
 
     def close(self) -> None:
-        """End what is kept for the tests."""
+        """End the warm process."""
         if self._warm is not None:
             self._warm.communicate()
 

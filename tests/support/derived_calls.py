@@ -1,4 +1,4 @@
-"""Calls of generated client methods, derived from the contract: an operation that is new needs no call of its own in the tests.
+"""Calls of generated client methods, derived from the contract: a new operation needs no handwritten call in the tests.
 
 Ids are those that are known, also from earlier answers; everything else is as in the examples of the document.
 """
@@ -18,7 +18,7 @@ SECONDS = 30
 
 @attrs.frozen
 class DerivedCall:
-    """A method of the client called so, and what it needs besides ids."""
+    """A client method's name, and its arguments other than ids."""
 
     operation: str
     client: str

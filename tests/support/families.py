@@ -38,7 +38,7 @@ LATENT = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_
 
 @attrs.frozen
 class Family:
-    """A family: what configures it in transformers, its options beside the sizes that all share, and what to expect.
+    """A family: its configuration in transformers, its options besides the common sizes, and the expected features.
 
     ``has_prefixes``: what was computed for a prompt serves the next one that begins with it.
     """
@@ -58,7 +58,7 @@ class Family:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its configuration is made of."""
+        """Return the arguments of its configuration."""
         sizes = {**SIZES, **self.options}
         if not self.reads_images:
             return sizes

@@ -1,4 +1,4 @@
-"""How schemathesis is to test a server of this API: what it generates, and what it checks besides its own checks.
+"""Hooks for schemathesis: the generated requests, and checks beyond the tool's.
 
 The tests import this module; the command line loads it where SCHEMATHESIS_HOOKS names it.
 """
@@ -24,7 +24,7 @@ from tinker.types import Datum, ModelInput
 #: Ids that the server gave out, by the name of the field that takes them.
 KNOWN: dict[str, list[str]] = {}
 BASE_MODEL = "tinker/toy"
-#: Fields that take what is known under another name.
+#: Fields that take values known under another name.
 TAKES = {
     "training_run_id": "model_id",
     "sampler_id": "sampling_session_id",
@@ -125,7 +125,7 @@ def _sensible(value: Any, seed: int) -> Any:
 
 
 def _known(key: str, value: Any, seed: int) -> Any:
-    """What a field is better given than chance's value: mostly what exists, and ranks that take no time."""
+    """Return a better value than a random one: mostly an existing one, and small ranks."""
     if key == "rank" and isinstance(value, int) and value > 8:
         return value if seed % 4 == 0 else 1 + value % 8
     given = [BASE_MODEL] if key == "base_model" else KNOWN.get(TAKES.get(key, key), [])
@@ -136,7 +136,7 @@ def _known(key: str, value: Any, seed: int) -> Any:
 
 @schemathesis.hook
 def after_call(context: HookContext, case: Case, response: Response) -> None:
-    """Remember the ids of what was made."""
+    """Remember the ids of created objects."""
     if response.status_code != 200 or "json" not in response.headers.get("content-type", [""])[0]:
         return
     body = json.loads(response.content)

@@ -38,7 +38,7 @@ _WINDOW, _FRAME_SIZE = 65_535, 16_384  # of a peer that says nothing else
 
 @attrs.define(eq=False)
 class Request:
-    """A request as it arrives. ``error_code`` is the code of the client's reset, ``window`` what the client lets us send."""
+    """A received request. ``error_code`` is the code of the client's reset, ``window`` the client's send window."""
 
     stream_id: int
     method: str
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Http2Server) -> None:
         self.server, self.number, self.codec = server, 0, wire.H2Codec("server")  # the number counts the server's connections
         self.requests: dict[int, Request] = {}  # by stream
-        self.pings = 0
+        self.pings = self.acknowledged_settings = 0
         self.answers_pings = self.opens_windows = True
         self._is_lost = self._has_preface = False
         self._heads: deque[Request] = deque()
@@ -66,14 +66,14 @@ class Connection(asyncio.Protocol):
         self._arrival = asyncio.Event()
 
     async def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait until something that arrives makes it so."""
+        """Wait until received frames fulfil the condition."""
         while not condition():
             if self._is_lost:
                 raise ConnectionResetError("the client has gone")
             await self._arrival.wait()
 
     async def lost(self) -> None:
-        """Do nothing until the client goes."""
+        """Wait until the client disconnects."""
         await self.wait_until(lambda: False)
 
     async def head(self) -> Request:
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         await self.write(request, body)
 
     async def answer(self, request: Request) -> None:
-        """Send what the server's application answers to a request, or an empty object if there is no application."""
+        """Send the application's response to a request, or an empty object if there is no application."""
         await self.wait_until(lambda: request.is_complete or request.error_code is not None)
         if request.error_code is not None:
             return None
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         return await self.respond(request, answer.content, answer.status, answer.headers.raw)
 
     async def answer_all(self) -> None:
-        """Answer all further requests beside each other, until the client goes."""
+        """Answer all further requests concurrently, until the client disconnects."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 tasks.create_task(self.answer(await self.head()))
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         self.send(self.codec.serialize_rst_stream(request.stream_id, int(code)))
 
     def go_away(self, last: Request | None, code: H2Reason = H2Reason.NO_ERROR) -> None:
-        """Say that the requests after ``last`` (None: all) were not carried out, and that no more will be."""
+        """Announce that the requests after ``last`` (None: all) were not processed, and that no more will be."""
         self.send(self.codec.serialize_go_away(0 if last is None else last.stream_id, int(code)))
 
     def open_window(self, request: Request | None, size: int) -> None:
@@ -169,7 +169,9 @@ class Connection(asyncio.Protocol):
             self._heads.append(request)
         elif isinstance(frame, wire.H2FrameData):
             self._receive_body(self.requests[frame.stream_id], frame)
-        elif isinstance(frame, wire.H2FrameSettings) and not frame.ack:
+        elif isinstance(frame, wire.H2FrameSettings) and frame.ack:
+            self.acknowledged_settings += 1
+        elif isinstance(frame, wire.H2FrameSettings):
             self._first_window = frame.initial_window_size or self._first_window
             self.send(self.codec.serialize_settings_ack())
         elif isinstance(frame, wire.H2FramePing) and not frame.ack:
@@ -243,7 +245,7 @@ def http2_server(
     greets: bool = True,
     **settings: int,
 ) -> Generator[Http2Server]:
-    """Run the server in its own thread. ``settings`` are those of HTTP/2; without ``greets`` none are sent.
+    """Run the server in a separate thread. ``settings`` are those of HTTP/2; without ``greets`` none are sent.
 
     Raises what a script raised, at the end.
     """

@@ -1,4 +1,4 @@
-"""What holds every exchange of a test against the contract: on the way to a server, or at its door."""
+"""Checks of every exchange of a test against the contract: on the way to a server, or at its entry."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Judge:
         self.answered(operation, asked, status, headers, content)
 
     def answered(self, operation: Operation, asked: bytes, status: int, headers: Mapping[str, str], content: bytes) -> None:
-        """Judge an answer, and note what it promises."""
+        """Judge a response, and record the promised result."""
         result = self._results.get(field(asked, "request_id")) if operation.id == "retrieve_future" else None
         try:
             self.contract.check_response(operation, status, headers, content, result)

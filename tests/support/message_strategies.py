@@ -1,4 +1,4 @@
-"""What the messages of tinker_public.proto may hold, as strategies: for tests of the codec and of servers."""
+"""Strategies for the messages of tinker_public.proto: for tests of the codec and of servers."""
 
 from __future__ import annotations
 

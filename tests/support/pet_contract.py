@@ -1,4 +1,4 @@
-"""Where things stand in the small contract, and how a test changes it."""
+"""JSON pointers into the small contract, and changes to it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Asked:
 
 @attrs.define
 class TunnelProxy:
-    """``refusal`` is what is answered instead of a connection: a status, or the code of SOCKS.
+    """A proxy whose ``refusal`` replaces a connection: a status, or a SOCKS code.
 
     With a ``password``, SOCKS requires it.
     """
@@ -111,7 +111,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def tunnel_proxy(
     upstream: str, context: ssl.SSLContext | None = None, *, host: str = "127.0.0.1", relays: bool = False
 ) -> Iterator[TunnelProxy]:
-    """A running proxy before the server of an address, in a thread of its own; ``relays`` without being asked."""
+    """Run a proxy to the server of an address in a separate thread; ``relays`` without being asked."""
     proxy, up, over = TunnelProxy(0), threading.Event(), asyncio.Event()
     address = urlsplit(upstream)
     proxy.upstream = (address.hostname or "", address.port or 0)

@@ -22,7 +22,7 @@ from tinker.testing.server import call_app
 
 @attrs.define
 class RawServer:
-    """``script`` says what is answered to an operation, and how many times; ``"*"`` is any."""
+    """A server whose ``script`` has the responses of each operation and their counts; ``"*"`` is any operation."""
 
     app: Any
     url: str = ""
@@ -36,7 +36,7 @@ class RawServer:
         self._scripted[operation] = answer, times
 
     def forget(self) -> None:
-        """Script nothing any more, and begin to count anew."""
+        """Clear the script and the counts."""
         self._scripted.clear()
         self.asked.clear()
 
@@ -76,7 +76,7 @@ def raw(status: int, content: bytes = b"{}", headers: dict[str, str] | None = No
 
 @contextlib.contextmanager
 def raw_server(folder: Path) -> Iterator[RawServer]:
-    """The server, in a thread of its own."""
+    """Run the server in a separate thread."""
     state = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.1))
     server = RawServer(create_app(state))
     with contextlib.closing(state), start_blocking_portal() as portal:

@@ -1,4 +1,4 @@
-"""What the recorded clients were asked to do, file by file, done with this client.
+"""The calls of the recorded clients, file by file, made with this client.
 
 Under the name of each recording is the function that does it.
 """
@@ -23,7 +23,6 @@ from support.judge import served
 from support.replay import KEY, SESSION, Replay, as_app
 from tinker import types
 from tinker._config import config as _config
-from tinker._config import settings as _settings
 from tinker._loop import loop_thread
 from tinker.cli import main
 from tinker.testing import SteppedClock
@@ -154,8 +153,7 @@ def auth_login(player: Player) -> None:
         return CliRunner().invoke(main, arguments, input=typed, env=environment).exit_code
 
     with served(as_app(player.replay)) as url, pytest.MonkeyPatch.context() as patch:
-        for module in (_config, _settings):  # keys are stored for the hosted service only
-            patch.setattr(module, "HOSTED_URL", url)
+        patch.setattr(_config, "HOSTED_URL", url)  # keys are stored for the hosted service only
         assert command("auth", "login", typed="tml-x\n") == 0
         credentials.write_text(credentials.read_text().replace('"manual"', '"generated"'))
         assert command("auth", "logout") == 0
@@ -461,7 +459,7 @@ def telemetry_rejected(player: Player) -> None:
             rest.list_user_checkpoints().result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- what the server keeps
+# ---------------------------------------------------------------------------------------------- stored data
 
 
 @recorded("rest_client")
@@ -500,7 +498,7 @@ def rest_client(player: Player) -> None:
 
 
 def search(rest: tinker.RestClient) -> None:
-    """Sessions by what they are, and the page after."""
+    """Search sessions by their fields, and fetch the next page."""
     wanted = types.SessionSearchRequest(
         project_ids=["proj-1"],
         user_metadata={"a": "b"},
@@ -516,7 +514,7 @@ def search(rest: tinker.RestClient) -> None:
 
 
 def administration(admin: tinker.RestClient) -> None:
-    """What an organization sees of itself."""
+    """The operations for an organization."""
     day = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     admin.get_audit_log().result(SECONDS)
     admin.get_audit_log("checkpoints", day.date()).result(SECONDS)

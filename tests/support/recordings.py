@@ -97,7 +97,7 @@ def _message(recorded: dict[str, Any]) -> Message:
 
 
 def restored(value: Any) -> Any:
-    """A recorded value with times and numbers in the place of their placeholders, and without what stands for omissions."""
+    """Return a recorded value with times and numbers for their placeholders, and without marks of omission."""
     if isinstance(value, dict):
         return {key: restored(item) for key, item in value.items()}
     if isinstance(value, list):

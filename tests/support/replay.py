@@ -1,4 +1,4 @@
-"""A server that plays a recording: it answers what was recorded to requests that equal the recorded ones, and notes all others.
+"""A server that replays a recording: it answers the recorded requests, and records all others as faults.
 
 Equal means: the same method, path and query; JSON with the same fields and numbers, in any order of fields; protobuf that is
 the same message; and the headers that say something.
@@ -48,7 +48,7 @@ Normal = Callable[[str, Body], Body]
 #: Status and JSON of an answer.
 Reply = tuple[int, Body | None]
 
-#: What a recording leaves out: how a session, its first model and its first sampler come to be, and how it ends.
+#: Parts that recordings leave out: the creation of a session, its first model and its first sampler, and its end.
 LEFT_OUT: Mapping[str, Reply] = {
     "client/config": (200, {}),
     "client/dynamic_config": (200, {}),
@@ -134,7 +134,7 @@ class Replay(httpx.AsyncBaseTransport):
             and body.get("type") == "try_again"
             and self._asked(found) not in map(self._asked, self._unsent)
         ):
-            await asyncio.Event().wait()  # the last poll was held until nobody waited any more
+            await asyncio.Event().wait()  # the last poll was held until it was abandoned
         content = found.response.content if body is None else json.dumps(self._completed(body)).encode()
         headers = {name: self._completed(value) for name, value in found.response.headers.items()}
         return httpx.Response(found.status, headers=headers, content=content)
@@ -179,7 +179,7 @@ def as_app(replay: Replay) -> ASGIApp:
 
 
 def header_faults(recorded: Exchange, headers: Mapping[str, str], completed: Callable[[Any], Any]) -> Iterable[str]:
-    """In what the headers of a request say something else than the recorded ones."""
+    """Return the headers whose meaning differs from the recorded ones."""
     there = recorded.request.headers
     names = [name for name in SAID if headers.get(name) != completed(there.get(name))]
     if not isinstance(there.get("x-api-key"), str) or not _JWT.fullmatch(there["x-api-key"]):

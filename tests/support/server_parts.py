@@ -35,5 +35,5 @@ class NoEvents(ServerEvents):
 
 
 def open_checkpoints(root: Path, now: Callable[[], float] = lambda: 0.0) -> Checkpoints:
-    """Make the checkpoints below a folder, as a server of its own has them."""
+    """Open the checkpoints of a folder as a server does."""
     return Checkpoints(root, now, Owner(root), NoEvents())

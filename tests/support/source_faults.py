@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PLAYED = "contract/test_recorded_calls.py::test_the_same_calls_send_the_same_requests"
 KIT = "testing/test_conformance.py::test_our_server_supports_it"
-#: What is not of the schemas: the file, the text there, the text with the fault, and the test that it fails.
+#: Faults outside the schemas: the file, the original text, the text with the fault, and the test that fails.
 SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "C4 no X-Tinker-Sampling-Backpressure": (
         "tinker/_sampling/submit.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from import_graph import Import, find_imports, find_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = find_modules(ROOT)
-IMPORTS = find_imports(MODULES)
 
 #: Packages from the bottom up; others are not checked. A package imports none from a later line.
 LAYERS = (
@@ -31,6 +31,12 @@ ASKED_BY_CLIENT = {
 }
 
 
+@cache
+def find_all_imports() -> list[Import]:
+    """Return every import of one module of the package by another, read once."""
+    return find_imports(MODULES)
+
+
 def complain(problems: Iterable[str], advice: str) -> None:
     """Fail with one line for each problem."""
     listed = list(dict.fromkeys(problems))  # an import of two names is one line
@@ -46,13 +52,13 @@ def shown(found: Import) -> str:
 def test_modules_are_found() -> None:
     """At least some modules are found; without modules the tests of the structure would always pass."""
     assert len(MODULES) > 100
-    assert len(IMPORTS) > 300
+    assert len(find_all_imports()) > 300
     assert {"types", "_wire"} <= {module.room for module in MODULES.values()}
 
 
 def test_packages_import_downwards_only() -> None:
     """Clients are above training, sampling and checkpoints, then session, HTTP, codec and types; no import points upwards."""
-    wrong = [found for found in IMPORTS if all(room in LEVELS for room in found.arrow)]
+    wrong = [found for found in find_all_imports() if all(room in LEVELS for room in found.arrow)]
     complain(
         (shown(found) for found in wrong if LEVELS[found.arrow[0]] < LEVELS[found.arrow[1]] and found.way != "types"),
         "These imports run upwards. Move what is needed to the lower package, or hand it in as an argument:",
@@ -64,7 +70,7 @@ def test_internals_import_no_client() -> None:
     complain(
         (
             shown(found)
-            for found in IMPORTS
+            for found in find_all_imports()
             if found.arrow[0].startswith("_") and found.arrow[0] != "__init__"
             if found.arrow[1].endswith("_client") and found.way != "types"
         ),
@@ -74,7 +80,9 @@ def test_internals_import_no_client() -> None:
 
 def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
     """The client needs only ``pip install`` without extras, and its import stays cheap."""
-    imports = (found for found in IMPORTS if found.way != "face")  # `tinker.testing` is a name of the package, loaded on use
+    imports = (
+        found for found in find_all_imports() if found.way != "face"
+    )  # `tinker.testing` is a name of the package, loaded on use
     across = [found for found in imports if found.arrow[1] in APART and found.arrow[0] not in APART]
     complain(
         map(shown, (found for found in across if found.target not in ASKED_BY_CLIENT)),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ from naming import find_participles, python_files, repeated_types
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = find_modules(ROOT)
-IMPORTS = find_imports(MODULES)
 OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
 #: Scripts that change sys.path, and the reason.
@@ -31,6 +32,12 @@ PARTICIPLES_KEPT = {
     "regularized": "public, and reads as it should: a base loss, regularized by terms",
     "TrainingClient._guaranteed_model_id": "scripts for the official client call it",
 }
+
+
+@cache
+def find_all_imports() -> list[Import]:
+    """Return every import of one module of the package by another, read once."""
+    return find_imports(MODULES)
 
 
 def complain(problems: list[str], advice: str) -> None:
@@ -54,7 +61,7 @@ def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None
     """No private module names a client or an official path, not even for type checkers, as signatures would show it."""
     upwards = [
         found
-        for found in IMPORTS
+        for found in find_all_imports()
         if found.arrow[0].startswith("_") and found.arrow[0] != "__init__"
         if found.arrow[1].endswith("_client") or found.arrow[1] in ("lib", "proto")
     ]
@@ -65,7 +72,7 @@ def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None
 
 def test_a_package_is_imported_through_its_init() -> None:
     """Users of a package import only what its ``__init__`` offers, so everything else can change without notice."""
-    around = [found for found in IMPORTS if found.arrow[0] != found.arrow[1] and is_around_the_door(found)]
+    around = [found for found in find_all_imports() if found.arrow[0] != found.arrow[1] and is_around_the_door(found)]
     complain(list(map(shown, around)), "Import this from the package itself, whose __init__.py must offer it:")
 
 
@@ -122,6 +129,8 @@ def test_no_test_changes_the_import_path() -> None:
 
 def path_changes(path: Path) -> Iterator[int]:
     """Return the lines that change ``sys.path``, or make pytest do it."""
+    if not re.search(r"sys\s*\.\s*path|syspath_prepend", path.read_text(encoding="utf-8")):
+        return
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Attribute) and node.attr == "syspath_prepend":
             yield node.lineno

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._config import settings as _config
+from tinker._config import config as _config
 
 NOTHING: Mapping[str, str] = {}
 

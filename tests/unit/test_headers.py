@@ -13,7 +13,7 @@ from tinker._clock import Clock
 from tinker._config import Config, load_config
 from tinker._http import Auth, Credential, Observers, PreparedRequest, Purpose, Transport
 from tinker._http.engines import open_engine
-from tinker._http.headers import Headers, SharedHeaders
+from tinker._http.messages import Headers, SharedHeaders
 from tinker._loop import TaskScope, loop_thread
 
 Prepare = Callable[[Config], Transport]

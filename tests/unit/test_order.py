@@ -6,22 +6,32 @@ import asyncio
 
 import pytest
 
+from tinker._http import Findings
 from tinker._http.limits import Budget
 from tinker._training.order import Sequencer, Turn
 from tinker.errors import PrecedingRequestFailed
 from tinker.futures import APIFuture
 
 
+async def explain(_: Exception) -> None:
+    """Say that a failure means what it says."""
+
+
+def open_sequencer() -> Sequencer:
+    """Open the queue of a run whose failures mean what they say."""
+    return Sequencer(Findings(), explain)
+
+
 def take(sequencer: Sequencer, operation: str = "") -> Turn:
-    """Take a place for an operation that is called now."""
+    """Take a turn for an operation that is called now."""
     return sequencer.take_turn(APIFuture(operation), sequencer.now())
 
 
-def test_turns_come_in_the_order_of_the_places() -> None:
-    """A place that is ready late still goes before the ones taken after it."""
+def test_turns_come_in_the_order_of_the_calls() -> None:
+    """A turn that is ready late still comes before those taken after it."""
 
     async def scenario() -> list[int]:
-        sequencer, log = Sequencer(), list[int]()
+        sequencer, log = open_sequencer(), list[int]()
         gate = asyncio.Event()
 
         async def use(number: int, *, wait: bool) -> None:
@@ -40,11 +50,11 @@ def test_turns_come_in_the_order_of_the_places() -> None:
     assert asyncio.run(scenario()) == [0, 1, 2, 3]
 
 
-def test_cancelled_place_lets_the_next_one_go_in_its_turn() -> None:
-    """A cancelled place neither blocks the queue nor lets a later one overtake an earlier one; it uses no number."""
+def test_a_cancelled_turn_lets_the_next_one_go_in_its_turn() -> None:
+    """A cancelled turn neither blocks the queue nor lets a later one overtake an earlier one; it uses no number."""
 
     async def scenario() -> tuple[list[str], int]:
-        sequencer, log = Sequencer(), list[str]()
+        sequencer, log = open_sequencer(), list[str]()
         release = asyncio.Event()
 
         async def use(name: str, hold: asyncio.Event | None = None) -> None:
@@ -68,11 +78,11 @@ def test_cancelled_place_lets_the_next_one_go_in_its_turn() -> None:
     assert asyncio.run(scenario()) == (["first", "third"], 3)
 
 
-def test_a_failure_stops_later_places_until_it_is_received() -> None:
+def test_a_failure_stops_later_turns_until_it_is_received() -> None:
     """Places after a failure raise; earlier ones and those of calls after the receipt do not."""
 
     async def scenario() -> None:
-        sequencer = Sequencer()
+        sequencer = open_sequencer()
         before, failed = take(sequencer, "one"), APIFuture[None]("two")
         failing, behind = sequencer.take_turn(failed, sequencer.now()), take(sequencer, "three")
         sequencer.block(failing, ValueError("boom"))

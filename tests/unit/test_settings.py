@@ -116,7 +116,7 @@ def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_pool_can_be_set() -> None:
     """Each purpose of a connection has a pool with its name in the settings, and each pool has a purpose."""
-    assert {purpose.pool.pool_name for purpose in Purpose} == CONNECTIONS.keys()
+    assert {purpose.pool_name for purpose in Purpose} == CONNECTIONS.keys()
 
 
 def test_pools_are_limited_by_the_settings() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from tinker import errors
 from tinker._config import WireChoice
+from tinker._http import Findings
+from tinker._http.findings import RefusedFields
 from tinker._http.forms import FormAttempt, Negotiation
-from tinker._http.refused_fields import RefusedFields
 from tinker._http.retry import SUBMIT, RetrySettings
 from tinker._http.statuses import Fate, fate_of
 from tinker._http.submission import Fail, Refresh, Submission, Variant, Wait
@@ -72,11 +73,11 @@ class Server:
     """A server that refuses one request, under the number 5 at first; it has seen 1 to 4."""
 
     def __init__(self, wire: WireChoice) -> None:
-        self.numbers = Numbers()
+        self.numbers = Numbers(Findings())
         self.numbers.take(5)
         self.fields = RefusedFields()
         self.now = 0.0
-        forms = FormAttempt(Negotiation(wire), has_sparse=False)
+        forms = FormAttempt(Negotiation(wire, Findings()), has_sparse=False)
         self.submission = Submission(
             "x",
             SUBMIT,

@@ -1,20 +1,12 @@
 """Checkpoints on this machine: downloads, uploads, archives, and copies to a hub."""
 
-from __future__ import annotations
-
-from tinker._checkpoints import archives, hub
-from tinker._checkpoints.adapter import LocalAdapter, read_adapter
-from tinker._checkpoints.download import FileSource, Watch, fetch, save_url
-from tinker._checkpoints.upload import Uploading
-
-__all__ = [
-    "FileSource",
-    "LocalAdapter",
-    "Uploading",
-    "Watch",
-    "archives",
-    "fetch",
-    "hub",
-    "read_adapter",
-    "save_url",
-]
+from tinker._checkpoints import archives as archives
+from tinker._checkpoints import hub as hub
+from tinker._checkpoints.adapter import LocalAdapter as LocalAdapter
+from tinker._checkpoints.adapter import read_adapter as read_adapter
+from tinker._checkpoints.download import FileSource as FileSource
+from tinker._checkpoints.download import Watch as Watch
+from tinker._checkpoints.download import fetch as fetch
+from tinker._checkpoints.download import save_url as save_url
+from tinker._checkpoints.upload import Uploading as Uploading
+from tinker._checkpoints.upload import in_utc as in_utc

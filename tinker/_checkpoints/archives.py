@@ -6,10 +6,10 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO
 
 from tinker.errors import TinkerError
 
@@ -22,28 +22,6 @@ _DAMAGES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EO
 _RESERVED = frozenset({"", ".", ".."})
 
 
-class _Member(NamedTuple):
-    name: str
-    nbytes: int
-    open: _Open
-
-
-class _Open:
-    """Opens one member of an archive."""
-
-    def __init__(self, archive: tarfile.TarFile | zipfile.ZipFile, member: tarfile.TarInfo | zipfile.ZipInfo) -> None:
-        self._archive, self._member = archive, member
-
-    def __call__(self) -> IO[bytes]:
-        if isinstance(self._archive, zipfile.ZipFile):
-            assert isinstance(self._member, zipfile.ZipInfo)
-            return self._archive.open(self._member)
-        assert isinstance(self._member, tarfile.TarInfo)
-        found = self._archive.extractfile(self._member)
-        assert found is not None
-        return found
-
-
 def unpack(archive: Path, folder: Path) -> int:
     """Unpack a tar (plain or compressed) or zip archive into ``folder``, which must be empty, and return the bytes written.
 
@@ -54,58 +32,50 @@ def unpack(archive: Path, folder: Path) -> int:
     written = 0
     names = SafeNames()
     try:
-        with _members(archive) as members:
-            for count, member in enumerate(members, start=1):
-                written += member.nbytes
+        with closing(_open_members(archive)) as members:
+            for count, (name, nbytes, content) in enumerate(members, start=1):
+                written += nbytes
                 if written > allowed or count > MAX_MEMBERS:
                     raise TinkerError(
                         f"the archive contains more than {allowed} bytes or {MAX_MEMBERS} files; it is not unpacked"
                     )
-                _extract(member, folder / names.check(member.name))
+                _write(name, nbytes, content, folder / names.check(name))
     except _DAMAGES as error:
         raise TinkerError(f"the archive cannot be unpacked: {type(error).__name__}: {error}") from error
     return written
 
 
-def _extract(member: _Member, place: Path) -> None:
+def _write(name: str, nbytes: int, content: IO[bytes], place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    with member.open() as source, place.open("xb") as target:
-        left = member.nbytes
-        while piece := source.read(min(_PIECE_NBYTES, left + 1)):
+    left = nbytes
+    with place.open("xb") as target:
+        while piece := content.read(min(_PIECE_NBYTES, left + 1)):
             left -= len(piece)
             if left < 0:  # sizes in archives are claims
-                raise ValueError(f"{member.name!r} is larger than its header says")
+                raise ValueError(f"{name!r} is larger than its header says")
             target.write(piece)
 
 
-@contextmanager
-def _members(archive: Path) -> Generator[Iterable[_Member]]:
+def _open_members(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
+    """Open the files of an archive one after the other: the name, the size that the archive states, and the content."""
     if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as opened:
-            yield _zip_members(opened)
-    else:
-        with tarfile.open(archive, "r:*") as opened:
-            yield _tar_members(opened)
-
-
-def _zip_members(archive: zipfile.ZipFile) -> Iterable[_Member]:
-    for member in archive.infolist():
-        kind = member.external_attr >> 28  # the top bits of a Unix file mode; 0 where the archive knows none
-        if kind not in (0, 0o4, 0o10):
-            raise TinkerError(
-                f"the archive contains {member.filename!r}, which is neither a file nor a folder; it is not unpacked"
-            )
-        if not member.is_dir():
-            yield _Member(member.filename, member.file_size, _Open(archive, member))
-
-
-def _tar_members(archive: tarfile.TarFile) -> Iterable[_Member]:
-    for member in archive:
-        if not (member.isreg() or member.isdir()):
-            raise _strange(member.name)
-        if member.isreg():
-            yield _Member(member.name, member.size, _Open(archive, member))
-    _read_rest(archive)
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                kind = entry.external_attr >> 28  # the top bits of a Unix file mode; 0 where the archive knows none
+                if kind not in (0, 0o4, 0o10):
+                    raise _strange(entry.filename)
+                if not entry.is_dir():
+                    with zipped.open(entry) as content:
+                        yield entry.filename, entry.file_size, content
+        return
+    with tarfile.open(archive, "r:*") as tarred:
+        for member in tarred:
+            file = tarred.extractfile(member) if member.isreg() else None
+            if file is not None:
+                yield member.name, member.size, file
+            elif not member.isdir():
+                raise _strange(member.name)
+        _read_rest(tarred)
 
 
 def _read_rest(archive: tarfile.TarFile) -> None:

@@ -12,8 +12,9 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -63,15 +64,11 @@ class _Crc32:
         return self._value.to_bytes(4, "big")
 
 
-def _md5() -> _Digest:
-    return hashlib.md5(usedforsecurity=False)
-
-
 # Strongest first.
 _DIGESTS: Mapping[str, Callable[[], _Digest]] = {
     "sha-512": hashlib.sha512,
     "sha-256": hashlib.sha256,
-    "md5": _md5,
+    "md5": partial(hashlib.md5, usedforsecurity=False),
     "crc32": _Crc32,
 }
 _OBJECT_STORE_HEADERS = {"x-amz-checksum-sha256": "sha-256", "x-amz-checksum-crc32": "crc32"}
@@ -114,7 +111,7 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> int
             if _length(place) > before:
                 retries.reset(clock.monotonic())
                 refused = None
-            if _is_refused(error) and refused is None:
+            if is_expired_url(error) and refused is None:
                 refused = url
                 continue
             step = retries.after(error, clock.monotonic())
@@ -135,48 +132,41 @@ async def _save(_: APIFuture[int], runtime: Runtime, url: str, place: Path, watc
     async with open_files(runtime.transport.engine, runtime.config) as client:
         source = FileSource(client=client, transport=runtime.transport, url=only)
         nbytes = await fetch(source, place.name, draft, watch)
-    await asyncio.to_thread(_publish, draft, place)
+    await asyncio.to_thread(os.replace, draft, place)
+    await asyncio.to_thread(_forget, draft)
     return nbytes
-
-
-def _publish(draft: Path, place: Path) -> None:
-    os.replace(draft, place)
-    _forget(draft)
-
-
-def _is_refused(error: APIError) -> bool:
-    """Return whether the response is that of object stores to a signature that is too old."""
-    return is_expired_url(error)
 
 
 async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> int:
     part = await asyncio.to_thread(_read_part, place)
-    async with _get(source.client, url, _conditions(part, place)) as response:
-        if response.status_code == _UNCHANGED and part is not None:
-            watch(_length(place), _length(place))
-            return _length(place)
-        if response.status_code == _BEYOND:
-            await asyncio.to_thread(_forget, place)
-            return await _attempt(source, url, place, watch)
-        if response.status_code not in (_WHOLE, _PART):
-            await response.aread()
-            failure = RawResponse(_prepare(url), response.status_code, response.headers, response.content)
-            raise status_error(failure, source.transport.clock)
-        return await _Receiving(response, url, place, watch).run()
+    headers = {"Accept-Encoding": "identity", **_conditions(part, place)}
+    with explain_failures(_prepare(url), "the server stopped sending data"):
+        async with source.client.stream("GET", url, headers=headers) as response:
+            if response.status_code == _UNCHANGED and part is not None:
+                watch(_length(place), _length(place))
+                return _length(place)
+            if response.status_code == _BEYOND:
+                await asyncio.to_thread(_forget, place)
+                return await _attempt(source, url, place, watch)
+            if response.status_code not in (_WHOLE, _PART):
+                await response.aread()
+                failure = RawResponse(_prepare(url), response.status_code, response.headers, response.content)
+                raise status_error(failure, source.transport.clock)
+            return await _Receiving(response, url, place, watch).run()
 
 
-@asynccontextmanager
-async def _get(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response]:
+@contextmanager
+def explain_failures(request: PreparedRequest, silence: str) -> Generator[None]:
+    """Raise the failures of httpx as errors of this client; ``silence`` says what a timeout means."""
     import httpx
 
     try:
-        async with client.stream("GET", url, headers={"Accept-Encoding": "identity", **headers}) as response:
-            yield response
+        yield
     except httpx.TimeoutException as error:
-        raise connection_error(_prepare(url), ExchangeFailed("the server stopped sending data", timed_out=True)) from error
+        raise connection_error(request, ExchangeFailed(silence, timed_out=True)) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        failure = explain_handshake(error, url) or ExchangeFailed(type(error).__name__)
-        raise connection_error(_prepare(url), failure) from error
+        failure = explain_handshake(error, request.url) or ExchangeFailed(type(error).__name__)
+        raise connection_error(request, failure) from error
 
 
 def _prepare(url: str) -> PreparedRequest:
@@ -350,5 +340,4 @@ def _read_part(place: Path) -> PartialFile | None:
 
 def _forget(place: Path) -> None:
     for file in (place, _part_file(place)):
-        with suppress(FileNotFoundError):
-            os.remove(file)
+        file.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ import msgspec
 from tinker_wire import models
 
 from tinker._checkpoints.adapter import LocalAdapter
-from tinker._checkpoints.download import PIECE_NBYTES, read_checksums
+from tinker._checkpoints.download import PIECE_NBYTES, explain_failures, read_checksums
 from tinker._http import (
     FILE_UPLOAD,
     ExchangeFailed,
@@ -106,8 +106,7 @@ class Uploading:
     async def _begin(self) -> UploadNote:
         adapter = self.adapter
         started = await self.operations.external_weights_upload_start(adapter.base_model, adapter.lora_config, self.project_id)
-        expires = started.expires if started.expires.tzinfo is not None else started.expires.replace(tzinfo=datetime.UTC)
-        return UploadNote(self._announcement(), started.upload_id, dict(started.urls), expires, {})
+        return UploadNote(self._announcement(), started.upload_id, dict(started.urls), in_utc(started.expires), {})
 
     async def _complete(self, note: UploadNote) -> tuple[str, dict[str, int]]:
         files = self._find_files(note.urls)
@@ -171,18 +170,12 @@ class Uploading:
         return note.expires.timestamp() - self.transport.clock.wall() < FRESH_SECONDS
 
     async def _put(self, url: str, name: str, file: Path, size: int, digest: str) -> None:
-        import httpx
-
         request = PreparedRequest(method="PUT", operation="upload", url=hide_signature(url), headers={})
         headers = {"Content-Length": str(size), _DIGEST_HEADER: f"sha-256=:{digest}:"}
-        try:
+        with explain_failures(request, "the server stopped responding"):
             response = await self._client.put(
                 url, content=self._pieces(name, file, size), headers=headers, follow_redirects=False
             )
-        except httpx.TimeoutException as error:
-            raise connection_error(request, ExchangeFailed("the server stopped responding", timed_out=True)) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise connection_error(request, ExchangeFailed(type(error).__name__)) from error
         if not response.is_success:
             raise status_error(
                 RawResponse(request, response.status_code, response.headers, response.content), self.transport.clock
@@ -231,6 +224,11 @@ class Uploading:
 
     def _forget_note(self) -> None:
         self._note_file.unlink(missing_ok=True)
+
+
+def in_utc(moment: datetime.datetime) -> datetime.datetime:
+    """Return a time with a time zone: UTC where it has none."""
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
 def _hash(file: Path) -> str:

@@ -46,7 +46,7 @@ class SessionHolder:
 
     def close(self) -> None:
         """End the session, in the background. Later requests of its clients raise ClientClosedError."""
-        run(self._runtime, "close", _close_session, self._runtime)
+        run(self._runtime, "close", lambda _: self._runtime.session.close("success", None))
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop of the client's I/O thread. Blocking it stops every client."""
@@ -60,7 +60,7 @@ class SessionHolder:
         """Run a coroutine on the loop of :meth:`get_loop`; return a future of its result."""
         if not inspect.iscoroutine(coro):
             raise TypeError(f"run_coroutine_threadsafe takes a coroutine, got {type(coro).__name__}")
-        return run(self._runtime, "run_coroutine_threadsafe", _await_given, coro)
+        return run(self._runtime, "run_coroutine_threadsafe", lambda _: coro)
 
     def __getattr__(self, name: str) -> NoReturn:
         advice = _INSTEAD.get(name, "it is internal to the official client; use the client methods")
@@ -69,11 +69,3 @@ class SessionHolder:
 
 async def _start_session(_: APIFuture[str], runtime: Runtime) -> str:
     return (await runtime.session.ensure_started()).session_id
-
-
-async def _close_session(_: APIFuture[None], runtime: Runtime) -> None:
-    await runtime.session.close("success", None)
-
-
-async def _await_given(_: APIFuture[T], coroutine: Coroutine[Any, Any, T]) -> T:
-    return await coroutine

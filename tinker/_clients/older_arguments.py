@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import attrs
 
 from tinker._checks import check_count, check_number
+from tinker._config import check_headers
 from tinker._http import wrap_client
 from tinker_records import find_closest
 
@@ -22,17 +23,13 @@ _OTHER_NAMES = {"url": "base_url", "endpoint": "base_url", "host": "base_url", "
 _DESTINATION = frozenset({"base_url", "api_key"})
 
 
-def _no_headers() -> Mapping[str, str]:
-    return {}
-
-
 @attrs.frozen(kw_only=True)
 class OlderArguments:
     """``timeout``, ``max_retries``, ``default_headers`` and ``http_client``, in the words of this client."""
 
     silence_seconds: float | None = None
     max_retries: int | None = None
-    headers: Mapping[str, str] = attrs.field(factory=_no_headers, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
     transport: httpx.AsyncBaseTransport | None = None
 
     def merge_headers(self, newer: Mapping[str, str] | None) -> dict[str, str]:
@@ -88,8 +85,5 @@ def _headers(headers: object) -> Mapping[str, str]:
         return {}
     if not isinstance(headers, Mapping):
         raise TypeError(f"default_headers must be a mapping of strings to strings, got {type(headers).__name__}")
-    pairs = cast("Mapping[object, object]", headers)
-    wrong = next((value for pair in pairs.items() for value in pair if not isinstance(value, str)), None)
-    if wrong is not None:
-        raise TypeError(f"default_headers must be a mapping of strings to strings, but contains a {type(wrong).__name__}")
-    return cast("Mapping[str, str]", dict(pairs))
+    check_headers(cast("Mapping[str, str]", headers))
+    return dict(cast("Mapping[str, str]", headers))

@@ -1,35 +1,18 @@
 """The settings of a client, read once from arguments and the environment."""
 
-from __future__ import annotations
-
-from tinker._config.config import CONNECTIONS, Config, WireChoice
-from tinker._config.proxies import PORTS, Proxies
-from tinker._config.settings import (
-    load_config,
-    load_later,
-    local_dir,
-    login_shell,
-    override,
-    prices_file,
-    serve_api_key,
-)
-from tinker._config.trust import Trust
-from tinker._config.values import is_sendable, show_url
-
-__all__ = [
-    "CONNECTIONS",
-    "Config",
-    "PORTS",
-    "Proxies",
-    "Trust",
-    "WireChoice",
-    "is_sendable",
-    "load_config",
-    "load_later",
-    "local_dir",
-    "override",
-    "prices_file",
-    "login_shell",
-    "serve_api_key",
-    "show_url",
-]
+from tinker._config.config import CONNECTIONS as CONNECTIONS
+from tinker._config.config import Config as Config
+from tinker._config.config import WireChoice as WireChoice
+from tinker._config.config import check_headers as check_headers
+from tinker._config.config import load_config as load_config
+from tinker._config.config import load_later as load_later
+from tinker._config.config import override as override
+from tinker._config.proxies import PORTS as PORTS
+from tinker._config.proxies import Proxies as Proxies
+from tinker._config.settings import local_dir as local_dir
+from tinker._config.settings import login_shell as login_shell
+from tinker._config.settings import prices_file as prices_file
+from tinker._config.settings import serve_api_key as serve_api_key
+from tinker._config.trust import Trust as Trust
+from tinker._config.values import is_sendable as is_sendable
+from tinker._config.values import show_url as show_url

@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 import attrs
 
-from tinker._checks import check_count, check_number
+from tinker._checks import check_count, check_field, check_number, check_type
 from tinker._config.proxies import Proxies
+from tinker._config.settings import drop_unset, gather, merge
 from tinker._config.trust import Trust
 from tinker._config.values import (
     LOCAL_SCHEME,
@@ -87,6 +88,8 @@ def _setting(
 ) -> Any:
     """Describe a setting: its variable, which ``read(variable, text)`` reads, its argument, and its default in words."""
     about = {"variable": variable, "read": read, "argument": argument, "default": default_text}
+    if "factory" not in field:
+        field.setdefault("default", None)
     return attrs.field(metadata=about, **field)
 
 
@@ -113,20 +116,13 @@ def check_connections(connections: Mapping[str, int]) -> None:
         check_count(f"connections[{name!r}]", count)
 
 
-def _check_named(check: Callable[..., None], **options: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is not None:
-            check(attribute.name, value, **options)
-
-    return validate
-
-
 def _check(check: Callable[[Any], None]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     return lambda _, __, value: check(value)
 
 
-_SECONDS = _check_named(check_number, positive=True, finite=False)
+_SECONDS = check_field(check_number, positive=True, finite=False)
 _optional = attrs.converters.optional
+_or_none = attrs.validators.optional
 
 
 def identify() -> dict[str, str]:
@@ -189,30 +185,21 @@ class Config:
         converter=read_base_url,
     )
     api_key: str | None = _setting(
-        "TINKER_API_KEY",
-        read_key,
-        argument="api_key",
-        default=None,
-        repr=False,
-        converter=_optional(partial(read_key, "api_key")),
+        "TINKER_API_KEY", read_key, argument="api_key", repr=False, converter=_optional(partial(read_key, "api_key"))
     )
-    credential_cmd: str | None = _setting("TINKER_CREDENTIAL_CMD", read_text, default=None, repr=False)
+    credential_cmd: str | None = _setting("TINKER_CREDENTIAL_CMD", read_text, repr=False)
     credentials_file: Path = _setting("HOME", read_home, default=Path("~/.tinker/credentials.json"), converter=Path.expanduser)
-    project_id: str | None = _setting("TINKER_PROJECT_ID", read_text, argument="project_id", default=None)
+    project_id: str | None = _setting("TINKER_PROJECT_ID", read_text, argument="project_id")
     tags: tuple[str, ...] = _setting("TINKER_TAGS", read_words, default=())
     wire: WireChoice = _setting("TINKER_WIRE", read_text, argument="wire", default="auto", validator=_check(check_wire))
     proxies: Proxies = _setting("TINKER_PROXY", default_text="none", factory=Proxies)
     proxy_headers: Mapping[str, str] = _setting(
         "TINKER_PROXY_HEADERS", read_strings, default_text="none", factory=dict, repr=False, validator=_check(check_headers)
     )
-    ca_file: Path | None = _setting("TINKER_CA_FILE", read_path, default=None, converter=_optional(Path))
-    client_cert: Path | None = _setting("TINKER_CLIENT_CERT", read_path, default=None, converter=_optional(Path))
+    ca_file: Path | None = _setting("TINKER_CA_FILE", read_path, converter=_optional(Path))
+    client_cert: Path | None = _setting("TINKER_CLIENT_CERT", read_path, converter=_optional(Path))
     client_key: Path | None = _setting(
-        "TINKER_CLIENT_KEY",
-        read_path,
-        default_text="in the file of the certificate",
-        default=None,
-        converter=_optional(Path),
+        "TINKER_CLIENT_KEY", read_path, default_text="in the file of the certificate", converter=_optional(Path)
     )
     headers: Mapping[str, str] = _setting(
         "TINKER_DEFAULT_HEADERS",
@@ -228,24 +215,19 @@ class Config:
         "TINKER_DEFAULT_QUERY", read_strings, argument="default_query", default_text="none", factory=dict, repr=False
     )
     sdk_version: str = _setting("TINKER_SDK_VERSION", read_text, default_text="of this package", default=__version__)
-    local_dir: Path | None = _setting("TINKER_LOCAL_DIR", read_path, default_text="`~/.tinker/local`", default=None)
+    local_dir: Path | None = _setting("TINKER_LOCAL_DIR", read_path, default_text="`~/.tinker/local`")
     patience_seconds: float | None = _setting(
         "",
         argument="patience_seconds",
         default_text="minutes, by kind of request",
-        default=None,
-        validator=_check_named(check_number, finite=False),
+        validator=_or_none(check_field(check_number, finite=False)),
     )
     fail_fast: bool = _setting("TINKER_FAIL_FAST", read_switch, argument="fail_fast", default=False)
     max_retries: int | None = _setting(
-        "",
-        argument="max_retries",
-        default_text="no limit but time",
-        default=None,
-        validator=_check_named(check_count, least=0),
+        "", argument="max_retries", default_text="no limit but time", validator=_or_none(check_field(check_count, least=0))
     )
     silence_seconds: float | None = _setting(
-        "", argument="timeout", default_text="seconds to minutes, by kind of request", default=None, validator=_SECONDS
+        "", argument="timeout", default_text="seconds to minutes, by kind of request", validator=_or_none(_SECONDS)
     )
     connections: Mapping[str, int] = _setting(
         "TINKER_CONNECTIONS",
@@ -254,19 +236,17 @@ class Config:
         factory=dict,
         validator=_check(check_connections),
     )
-    sample_submissions: int = _setting(
-        "TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=_check_named(check_count)
-    )
+    sample_submissions: int = _setting("TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=check_field(check_count))
     heartbeat_seconds: float = _setting("TINKER_HEARTBEAT_SECONDS", read_seconds, default=10.0, validator=_SECONDS)
     heartbeat_warning_seconds: float = _setting(
         "TINKER_HEARTBEAT_WARNING_SECONDS", read_seconds, default=120.0, validator=_SECONDS
     )
     heartbeat_lost_seconds: float | None = _setting(
-        "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", default=None, validator=_SECONDS
+        "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", validator=_or_none(_SECONDS)
     )
     telemetry: bool = _setting("TINKER_TELEMETRY", read_switch, argument="telemetry", default=False)
     trace_context: bool = _setting("TINKER_TRACE_CONTEXT", read_switch, default=True)
-    dump_http: str | None = _setting("TINKER_DUMP_HTTP", read_dump_target, default_text="nowhere", default=None)
+    dump_http: str | None = _setting("TINKER_DUMP_HTTP", read_dump_target, default_text="nowhere")
 
     def __attrs_post_init__(self) -> None:
         """Check the files with certificates, so that one that cannot be used is noticed before a request."""
@@ -286,8 +266,6 @@ class Config:
             ValueError: A setting is invalid, whether passed or read from the environment.
             TypeError: A setting has the wrong type, or does not exist.
         """
-        from tinker._config.settings import load_config
-
         return load_config(**settings)
 
     @property
@@ -304,3 +282,28 @@ class Config:
     def is_local(self) -> bool:
         """Return whether the server runs in this process."""
         return self.base_url.startswith(LOCAL_SCHEME)
+
+
+def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
+    """Read the settings now, so that a variable set after import counts.
+
+    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
+    not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
+    """
+    return Config(**gather(attrs.fields(Config), given, HOSTED_URL, environ))
+
+
+def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
+    """Return the settings with those of the arguments that are given in their place; headers and query are added."""
+    return attrs.evolve(config, **merge({"headers": config.headers, "query": config.query}, drop_unset(given)))
+
+
+def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:
+    """Check the arguments, and return a function that loads the settings once they are needed.
+
+    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError and TypeError.
+    """
+    check_type("config", config, Config)
+    checked = override(config or Config(), **given)
+    # A function, as the repr of a partial would show the key.
+    return lambda: load_config(**given) if config is None else checked

@@ -11,10 +11,6 @@ PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 _SCHEMES = ("http://", "https://", "socks5://", "socks5h://")
 
 
-def _no_proxies() -> Mapping[str, str]:
-    return {}
-
-
 @attrs.frozen
 class Proxies:
     """``always`` is for every address. Else the proxy of the address's scheme, or of ``all``, unless ``no_proxy`` has its host.
@@ -23,7 +19,7 @@ class Proxies:
     """
 
     always: str | None = attrs.field(default=None, repr=False)
-    by_scheme: Mapping[str, str] = attrs.field(factory=_no_proxies, repr=False)
+    by_scheme: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
     no_proxy: tuple[str, ...] = ()
 
     @property
@@ -38,11 +34,8 @@ class Proxies:
         parts = urlsplit(url)
         proxy = self.by_scheme.get(parts.scheme) or self.by_scheme.get("all")
         host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme)
-        return None if _is_here(host) or any(_covers(entry, host, port) for entry in self.no_proxy) else proxy
-
-
-def _is_here(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+        is_here = host in ("localhost", "::1") or host.startswith("127.")
+        return None if is_here or any(_covers(entry, host, port) for entry in self.no_proxy) else proxy
 
 
 def _covers(entry: str, host: str, port: int | None) -> bool:

@@ -1,99 +1,77 @@
-"""Settings of one client: arguments over environment over defaults. The only reader of ``os.environ``."""
+"""The environment of a client: settings from variables, below those of arguments. The only reader of ``os.environ``."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from tinker._checks import check_type
-from tinker._config.config import HOSTED_URL, Config
 from tinker._config.proxies import Proxies, from_environment
 from tinker._config.values import LOCAL_SCHEME, read_base_url, spell_headers
 
-if TYPE_CHECKING:
-    from typing import Unpack
 
-    from tinker._config.config import ConfigSettings
+def gather(
+    fields: Iterable[attrs.Attribute[Any]], given: Mapping[str, Any], default_url: str, environ: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return the settings that arguments give, or else the environment (None: the process's), read now.
 
-
-def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
-    """Read the settings now, so that a variable set after import counts. An empty variable or text counts as unset.
-
-    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
-    not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
+    An empty variable or text counts as unset. ValueError for what cannot be read.
     """
     env = os.environ if environ is None else environ
-    found, chosen = _read_variables(env), _drop_unset(given)
-    wanted = chosen.get("base_url") or env.get("TINKER_BASE_URL") or HOSTED_URL
+    chosen = drop_unset(given)
+    wanted = chosen.get("base_url") or env.get("TINKER_BASE_URL") or default_url
     url = read_base_url(wanted)
     proxy = chosen.pop("proxy", None)
     proxies = Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy)
     derived = {"headers": {**_cloudflare(env), **_password(wanted, url, env)}, "proxies": proxies}
-    return Config(**_merge(_merge(derived, found), {**chosen, "base_url": url}))
+    return merge(merge(derived, _read_variables(fields, env)), {**chosen, "base_url": url})
 
 
-def _read_variables(env: Mapping[str, str]) -> dict[str, Any]:
+def _read_variables(fields: Iterable[attrs.Attribute[Any]], env: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings that the environment has."""
     found: dict[str, Any] = {}
-    for field in attrs.fields(Config):
+    for field in fields:
         variable, read = field.metadata["variable"], field.metadata["read"]
         if read is not None and env.get(variable, "").strip():
             found[field.name] = read(variable, env[variable])
-    return _drop_unset(found)
+    return drop_unset(found)
 
 
-def _drop_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out settings that are None or blank text."""
     return {name: value for name, value in settings.items() if (value.strip() if isinstance(value, str) else value is not None)}
 
 
-def _merge(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+def merge(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """Return settings with later ones in their place; headers and query are added."""
     headers = {**settings.get("headers", {}), **spell_headers(later.get("headers"))}
     query = {**settings.get("query", {}), **later.get("query", {})}
     return {**settings, **later, "headers": headers, "query": query}
 
 
-def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
-    """Return the settings with those of the arguments that are given in their place; headers and query are added."""
-    return attrs.evolve(config, **_merge({"headers": config.headers, "query": config.query}, _drop_unset(given)))
-
-
-def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:
-    """Check the arguments, and return a function that loads the settings once they are needed.
-
-    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError and TypeError.
-    """
-    check_type("config", config, Config)
-    checked = override(config or Config(), **given)
-    # A function, as the repr of a partial would show the key.
-    return lambda: load_config(**given) if config is None else checked
-
-
-def local_dir(environ: Mapping[str, str] | None = None) -> Path | None:
+def local_dir() -> Path | None:
     """Return where servers of this machine keep checkpoints, unless an argument says so."""
-    return _path("TINKER_LOCAL_DIR", environ)
+    return _path("TINKER_LOCAL_DIR")
 
 
-def prices_file(environ: Mapping[str, str] | None = None) -> Path | None:
+def prices_file() -> Path | None:
     """Return the price list of commands, unless an option names one."""
-    return _path("TINKER_PRICES", environ)
+    return _path("TINKER_PRICES")
 
 
-def _path(variable: str, environ: Mapping[str, str] | None) -> Path | None:
-    text = (os.environ if environ is None else environ).get(variable)
+def _path(variable: str) -> Path | None:
+    text = os.environ.get(variable)
     return Path(text) if text else None
 
 
-def serve_api_key(environ: Mapping[str, str] | None = None) -> str | None:
+def serve_api_key() -> str | None:
     """Return the key that a server started here asks its clients for, unless an option gives one."""
-    return (os.environ if environ is None else environ).get("TINKER_SERVE_API_KEY") or None
+    return os.environ.get("TINKER_SERVE_API_KEY") or None
 
 
 def login_shell() -> str:

@@ -2,164 +2,87 @@
 
 from __future__ import annotations
 
-from tinker._http.auth import Auth, Credential, CredentialSource, find_command, find_source, read_claims
-from tinker._http.circuits import CircuitRegistry, CircuitRules, Circuits
-from tinker._http.credentials import StoredKey, default_key, remove_default, store_default
-from tinker._http.engines import make_scope, open_engine, open_files, wrap_client
-from tinker._http.findings import Findings
-from tinker._http.forms import FormAttempt, Negotiation, WireFormat
-from tinker._http.headers import TRACING_MODULE, read_trace_headers
-from tinker._http.limits import (
-    THROTTLED_SLOTS,
-    Budget,
-    Holding,
-    Limits,
-    SampleAdmission,
-    cool_down_for,
-)
-from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
-from tinker._http.observers import Observers
-from tinker._http.redaction import HIDDEN_TEXT, hide_signature
-from tinker._http.refused_fields import RefusedFields
-from tinker._http.responses import (
-    NO_API,
-    UNREACHABLE_HINT,
-    connection_error,
-    decode_json,
-    find_explanation,
-    invalid_response,
-    shorten,
-    status_error,
-)
-from tinker._http.retry import (
-    ARCHIVE,
-    DOWNLOAD,
-    FILE_UPLOAD,
-    ONE_SHOT,
-    POLL,
-    REST,
-    SAMPLE,
-    START,
-    SUBMIT,
-    Policy,
-    RetryableException,
-    RetryConfig,
-    longest_delay,
-    sampling_policy,
-)
-from tinker._http.statuses import (
-    ABSENT_STATUSES,
-    FAILED_STATUSES,
-    PENDING_STATUSES,
-    REJECTED_STATUSES,
-    WRONG_METHOD_STATUS,
-    Fate,
-    Verdict,
-    fate_of,
-    is_absent,
-    is_expired_url,
-    is_failed_result,
-    is_format_refused,
-    is_lost,
-    is_pending,
-    is_retryable_status,
-    is_server_failure,
-    is_session_over,
-    is_success,
-    is_unexplained,
-    is_user_fault,
-    judge,
-)
-from tinker._http.submission import Retries, Variant, Wait
-from tinker._http.transport import Reply, Transport
-from tinker._http.trust import explain as explain_handshake
-
-__all__ = [
-    "UNREACHABLE_HINT",
-    "ABSENT_STATUSES",
-    "ARCHIVE",
-    "NO_API",
-    "Auth",
-    "Budget",
-    "CircuitRegistry",
-    "ConnectionFacts",
-    "CircuitRules",
-    "Circuits",
-    "Credential",
-    "DOWNLOAD",
-    "ExchangeFailed",
-    "FAILED_STATUSES",
-    "FILE_UPLOAD",
-    "Fate",
-    "Holding",
-    "Limits",
-    "ONE_SHOT",
-    "Observers",
-    "PENDING_STATUSES",
-    "POLL",
-    "Policy",
-    "PreparedRequest",
-    "Purpose",
-    "REJECTED_STATUSES",
-    "REST",
-    "RawResponse",
-    "RetryConfig",
-    "RetryableException",
-    "RefusedFields",
-    "Reply",
-    "SAMPLE",
-    "HIDDEN_TEXT",
-    "hide_signature",
-    "START",
-    "SUBMIT",
-    "SampleAdmission",
-    "CredentialSource",
-    "StoredKey",
-    "THROTTLED_SLOTS",
-    "Transport",
-    "Verdict",
-    "WRONG_METHOD_STATUS",
-    "connection_error",
-    "decode_json",
-    "default_key",
-    "Findings",
-    "FormAttempt",
-    "Negotiation",
-    "Retries",
-    "Variant",
-    "Wait",
-    "WireFormat",
-    "explain_handshake",
-    "fate_of",
-    "find_command",
-    "find_explanation",
-    "find_source",
-    "invalid_response",
-    "make_scope",
-    "is_absent",
-    "is_expired_url",
-    "is_failed_result",
-    "is_format_refused",
-    "is_lost",
-    "is_pending",
-    "is_server_failure",
-    "is_retryable_status",
-    "is_session_over",
-    "is_success",
-    "is_unexplained",
-    "is_user_fault",
-    "judge",
-    "longest_delay",
-    "open_engine",
-    "open_files",
-    "read_claims",
-    "TRACING_MODULE",
-    "read_trace_headers",
-    "remove_default",
-    "sampling_policy",
-    "cool_down_for",
-    "shorten",
-    "status_error",
-    "store_default",
-    "wrap_client",
-]
+from tinker._http.auth import Auth as Auth
+from tinker._http.auth import Credential as Credential
+from tinker._http.auth import CredentialSource as CredentialSource
+from tinker._http.auth import find_command as find_command
+from tinker._http.auth import find_source as find_source
+from tinker._http.auth import read_claims as read_claims
+from tinker._http.circuits import CircuitRegistry as CircuitRegistry
+from tinker._http.circuits import CircuitRules as CircuitRules
+from tinker._http.circuits import Circuits as Circuits
+from tinker._http.credentials import StoredKey as StoredKey
+from tinker._http.credentials import default_key as default_key
+from tinker._http.credentials import remove_default as remove_default
+from tinker._http.credentials import store_default as store_default
+from tinker._http.engines import open_engine as open_engine
+from tinker._http.engines import open_files as open_files
+from tinker._http.engines import wrap_client as wrap_client
+from tinker._http.findings import Findings as Findings
+from tinker._http.findings import RefusedFields as RefusedFields
+from tinker._http.forms import FormAttempt as FormAttempt
+from tinker._http.forms import Negotiation as Negotiation
+from tinker._http.forms import WireFormat as WireFormat
+from tinker._http.limits import THROTTLED_SLOTS as THROTTLED_SLOTS
+from tinker._http.limits import Budget as Budget
+from tinker._http.limits import Holding as Holding
+from tinker._http.limits import Limits as Limits
+from tinker._http.limits import SampleAdmission as SampleAdmission
+from tinker._http.limits import cool_down_for as cool_down_for
+from tinker._http.messages import ConnectionFacts as ConnectionFacts
+from tinker._http.messages import ExchangeFailed as ExchangeFailed
+from tinker._http.messages import PreparedRequest as PreparedRequest
+from tinker._http.messages import Purpose as Purpose
+from tinker._http.messages import RawResponse as RawResponse
+from tinker._http.observers import Observers as Observers
+from tinker._http.redaction import HIDDEN_TEXT as HIDDEN_TEXT
+from tinker._http.redaction import hide_signature as hide_signature
+from tinker._http.responses import NO_API as NO_API
+from tinker._http.responses import UNREACHABLE_HINT as UNREACHABLE_HINT
+from tinker._http.responses import connection_error as connection_error
+from tinker._http.responses import decode_json as decode_json
+from tinker._http.responses import find_explanation as find_explanation
+from tinker._http.responses import invalid_response as invalid_response
+from tinker._http.responses import shorten as shorten
+from tinker._http.responses import status_error as status_error
+from tinker._http.retry import ARCHIVE as ARCHIVE
+from tinker._http.retry import DOWNLOAD as DOWNLOAD
+from tinker._http.retry import FILE_UPLOAD as FILE_UPLOAD
+from tinker._http.retry import ONE_SHOT as ONE_SHOT
+from tinker._http.retry import POLL as POLL
+from tinker._http.retry import REST as REST
+from tinker._http.retry import SAMPLE as SAMPLE
+from tinker._http.retry import START as START
+from tinker._http.retry import SUBMIT as SUBMIT
+from tinker._http.retry import Policy as Policy
+from tinker._http.retry import RetryableException as RetryableException
+from tinker._http.retry import RetryConfig as RetryConfig
+from tinker._http.retry import longest_delay as longest_delay
+from tinker._http.retry import sampling_policy as sampling_policy
+from tinker._http.statuses import ABSENT_STATUSES as ABSENT_STATUSES
+from tinker._http.statuses import FAILED_STATUSES as FAILED_STATUSES
+from tinker._http.statuses import PENDING_STATUSES as PENDING_STATUSES
+from tinker._http.statuses import REJECTED_STATUSES as REJECTED_STATUSES
+from tinker._http.statuses import WRONG_METHOD_STATUS as WRONG_METHOD_STATUS
+from tinker._http.statuses import Fate as Fate
+from tinker._http.statuses import Verdict as Verdict
+from tinker._http.statuses import fate_of as fate_of
+from tinker._http.statuses import is_absent as is_absent
+from tinker._http.statuses import is_expired_url as is_expired_url
+from tinker._http.statuses import is_failed_result as is_failed_result
+from tinker._http.statuses import is_format_refused as is_format_refused
+from tinker._http.statuses import is_lost as is_lost
+from tinker._http.statuses import is_pending as is_pending
+from tinker._http.statuses import is_retryable_status as is_retryable_status
+from tinker._http.statuses import is_server_failure as is_server_failure
+from tinker._http.statuses import is_session_over as is_session_over
+from tinker._http.statuses import is_success as is_success
+from tinker._http.statuses import is_unexplained as is_unexplained
+from tinker._http.statuses import is_user_fault as is_user_fault
+from tinker._http.statuses import judge as judge
+from tinker._http.streams import StreamsAbsent as StreamsAbsent
+from tinker._http.submission import Retries as Retries
+from tinker._http.submission import Variant as Variant
+from tinker._http.transport import Reply as Reply
+from tinker._http.transport import Transport as Transport
+from tinker._http.trust import explain_handshake as explain_handshake

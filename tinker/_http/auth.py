@@ -144,7 +144,8 @@ class Auth:
     """The credential of one client."""
 
     def __init__(self, source: CredentialSource | None, clock: Clock, tasks: TaskScope) -> None:
-        self._source = source
+        #: Where the credential comes from. Clients with equal sources have the same account, as far as is known.
+        self.source: CredentialSource | None = source
         #: The credential of every request, where that is always the same.
         self.key: Credential | None = source if isinstance(source, Credential) else None
         self._clock = clock
@@ -155,17 +156,12 @@ class Auth:
     def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
         """Use the result of ``exchange`` for all later requests. It exchanges the credential, or that of ``source``."""
         self._exchange, self.key = exchange, None
-        self._source = source or self._source
-
-    @property
-    def source(self) -> CredentialSource | None:
-        """Return where the credential comes from. Clients with equal sources have the same account, as far as is known."""
-        return self._source
+        self.source = source or self.source
 
     async def credential(self) -> Credential | None:
         """Return the credential of a request; None without one. Raises the exchange's own error when there is no token."""
-        if self._exchange is None or self._source is None:
-            return None if self._source is None else await _fetch(self._source)
+        if self._exchange is None or self.source is None:
+            return None if self.source is None else await _fetch(self.source)
         token, now = self._token, self._clock.monotonic()
         if token is None or token.ends_at - now <= FRESH_SECONDS:
             return await self._renew_or_keep(token)
@@ -176,10 +172,10 @@ class Auth:
     @property
     def can_replace(self) -> bool:
         """Return whether requests are sent under a token that another one may take the place of."""
-        return self._exchange is not None and self._source is not None
+        return self._exchange is not None and self.source is not None
 
     async def replace(self, refused: Credential | None) -> None:
-        """Get another token after the server refused one, unless somebody did meanwhile."""
+        """Get another token after the server refused one, unless it has been replaced meanwhile."""
         if self._token is None or self._token.jwt == refused:
             self._token = await self._renew()
 
@@ -198,10 +194,10 @@ class Auth:
         return await self._tasks.share(_EXCHANGE, self._fetch_token)
 
     async def _fetch_token(self) -> _Token:
-        assert self._source is not None
+        assert self.source is not None
         assert self._exchange is not None
         try:
-            jwt = await self._exchange(await _fetch(self._source))
+            jwt = await self._exchange(await _fetch(self.source))
         except Exception:
             if self._token is not None:
                 pause = self._clock.monotonic() + RENEW_PAUSE_SECONDS

@@ -25,7 +25,7 @@ from tinker.observing import CircuitChange, CircuitState
 Tell: TypeAlias = Callable[[CircuitChange], object]
 # Calls that are refused while others probe are asked to try again after this time.
 PROBE_SECONDS = 1.0
-# With more circuits, as of ever new keys, those that have nothing to say are forgotten.
+# Beyond this number of circuits, as with ever changing keys, idle ones are dropped.
 MAX_CIRCUITS = 1000
 
 
@@ -64,7 +64,7 @@ class Circuit:
         self._rules = rules
         self._lock = threading.Lock()
         self._state: CircuitState = "closed"
-        self._failures = 0
+        self.failures: int = 0  # in a row
         self._era = 0
         self._changed_at = 0.0
         self._probing: set[Permit] = set()
@@ -99,7 +99,7 @@ class Circuit:
     def reset(self, tell: Tell) -> None:
         """Close the circuit, and count from zero."""
         with self._lock:
-            self._failures = 0
+            self.failures = 0
             change = None if self._state == "closed" else self._change("closed")
         if change is not None:
             tell(change)
@@ -113,12 +113,7 @@ class Circuit:
     @property
     def is_idle(self) -> bool:
         """Return whether it is like a new one."""
-        return self._state == "closed" and self._failures == 0
-
-    @property
-    def failures(self) -> int:
-        """Return the failures in a row."""
-        return self._failures
+        return self._state == "closed" and self.failures == 0
 
     @property
     def retry_after(self) -> float:
@@ -133,7 +128,7 @@ class Circuit:
     def error(self) -> CircuitOpenError:
         """Return the error for a call that may not pass."""
         seconds, state = self.retry_after, self.state
-        why = "another call is testing it" if state == "half_open" else f"after {self._failures} failures in a row"
+        why = "another call is testing it" if state == "half_open" else f"after {self.failures} failures in a row"
         return CircuitOpenError(
             f"the circuit of {self.name!r} is open ({why}); try again in {seconds:.3g} s", self.name, seconds
         )
@@ -157,16 +152,16 @@ class Circuit:
         return len(recent) < self._rules.probes
 
     def _note(self, success: bool) -> CircuitChange | None:
-        self._failures = 0 if success else self._failures + 1
+        self.failures = 0 if success else self.failures + 1
         if success:
             return self._change("closed") if self._state == "half_open" else None
-        return self._change("open") if self._state == "half_open" or self._failures >= self._rules.failures else None
+        return self._change("open") if self._state == "half_open" or self.failures >= self._rules.failures else None
 
     def _change(self, state: CircuitState) -> CircuitChange:
         self._state, self._changed_at = state, self._rules.monotonic()
         self._era += 1
         self._probing.clear()
-        return CircuitChange(circuit=self.name, state=state, failures=self._failures)
+        return CircuitChange(circuit=self.name, state=state, failures=self.failures)
 
 
 class CircuitRegistry:
@@ -215,7 +210,7 @@ class Circuits(msgspec.Struct, frozen=True):
         """
         if purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
             return None
-        from tinker_wire.operations import OPERATIONS  # a long table, for those who have a breaker
+        from tinker_wire.operations import OPERATIONS  # a long table, for clients with a breaker
 
         circuit = self.registry.circuit(f"{self.base_url} {OPERATIONS[operation].tag}", self.auth.source)
         return CircuitGuard(circuit, self.registry.rules, self._tell, admit)
@@ -258,7 +253,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
             raise error from self._last
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
-        """Note how the attempt ended, and release what it held."""
+        """Record how the attempt ended, and release its permit."""
         permit, self._permit, self._last = self._permit, None, error
         assert permit is not None
         verdict: bool | None = None

@@ -30,9 +30,9 @@ from tinker._installation import install_command
 
 HttpConnection: TypeAlias = Http1Connection | Http2Connection
 
-# Before the next of several addresses is tried beside the one that does not answer.
+# The delay before the next of several addresses is tried in parallel with one that does not respond.
 _NEXT_ADDRESS_SECONDS = 0.25
-# A connection whose other side is gone ends after this long: bytes that nobody acknowledges, or probes that nobody answers.
+# The time after which a connection ends whose peer does not acknowledge bytes or answer probes.
 _DEAD_SECONDS = 20
 _PROBE_SECONDS, _PROBES = 5, 3
 
@@ -45,26 +45,12 @@ class _NoCommonProtocolError(Exception):
     """The server speaks other application protocols than were offered."""
 
 
-class DialFailed(Exception):
-    """No connection could be made; ``is_wrong`` where the address, or what is trusted, is probably wrong.
-
-    ``says_what_to_do`` where the message has the advice.
-    """
+class DialFailed(ExchangeFailed):
+    """No connection could be made; ``is_wrong`` where the address or the trust settings are probably wrong."""
 
     def __init__(self, message: str, *, timed_out: bool = False, is_wrong: bool = False, says_what_to_do: bool = False) -> None:
-        super().__init__(message)
-        self.timed_out = timed_out
-        self.is_wrong = is_wrong
-        self.says_what_to_do = says_what_to_do
-
-    def for_exchange(self) -> ExchangeFailed:
-        """Return the failure of one of the exchanges that waited for the connection."""
-        return ExchangeFailed(
-            str(self),
-            timed_out=self.timed_out,
-            never_connected=True,
-            wrong_address=self.is_wrong,
-            says_what_to_do=self.says_what_to_do,
+        super().__init__(
+            message, timed_out=timed_out, never_connected=True, wrong_address=is_wrong, says_what_to_do=says_what_to_do
         )
 
 
@@ -303,7 +289,7 @@ def _refusal(message: str, status: int | None) -> DialFailed:
 
 
 def _watch_for_silence(sock: socket.socket) -> None:
-    """Let the system end a connection whose other side is gone."""
+    """Let the system end a connection whose peer no longer responds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _PROBE_SECONDS),
@@ -340,7 +326,7 @@ def _credential(proxy: SplitResult) -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    """Describe a failure in the system's words; a host name that does not exist has words of its own."""
+    """Describe a failure in the system's words; an unknown host name has a separate message."""
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and (numbers := _numbers_of(error)):
         return ", ".join(os.strerror(number) for number in numbers)
     words = error.strerror if isinstance(error, OSError) else None

@@ -25,7 +25,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class _BodyClass(enum.Enum):
-    """What a request has for a body: those of one class share connections.
+    """The kind of a request's body: requests of one class share connections.
 
     Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an HTTP/2 stream send 64 KB ahead,
     which limits it to 64 KB in each round trip.

@@ -1,18 +1,22 @@
-"""The httpx engine: an injected transport, or the server of this process; and the client for files."""
+"""The httpx engine: an injected transport, or the server of this process; and the client for files.
+
+A server in this process may load its model first. On a busy machine, importing torch alone can take longer than the response
+timeout, so loading has a timeout of its own, and is reported to observers and the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from functools import partial
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-import msgspec
+import httpx
 
-from tinker._clock import Clock, Deadline
+from tinker._clock import Clock, Deadline, Timer
 from tinker._http import trust
-from tinker._http.loading import FOLLOW_LOADING, LoadingNews
 from tinker._http.messages import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
@@ -29,28 +33,12 @@ from tinker._http.observers import Observers
 from tinker._http.unpacking import ACCEPTED_ENCODINGS, unpack
 from tinker._wire import INLINE_NBYTES
 from tinker.errors import ClientClosedError
+from tinker.observing import ModelLoading
 
-if TYPE_CHECKING:
-    import httpx
+logger = logging.getLogger("tinker")
 
-
-class Phase(msgspec.Struct):
-    """The progress of an exchange through httpx."""
-
-    request: PreparedRequest
-    has_begun: bool = False
-
-    def failure(self, error: Exception) -> ExchangeFailed:
-        """Describe a failure."""
-        import httpx
-
-        if type(error) is TimeoutError and error.args:
-            return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
-        if isinstance(error, TimeoutError | httpx.TimeoutException):
-            return late(self.request, self.has_begun, is_trickling=type(error) is TimeoutError)
-        if (refusal := trust.explain(error, self.request.url)) is not None:
-            return refusal
-        return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
+LOADING_SECONDS = 1800.0  # that a request waits for: it may include the download of the model
+LOADING_NEWS_SECONDS = 15.0  # between two lines of the log
 
 
 class HttpxEngine:
@@ -67,6 +55,7 @@ class HttpxEngine:
         seen = Observers(Clock()) if observers is None else observers  # which is false while it is empty
         self._clock = seen.clock
         self._news = LoadingNews(seen)
+        self._loading: LoadingModels | None = getattr(transport, "loading", None)
         self._client: httpx.AsyncClient | None = None
         self._deadlines: set[Deadline] = set()
         self._closed = False
@@ -79,14 +68,15 @@ class HttpxEngine:
             return await self._exchange(request)
 
     async def _exchange(self, request: PreparedRequest) -> RawResponse:
-        import httpx
-
         self._check_open()
-        phase = Phase(request)
+        response: httpx.Response | None = None
         try:
-            return await self._answer(request, phase)
+            async with self._limit(request) as deadline:
+                response = await self._begin(request, deadline)
+                body, encoding = await _receive(request, response, deadline)
+            return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
-            failure = phase.failure(error)
+            failure = _to_failure(request, error, has_begun=response is not None)
         self._check_open()
         raise failure
 
@@ -94,26 +84,18 @@ class HttpxEngine:
         if self._closed:
             raise ClientClosedError("the client is closed")
 
-    async def _answer(self, request: PreparedRequest, phase: Phase) -> RawResponse:
-        """The transport may know no timeouts, nor tell when a large body has been sent."""
+    @asynccontextmanager
+    async def _limit(self, request: PreparedRequest) -> AsyncGenerator[Deadline]:
+        """Limit the block: the transport may know no timeouts, nor report when a large body has been sent."""
         sending = 0.0 if request.nbytes <= INLINE_NBYTES else ANSWER_SECONDS
         async with self._clock.deadline(request.connect_seconds + request.silence_seconds + sending) as deadline:
             self._deadlines.add(deadline)
             try:
-                response = await self._begin(request, deadline)
-                phase.has_begun = True
-                if (receive := request.receiver_of(response.status_code)) is not None:
-                    await _hand_over(receive, response, deadline, request.silence_seconds)
-                    return RawResponse(request, response.status_code, response.headers, b"")
-                deadline.extend(ANSWER_SECONDS)
-                body, encoding = await _read_httpx(response)
+                yield deadline
             finally:
                 self._deadlines.discard(deadline)
-        return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
 
     async def _begin(self, request: PreparedRequest, deadline: Deadline) -> httpx.Response:
-        import httpx
-
         if self._client is None:
             self._client = httpx.AsyncClient(
                 transport=self._transport,
@@ -126,8 +108,8 @@ class HttpxEngine:
         built = self._client.build_request(
             request.method, request.url, headers=headers, content=_content(request), timeout=timeout
         )
-        built.extensions[FOLLOW_LOADING] = partial(self._news.follow, deadline)
-        response = await self._client.send(built, stream=True)
+        with self._news.follow(deadline, self._loading):
+            response = await self._client.send(built, stream=True)
         self._seen = response.extensions
         return response
 
@@ -148,7 +130,18 @@ class HttpxEngine:
 
     def files(self) -> httpx.AsyncClient:
         """Return a client over the same transport, not to be closed."""
-        return open_files_client(transport=self._transport)
+        return open_files_client(self._transport)
+
+
+def _to_failure(request: PreparedRequest, error: Exception, *, has_begun: bool) -> ExchangeFailed:
+    """Describe a failure; ``has_begun`` says that the head of a response had come."""
+    if type(error) is TimeoutError and error.args:
+        return ExchangeFailed(str(error), timed_out=True)  # of a deadline that says why it was held
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return late(request, has_begun, is_trickling=type(error) is TimeoutError)
+    if (refusal := trust.explain_handshake(error, request.url)) is not None:
+        return refusal
+    return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
 
 
 def _content(request: PreparedRequest) -> bytes | AsyncIterator[bytes]:
@@ -159,6 +152,15 @@ async def _pieces(request: PreparedRequest) -> AsyncIterator[bytes]:
     """Return the body piece by piece: the files of a form are read as they are sent."""
     for piece in request.body:
         yield bytes(piece)
+
+
+async def _receive(request: PreparedRequest, response: httpx.Response, deadline: Deadline) -> tuple[bytes, str]:
+    """Return the body and its encoding; nothing of a body that the receiver of the request takes."""
+    if (receive := request.receiver_of(response.status_code)) is not None:
+        await _hand_over(receive, response, deadline, request.silence_seconds)
+        return b"", ""
+    deadline.extend(ANSWER_SECONDS)
+    return await _read_httpx(response)
 
 
 async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:
@@ -193,8 +195,80 @@ async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:
     return bytes(received), response.headers.get("Content-Encoding", "")
 
 
-def open_files_client(**how: Any) -> httpx.AsyncClient:
-    import httpx
-
+def open_files_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
+    """Return a client for files behind signed URLs, which follows redirects."""
     timeout = httpx.Timeout(Purpose.SESSION.read_seconds, connect=CONNECT_SECONDS)
-    return httpx.AsyncClient(follow_redirects=True, max_redirects=5, trust_env=False, timeout=timeout, **how)
+    return httpx.AsyncClient(follow_redirects=True, max_redirects=5, trust_env=False, timeout=timeout, transport=transport)
+
+
+class LoadingModels(Protocol):
+    """Reports the models that a server in this process is loading."""
+
+    def watch(self, listener: Callable[[str | None], object], /) -> None:
+        """Call the listener, in any thread, with what loads now, and again with each change."""
+        ...
+
+    def unwatch(self, listener: Callable[[str | None], object], /) -> None:
+        """Stop calling the listener."""
+        ...
+
+
+class LoadingNews:
+    """Holds the deadlines of requests while a model loads, and reports it once, however many requests wait."""
+
+    def __init__(self, observers: Observers) -> None:
+        self._observers = observers
+        self._what: str | None = None
+        self._began = 0.0
+        self._followers = 0
+        self._next_line: Timer | None = None
+
+    @contextmanager
+    def follow(self, deadline: Deadline, models: LoadingModels | None) -> Generator[None]:
+        """Let the time of loading count against ``LOADING_SECONDS`` in the block, instead of the deadline's own."""
+        if models is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def listen(what: str | None) -> None:
+            loop.call_soon_threadsafe(self._note, what, deadline)
+
+        self._followers += 1
+        models.watch(listen)
+        try:
+            yield
+        finally:
+            models.unwatch(listen)
+            self._followers -= 1
+            if not self._followers:
+                self._forget()
+
+    def _note(self, what: str | None, deadline: Deadline) -> None:
+        if what is None:
+            deadline.release()
+        else:
+            deadline.hold(LOADING_SECONDS, f"{what} did not load within {LOADING_SECONDS:g} s; the next request waits again")
+        if what != self._what and self._followers:
+            self._report(what)
+
+    def _report(self, what: str | None) -> None:
+        clock = self._observers.clock
+        if self._what is not None:
+            self._observers.notify(ModelLoading(what=self._what, seconds=clock.monotonic() - self._began))
+            self._forget()
+        if what is not None:
+            self._what, self._began = what, clock.monotonic()
+            self._observers.notify(ModelLoading(what=what))
+            self._next_line = clock.call_later(LOADING_NEWS_SECONDS, self._log)
+
+    def _forget(self) -> None:
+        """Stop logging: the model has loaded, or no request is waiting for it."""
+        self._what = None
+        if self._next_line is not None:
+            self._next_line.cancel()
+
+    def _log(self) -> None:
+        clock = self._observers.clock
+        logger.warning("still loading %s, %.0f s so far", self._what, clock.monotonic() - self._began)
+        self._next_line = clock.call_later(LOADING_NEWS_SECONDS, self._log)

@@ -1,6 +1,6 @@
 """The two HTTP engines behind one interface: connections of our own for exchanges with a server; httpx for an injected
 transport, the server in this process, files, and where httpunk does not run. Code outside this package does not depend on the
-choice.
+choice. httpx is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
-from tinker._http.engine_httpx import HttpxEngine, open_files_client
 from tinker._http.limits import open_slots
 from tinker._http.messages import HTTPEngine
 from tinker._http.observers import Observers
@@ -28,18 +26,22 @@ logger = logging.getLogger("tinker")
 
 def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBaseTransport | None = None) -> HTTPEngine:
     """Choose the engine for these settings; makes no connection yet. Call this anywhere, use the engine on the loop only."""
-    if transport is not None:
-        return HttpxEngine(transport, observers)
-    if config.is_local:
-        return HttpxEngine(_local_transport(config), observers)
-    try:
-        from tinker._http.engine_http import HttpEngine
-    except ImportError as error:
-        if not (error.name or "").startswith("httpunk"):
-            raise
-        _warn_of_fallback(str(error))
-        return HttpxEngine(_open_transport(config), observers, open_slots(config.connections))
-    return HttpEngine(config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=config.trust)
+    slots = None
+    if transport is None and not config.is_local:
+        try:
+            from tinker._http.engine_http import HttpEngine
+        except ImportError as error:
+            if not (error.name or "").startswith("httpunk"):
+                raise
+            _warn_of_fallback(str(error))
+            transport, slots = _open_transport(config), open_slots(config.connections)
+        else:
+            return HttpEngine(
+                config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=config.trust
+            )
+    from tinker._http.engine_httpx import HttpxEngine
+
+    return HttpxEngine(transport or _local_transport(config), observers, slots)
 
 
 @cache
@@ -75,27 +77,10 @@ def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
 @contextlib.asynccontextmanager
 async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx.AsyncClient]:
     """Open a client for files behind signed URLs: it has no credentials and follows redirects."""
+    from tinker._http.engine_httpx import HttpxEngine, open_files_client
+
     if isinstance(engine, HttpxEngine):
         yield engine.files()
         return
-    async with open_files_client(transport=_open_transport(config)) as client:
+    async with open_files_client(_open_transport(config)) as client:
         yield client
-
-
-def make_scope(request: httpx.Request) -> dict[str, Any]:
-    """Return the scope with which an ASGI application gets a request."""
-    raw_path = request.url.raw_path.partition(b"?")[0]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": request.method,
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
-        "scheme": request.url.scheme,
-        "path": unquote(raw_path.decode("ascii")),
-        "raw_path": raw_path,
-        "query_string": request.url.query,
-        "server": (request.url.host, request.url.port),
-        "client": ("127.0.0.1", 123),
-        "root_path": "",
-    }

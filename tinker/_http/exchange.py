@@ -1,4 +1,4 @@
-"""One exchange on a connection: its request, what has arrived of its response, and how long the server may be silent."""
+"""One exchange on a connection: its request, the received part of its response, and how long the server may be silent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker._http import messages
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 from tinker._wire import INLINE_NBYTES, Piece
 
-# What is read ahead of a receiver before the connection stops reading.
+# The bytes read ahead of a receiver before the connection stops reading.
 READ_AHEAD_NBYTES = 1 << 20
 _SLICE_NBYTES = 1 << 18
 
@@ -63,6 +63,7 @@ class Exchange:
     headers: ReceivedHeaders | None = attrs.field(default=None, init=False)
     has_begun: bool = attrs.field(default=False, init=False)
     is_streamed: bool = attrs.field(default=False, init=False)
+    is_over: bool = attrs.field(default=False, init=False)  # the response is complete or has failed
     number: int = attrs.field(default=0, init=False)  # of the HTTP/2 stream
     # The rest of the body while it is sent; the piece that is being sent, how far it was, and whether it is the last.
     unsent: Iterator[tuple[Piece, bool]] | None = attrs.field(default=None, init=False)
@@ -71,7 +72,6 @@ class Exchange:
     is_last: bool = attrs.field(default=False, init=False)
     _chunks: deque[bytes] = attrs.field(factory=lambda: deque[bytes](), init=False)
     _nbytes: int = attrs.field(default=0, init=False)
-    _ended: bool = attrs.field(default=False, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = attrs.field(default=None, init=False)
     _source: BodySource | None = attrs.field(default=None, init=False)
@@ -116,22 +116,17 @@ class Exchange:
 
     def end(self) -> None:
         """Note that the response is complete."""
-        self._ended = True
+        self.is_over = True
         self._timer.cancel()
         _finish(self._waiter)
         _finish(self.outcome)
 
     def fail(self, failure: Exception) -> None:
         """End the exchange without a complete response, unless it has ended already."""
-        if self._ended:
+        if self.is_over:
             return
         self._failure = failure
         self.end()
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the response is complete or has failed."""
-        return self._ended
 
     def next_piece(self) -> tuple[Piece, bool] | None:
         """Return the next piece of the body and whether it is the last; None if it cannot be read, which fails the exchange."""
@@ -184,7 +179,7 @@ class Exchange:
                 self.touch()
             if self._failure is not None:
                 raise self._failure
-            if self._ended:
+            if self.is_over:
                 return
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -201,7 +196,7 @@ class Exchange:
 
 
 def encode_headers(request: PreparedRequest) -> HeaderMap:
-    """Return the headers of a request as they are sent. Those that many requests have are encoded once."""
+    """Return the encoded headers of a request; headers shared by many requests are encoded once."""
     parts = request.header_parts
     shared = parts.shared.encoded
     if shared is None:

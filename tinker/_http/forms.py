@@ -1,4 +1,4 @@
-"""What one server reads: the form of training requests, protobuf or JSON, with sparse tensors or without.
+"""The request forms that a server reads: protobuf or JSON for training requests, with sparse tensors or without.
 
 Results are told apart by their media type.
 """
@@ -46,25 +46,16 @@ class Negotiation:
     later too. ``findings`` hears of what was settled, and why.
     """
 
-    def __init__(self, choice: WireChoice, findings: Findings | None = None) -> None:
-        self._settled = choice != "auto"
-        self._failures = 0
+    def __init__(self, choice: WireChoice, findings: Findings) -> None:
+        #: Whether the server is known to read protobuf, or JSON; or one was chosen.
+        self.is_settled: bool = choice != "auto"
+        self.failures: int = 0  # of the server on protobuf, of requests that it then took as JSON
         self._findings = findings
         self.form: WireFormat = WireFormat("json" if choice == "json" else "proto")
 
-    @property
-    def is_settled(self) -> bool:
-        """Return whether the server is known to read protobuf, or JSON; or one was chosen."""
-        return self._settled
-
-    @property
-    def failures(self) -> int:
-        """Return how often the server failed on protobuf and then took the same request as JSON."""
-        return self._failures
-
     def note_config_answered(self, answered: bool) -> None:
         """Note that the server did or did not answer the client configuration."""
-        if not self._settled:
+        if not self.is_settled:
             self.form = WireFormat("proto" if answered else "json")
 
     def settle(self, form: WireFormat, *, sparse_seen: bool, refusal: APIStatusError | None = None) -> None:
@@ -72,31 +63,30 @@ class Negotiation:
 
         ``refusal`` is its response to the form before, if there was one.
         """
-        known = self._settled
-        self._settled = True
+        known = self.is_settled
+        self.is_settled = True
         self.form = form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
         if refusal is not None or not known:
             self._note(self.form, refusal)
 
     def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError) -> None:
         """Note that the server took this form after it failed on protobuf; there had been ``before`` such failures."""
-        self._failures = max(self._failures, before + 1)
-        if self._failures >= SETTLING_FAILURES:
+        self.failures = max(self.failures, before + 1)
+        if self.failures >= SETTLING_FAILURES:
             self.settle(form, sparse_seen=sparse_seen, refusal=failure)
         else:
             self._note(form, failure)
 
     def _note(self, form: WireFormat, refusal: APIStatusError | None) -> None:
-        if self._findings is not None:
-            why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
-            self._findings.note("form", _SUBMISSION, str(form).lower(), why)
+        why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
+        self._findings.note("form", _SUBMISSION, str(form).lower(), why)
 
     def alternatives(self, error: APIStatusError, form: WireFormat, *, has_sparse: bool) -> Iterator[WireFormat]:
         """Return other forms in which a refused request may be read, the likeliest first."""
         densifies = has_sparse and form.sparse
         if densifies and is_format_refused(error):
             yield WireFormat(form.media, sparse=False)
-        if not self._settled and _may_be_unread(error, form):
+        if not self.is_settled and _may_be_unread(error, form):
             other: Media = "json" if form.media == "proto" else "proto"
             yield WireFormat(other, form.sparse)
             if densifies:
@@ -111,7 +101,7 @@ def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
 
 
 class FormAttempt(msgspec.Struct):
-    """The forms of one request: each attempt begins with the form in use, and goes on with others that may be read."""
+    """The forms of one request: each attempt begins with the form in use, and continues with others that may be accepted."""
 
     wire: Negotiation
     has_sparse: bool
@@ -181,7 +171,7 @@ class FormAttempt(msgspec.Struct):
 
 
 def _specificity(error: APIStatusError) -> int:
-    """Rate what a refusal says about the request: 0 nothing, 1 that its body is not understood, 2 what is wrong with it."""
+    """Rate how specific a refusal is: 0 nothing, 1 that the body is not understood, 2 what is wrong with it."""
     if is_about_format(error):
         return 0
     try:

@@ -64,7 +64,7 @@ class Http1Connection(asyncio.Protocol):
         return True
 
     def leave(self, exchange: Exchange) -> None:
-        """Give up an exchange. What has not arrived of it cannot be told from the next response, so the connection ends."""
+        """Abandon an exchange. Its remaining bytes cannot be separated from the next response, so the connection ends."""
         if self._exchange is exchange:
             self._exchange = None
             self.close()

@@ -9,35 +9,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from httpunk._httpunk import (
-    H2_FLAG_CAPACITY,
-    H2_FLAG_CONN_DONE,
-    H2_HEADERS_HEAD,
-    H2_HEADERS_TRAILERS,
-    H2Codec,
-    H2Error,
-    H2FrameData,
-    H2FrameGoAway,
-    H2FrameHeaders,
-    H2FramePing,
-    H2FrameRstStream,
-    H2FrameSettings,
-    H2FrameStreamError,
-    H2FrameWindowUpdate,
-    H2Reason,
-    H2Stopped,
-    H2StreamError,
-    H2Streams,
-)
+import httpunk._httpunk as h2
 
 from tinker._http import trust
 from tinker._http.exchange import Exchange, encode_headers
 from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed
-
-if TYPE_CHECKING:
-    from httpunk._httpunk import H2Frame
 
 # Streams that a client opens on one connection. Front ends allow 100 to 128; more exchanges open more connections.
 STREAMS = 100
@@ -63,7 +40,7 @@ class Http2Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.is_closed = False  # to new exchanges; those under way may go on
         self._authority = authority
-        self._streams = H2Streams(
+        self._streams = h2.H2Streams(
             "client",
             initial_window_size=_WINDOW_NBYTES,
             connection_window=_CONNECTION_WINDOW_NBYTES,
@@ -110,11 +87,11 @@ class Http2Connection(asyncio.Protocol):
         return True
 
     def leave(self, exchange: Exchange) -> None:
-        """Give up an exchange: the server is told that nobody waits for it."""
+        """Abandon an exchange: its stream is reset."""
         if self._exchanges.pop(exchange.number, None) is None:
             return
         exchange.unsent = None
-        self._act(self._streams.reset_stream(exchange.number, int(H2Reason.CANCEL), "user").flags)
+        self._act(self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags)
         self._flush_soon()
 
     def consume(self, exchange: Exchange, nbytes: int) -> None:
@@ -142,13 +119,13 @@ class Http2Connection(asyncio.Protocol):
             for frame in self._streams.receive(data):
                 self._take(frame)
             flags = self._streams.maybe_goaway_reply()
-        except H2Error as error:
-            reason = error.args[0] if error.args and isinstance(error.args[0], int) else int(H2Reason.PROTOCOL_ERROR)
+        except h2.H2Error as error:
+            reason = error.args[0] if error.args and isinstance(error.args[0], int) else int(h2.H2Reason.PROTOCOL_ERROR)
             self._streams.send_goaway(reason)
             self._flush()
             self._end(ExchangeFailed(f"the server sent no valid HTTP/2: {error}"))
             return
-        if flags & H2_FLAG_CONN_DONE:
+        if flags & h2.H2_FLAG_CONN_DONE:
             self._end(ExchangeFailed("the server closed the connection"))
         elif self._streams.has_pending():
             self._flush()
@@ -163,36 +140,36 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Hand over what has waited. The other side has taken something, so it is there."""
+        """Write the buffered bytes. The peer has read some, so it is alive."""
         self._is_paused = False
         self._note_life()
         self._flush()
 
     # -------------------------------------------------------------------------------------------------------------- receiving
 
-    def _take(self, frame: H2Frame) -> None:
+    def _take(self, frame: h2.H2Frame) -> None:
         try:
-            if isinstance(frame, H2FrameData):
+            if isinstance(frame, h2.H2FrameData):
                 self._take_data(frame)
-            elif isinstance(frame, H2FrameHeaders):
+            elif isinstance(frame, h2.H2FrameHeaders):
                 self._take_headers(frame)
-            elif isinstance(frame, H2FrameWindowUpdate):
+            elif isinstance(frame, h2.H2FrameWindowUpdate):
                 self._wake(self._streams.recv_window_update(frame))
-            elif isinstance(frame, H2FrameSettings):
+            elif isinstance(frame, h2.H2FrameSettings):
                 _, handles, flags = self._streams.recv_settings(frame)
                 self._wake(handles)
                 self._act(flags)
                 if not frame.ack:
                     self._settle(self._streams.peer_max_concurrent_streams)
-            elif isinstance(frame, H2FramePing):
+            elif isinstance(frame, h2.H2FramePing):
                 self._act(self._streams.recv_ping(frame))
-            elif isinstance(frame, H2FrameRstStream):
+            elif isinstance(frame, h2.H2FrameRstStream):
                 self._take_reset(frame)
-            elif isinstance(frame, H2FrameGoAway):
+            elif isinstance(frame, h2.H2FrameGoAway):
                 self._take_go_away(frame)
-            elif isinstance(frame, H2FrameStreamError):
+            elif isinstance(frame, h2.H2FrameStreamError):
                 self._reset_broken(frame.stream_id, frame.error_code)
-        except H2StreamError as error:
+        except h2.H2StreamError as error:
             self._reset_broken(error.args[0], error.args[1])
 
     def _settle(self, limit: int | None) -> None:
@@ -201,20 +178,20 @@ class Http2Connection(asyncio.Protocol):
         if self.when_settled is not None:
             self.when_settled()
 
-    def _take_headers(self, frame: H2FrameHeaders) -> None:
+    def _take_headers(self, frame: h2.H2FrameHeaders) -> None:
         verdict = self._streams.recv_headers(frame)
         exchange = verdict.handle
         if isinstance(exchange, Exchange):
-            if verdict.kind == H2_HEADERS_HEAD and frame.status is None:
-                self._reset_broken(frame.stream_id, int(H2Reason.PROTOCOL_ERROR))
+            if verdict.kind == h2.H2_HEADERS_HEAD and frame.status is None:
+                self._reset_broken(frame.stream_id, int(h2.H2Reason.PROTOCOL_ERROR))
                 return
-            if verdict.kind == H2_HEADERS_HEAD and frame.status is not None:
+            if verdict.kind == h2.H2_HEADERS_HEAD and frame.status is not None:
                 exchange.begin(frame.status, frame.headers, self)
-            if verdict.eof or verdict.kind == H2_HEADERS_TRAILERS:
+            if verdict.eof or verdict.kind == h2.H2_HEADERS_TRAILERS:
                 self._finish(exchange)
         self._act(verdict.flags)
 
-    def _take_data(self, frame: H2FrameData) -> None:
+    def _take_data(self, frame: h2.H2FrameData) -> None:
         verdict = self._streams.recv_data(frame)
         exchange = verdict.handle
         if isinstance(exchange, Exchange):
@@ -231,22 +208,22 @@ class Http2Connection(asyncio.Protocol):
         self._act(verdict.flags)
 
     def _finish(self, exchange: Exchange) -> None:
-        """Note that a response is complete. What was not sent of the request is of no use any more."""
+        """Note that a response is complete, and drop the unsent part of its request."""
         self._exchanges.pop(exchange.number, None)
         if exchange.unsent is not None:
             exchange.unsent = None
-            self._act(self._streams.reset_stream(exchange.number, int(H2Reason.CANCEL), "user").flags)
+            self._act(self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags)
         exchange.end()
 
-    def _take_reset(self, frame: H2FrameRstStream) -> None:
+    def _take_reset(self, frame: h2.H2FrameRstStream) -> None:
         stopped = self._streams.recv_reset(frame)
         if stopped is not None:
             exchange, stop, _, flags = stopped
             self._stop(exchange, stop)
             self._act(flags)
 
-    def _take_go_away(self, frame: H2FrameGoAway) -> None:
-        """Stop opening streams. Those that the server has not begun with are over, the others go on."""
+    def _take_go_away(self, frame: h2.H2FrameGoAway) -> None:
+        """Stop opening streams. Those that the server has not processed end, the others continue."""
         self.is_closed = True
         stopped, flags = self._streams.recv_go_away(frame)
         for exchange, _ in stopped:
@@ -255,13 +232,13 @@ class Http2Connection(asyncio.Protocol):
                 exchange.fail(ExchangeFailed("the server closes this connection and did not begin the request", never_ran=True))
         self._act(flags)
 
-    def _stop(self, exchange: object, stop: H2Stopped) -> None:
+    def _stop(self, exchange: object, stop: h2.H2Stopped) -> None:
         """Fail an exchange whose stream the server has reset."""
         if not isinstance(exchange, Exchange):
             return
         self._exchanges.pop(exchange.number, None)
         reason = stop.reason
-        never_ran = reason == int(H2Reason.REFUSED_STREAM)
+        never_ran = reason == int(h2.H2Reason.REFUSED_STREAM)
         exchange.fail(ExchangeFailed(f"the server reset the request ({_name(reason)})", never_ran=never_ran))
 
     def _reset_broken(self, number: int, reason: int) -> None:
@@ -299,8 +276,8 @@ class Http2Connection(asyncio.Protocol):
                 self._push(exchange)
 
     def _act(self, flags: int) -> None:
-        """Do what the state asks for; bytes that it wants to send are sent after the caller is done."""
-        if flags & H2_FLAG_CAPACITY:
+        """Carry out the actions that the state requests; its bytes are sent after the caller is done."""
+        if flags & h2.H2_FLAG_CAPACITY:
             following = self._streams.next_capacity_wake()
             if following is not None:
                 self._wake([following])
@@ -353,11 +330,11 @@ class Http2Connection(asyncio.Protocol):
             exchange.fail(failure)
 
 
-_PING = H2Codec().serialize_ping(bytes(8))
+_PING = h2.H2Codec().serialize_ping(bytes(8))
 
 
 def _name(reason: int | None) -> str:
     try:
-        return "no reason" if reason is None else H2Reason(reason).name
+        return "no reason" if reason is None else h2.H2Reason(reason).name
     except ValueError:
         return f"reason {reason}"

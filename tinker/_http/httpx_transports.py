@@ -8,12 +8,11 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Generator, Mapping, MutableMapping
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httpx
 
 from tinker._config import Proxies
-from tinker._http.engines import make_scope
-from tinker._http.loading import FOLLOW_LOADING, Follow
 from tinker._http.messages import IDLE_SECONDS
 from tinker._installation import install_command
 from tinker._loop import loop_thread
@@ -55,7 +54,7 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
             await transport.aclose()
 
 
-# What the client sets itself, or what is no longer true of a body that it has decoded.
+# Headers that the client sets itself, or that do not fit a body that it has decoded.
 _OF_THE_CONNECTION = frozenset({"host", "connection"})
 _OF_THE_CODING = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
@@ -141,27 +140,20 @@ def _same_of_httpx(error: Exception) -> type[httpx.RequestError]:
 class InProcessTransport(httpx.AsyncBaseTransport):
     """An ASGI application as a transport. Event streams arrive piece by piece; ``httpx.ASGITransport`` would collect them.
 
-    The time that the server takes to load torch and a model does not count toward a request's timeout.
+    ``loading`` reports the models that the application loads, which requests wait for.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._whole = httpx.ASGITransport(app)
-        self._loading = getattr(getattr(app, "state", None), "loading", None)
+        self.loading = getattr(getattr(app, "state", None), "loading", None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Hand the request to the application."""
-        follow: Follow | None = request.extensions.get(FOLLOW_LOADING)
-        if follow is None or self._loading is None:
-            return await self._exchange(request)
-        with follow(self._loading):
-            return await self._exchange(request)
-
-    async def _exchange(self, request: httpx.Request) -> httpx.Response:
         if EVENT_STREAM not in request.headers.get("accept", ""):
             return await self._whole.handle_async_request(request)
         exchange = _StreamedExchange(await request.aread())
-        task = loop_thread().task(self._app(make_scope(request), exchange.receive, exchange.send), "request in this process")
+        task = loop_thread().task(self._app(_scope_of(request), exchange.receive, exchange.send), "request in this process")
         task.add_done_callback(exchange.end)
         try:
             await exchange.begun.wait()
@@ -172,6 +164,25 @@ class InProcessTransport(httpx.AsyncBaseTransport):
             await task
             raise RuntimeError("the application sent no response")
         return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange, task))
+
+
+def _scope_of(request: httpx.Request) -> dict[str, Any]:
+    """Return the scope with which an ASGI application gets a request."""
+    raw_path = request.url.raw_path.partition(b"?")[0]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        "scheme": request.url.scheme,
+        "path": unquote(raw_path.decode("ascii")),
+        "raw_path": raw_path,
+        "query_string": request.url.query,
+        "server": (request.url.host, request.url.port),
+        "client": ("127.0.0.1", 123),
+        "root_path": "",
+    }
 
 
 class _StreamedExchange:
@@ -186,7 +197,7 @@ class _StreamedExchange:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the whole body; later that the client is gone, once it is."""
+        """Return the whole body first, and then the client's disconnect, once it occurs."""
         if self._body is None:
             await self.gone.wait()
             return {"type": "http.disconnect"}
@@ -220,7 +231,7 @@ class _StreamedBody(httpx.AsyncByteStream):
             raise httpx.ReadError(f"the application failed: {error}") from error
 
     async def aclose(self) -> None:
-        """Tell the application that the client is gone, and wait for its end."""
+        """Signal the disconnect to the application, and wait for its end."""
         self._exchange.gone.set()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):

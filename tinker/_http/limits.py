@@ -30,7 +30,7 @@ _JITTER_SECONDS = 1.0
 
 @lru_cache(maxsize=1)
 def _spare_descriptors() -> int:
-    """Return half of what the process may have open; two kinds of exchanges may be at their limits at once."""
+    """Return half of the process's limit of open files; two kinds of exchanges may be at their limits at once."""
     try:
         import resource
 
@@ -44,7 +44,7 @@ def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, asyncio.Semap
     """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
     spare = _spare_descriptors()
     slots = {name: asyncio.Semaphore(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
-    return {purpose: slots[purpose.pool.pool_name] for purpose in Purpose}
+    return {purpose: slots[purpose.pool_name] for purpose in Purpose}
 
 
 class Budget:
@@ -170,7 +170,7 @@ def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clo
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of one session, sized by what the server pushed."""
+    """The limits of one session, sized by the server's configuration."""
 
     samples: AbstractAsyncContextManager[object]  # of a sample until its result is there
     dispatch: Budget

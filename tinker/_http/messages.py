@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+import attrs
 import msgspec
 
-from tinker._http.headers import Headers, SharedHeaders
+from tinker._http.auth import Credential
 from tinker._http.statuses import is_success
 from tinker._wire import Piece, count_nbytes
 
+if TYPE_CHECKING:
+    from httpunk import HeaderMap
+
 CONNECT_SECONDS = 10.0
-# A connection that nobody has used for so long is closed, before the server does so at a bad moment.
+# An idle connection is closed after this time, before the server does so at a bad moment.
 IDLE_SECONDS = 15.0
 ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
 MAX_ANSWER_NBYTES = 2 << 30
 MAX_HEAD_NBYTES = 1 << 16
-_LONGEST_REASON = 500  # characters of what a failure says about itself, which may be the server's words
+_LONGEST_REASON = 500  # characters of a failure's text, which may be the server's
 
 
 #: Takes the body of a success as it comes, with the headers, and must not raise; may leave before the end.
@@ -26,13 +30,16 @@ Receive: TypeAlias = Callable[[Mapping[str, str], AsyncIterator[bytes]], Awaitab
 
 
 class Purpose(enum.Enum):
-    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before it counts as dead)."""
+    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before it counts as dead).
+
+    What starts a session warms the connections for what follows.
+    """
 
     UPLOAD = ("upload", 120.0)
     SAMPLE = ("sample", 60.0)
     POLL = ("poll", 45.0)  # servers hold a poll for up to 40 s
     SESSION = ("session", 60.0)
-    START = ("start", 20.0)  # tried for a minute: a connection that has died must leave time for others
+    START = ("session", 20.0)  # tried for a minute: a connection that has died must leave time for others
     HEARTBEAT = ("heartbeat", 10.0)
     STREAM = ("stream", 60.0)  # servers send a sign of life at least every 10 s
 
@@ -46,10 +53,50 @@ class Purpose(enum.Enum):
         """Return the longest silence of the server, in seconds."""
         return self.value[1]
 
-    @property
-    def pool(self) -> Purpose:
-        """Return the purpose whose connections are used: what starts a session warms those for what follows."""
-        return Purpose.SESSION if self is Purpose.START else self
+
+class SharedHeaders(dict[str, str]):
+    """Headers that many requests have, of one credential; made once and never changed.
+
+    ``encoded`` is how they are sent, once an engine has made that.
+    """
+
+    __slots__ = ("credential", "encoded")
+
+    def __init__(self, headers: Mapping[str, str], credential: Credential | None = None) -> None:
+        super().__init__(headers)
+        self.credential: Credential | None = credential
+        self.encoded: HeaderMap | None = None
+
+    def __repr__(self) -> str:
+        """Return the names; values may be secret."""
+        return f"SharedHeaders({', '.join(self)})"
+
+
+@attrs.define(eq=False, repr=False)
+class Headers(Mapping[str, str]):
+    """All headers of one request: the ``shared`` ones and its ``own``, of which no name is in both."""
+
+    shared: SharedHeaders
+    own: Mapping[str, str]
+
+    def __attrs_post_init__(self) -> None:
+        if not self.shared.keys().isdisjoint(self.own):  # the user's settings name a header of this operation
+            kept = {name: value for name, value in self.shared.items() if name not in self.own}
+            self.shared = SharedHeaders(kept, self.shared.credential)
+
+    def __getitem__(self, name: str) -> str:
+        return self.own[name] if name in self.own else self.shared[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.shared
+        yield from self.own
+
+    def __len__(self) -> int:
+        return len(self.shared) + len(self.own)
+
+    def __repr__(self) -> str:
+        """Return the names; values may be secret."""
+        return f"Headers({', '.join(self)})"
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +139,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def header_parts(self) -> Headers:
-        """Return the headers as those that other requests have too, which are the same object there, and its own."""
+        """Return the headers in two parts: those shared with other requests, as the same object, and the rest."""
         return self.headers if isinstance(self.headers, Headers) else Headers(SharedHeaders(self.headers), {})
 
     @property

@@ -17,7 +17,7 @@ from tinker.observing import ClientEvent, Event, Observer, RequestRetry
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
-LINE_LENGTH = 300  # of what a server said, in the log
+LINE_LENGTH = 300  # of the server's text, in the log
 
 
 class Observers:
@@ -29,7 +29,7 @@ class Observers:
         self.clock = clock
         self.given: tuple[Observer, ...] = tuple(observers)
         self._own: tuple[Observer, ...] = ()
-        #: Those of the user and those that are a part of the client.
+        #: The user's observers and those that are a part of the client.
         self.active: tuple[Observer, ...] = self.given
         self._failed: set[int] = set()
         self._told: dict[str, float] = {}

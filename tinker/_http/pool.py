@@ -1,10 +1,11 @@
-"""The connections to one origin: shared by the exchanges, opened as they are needed, closed when nobody needs them."""
+"""The connections to one origin: shared by the exchanges, opened on demand, closed when idle."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from contextvars import Context
+from copy import copy
 from functools import partial
 
 from tinker._http.dialing import Dialer, DialFailed, HttpConnection, late
@@ -51,7 +52,7 @@ class Pool:
                 return await waiter
         except TimeoutError:
             self._abandon(waiter)
-            raise late(self._dialer.where, seconds).for_exchange() from None
+            raise late(self._dialer.where, seconds) from None
         except BaseException:
             self._abandon(waiter)
             raise
@@ -66,7 +67,7 @@ class Pool:
             self._offer(connection)
 
     def close(self) -> None:
-        """Close every connection, and fail who waits for one."""
+        """Close every connection, and fail the waiting exchanges."""
         for dial in self._dials:
             dial.cancel()
         if self._sweep is not None:
@@ -79,7 +80,7 @@ class Pool:
 
     @property
     def connections(self) -> frozenset[HttpConnection]:
-        """Return those that are open."""
+        """Return the open connections."""
         return frozenset(self._all)
 
     # ----------------------------------------------------------------------------------------------------------------- opening
@@ -97,9 +98,9 @@ class Pool:
         assert current is not None
         try:
             connection = await self._dialer.dial()
-        except Exception as error:  # noqa: BLE001 - those who wait are told whatever it is
+        except Exception as error:  # noqa: BLE001 - the waiting exchanges get any error
             failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
-            # Where others are being opened, a share of those that wait is for them.
+            # Where other connections are being opened, a share of the waiting exchanges is for them.
             self._fail_waiting(failure, None if len(self._dials) == 1 else self._capacity or STREAMS)
             return
         finally:
@@ -115,7 +116,7 @@ class Pool:
             self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle)
 
     def _note_capacity(self, connection: HttpConnection) -> None:
-        """Use what a connection can take, and open more if that is not enough."""
+        """Use a connection's capacity, and open more connections if that is not enough."""
         if connection.is_settled:
             self._capacity = connection.capacity
         self._offer(connection)
@@ -123,7 +124,7 @@ class Pool:
             self._dial_enough()
 
     def _offer(self, connection: HttpConnection) -> None:
-        """Let those that wait have the connection, the rest of it everybody."""
+        """Give the connection to waiting exchanges first, and its remaining capacity to new ones."""
         while self._waiting and _has_room(connection):
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -133,14 +134,14 @@ class Pool:
             self._usable[connection] = None
 
     def _fail_waiting(self, failure: DialFailed, count: int | None = None) -> None:
-        """Fail those that have waited longest for a connection that could not be made."""
+        """Fail the exchanges that have waited longest for a connection that could not be made."""
         for _ in range(len(self._waiting) if count is None else min(count, len(self._waiting))):
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_exception(failure.for_exchange())
+                waiter.set_exception(copy(failure))
 
     def _abandon(self, waiter: asyncio.Future[HttpConnection]) -> None:
-        """Forget who waits no longer, and return what was given in the same moment."""
+        """Remove an exchange that waits no longer, and return a connection given to it at the same moment."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:

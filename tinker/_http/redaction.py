@@ -1,18 +1,23 @@
-"""Redact an exchange so that it can be shown to others: no credentials, no signed URLs, only the beginning of each body."""
+"""Pass exchanges to the logs that asked for them, redacted: no credentials, no signed URLs, only the beginning of each body."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
 from tinker_wire import models
 
-from tinker._http.messages import PreparedRequest, RawResponse
+from tinker._clock import Clock
+from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, RawResponse
 from tinker._wire import json
+from tinker.observing import ExchangeRecord, ExchangeSink
+
+logger = logging.getLogger("tinker")
 
 HIDDEN = "<redacted>"
 # Patterns are compiled when they are first needed, which in most processes is never.
@@ -58,6 +63,54 @@ _SHORTEST_SECRET = 6
 def hide_signature(url: str) -> str:
     """Return a signed URL as errors show it: without its query, and without tokens in its path."""
     return re.sub(HIDDEN_TEXT, HIDDEN, url.partition("?")[0])
+
+
+async def send_logged(engine: HTTPEngine, request: PreparedRequest, clock: Clock, sinks: Sequence[ExchangeSink]) -> RawResponse:
+    """Make one exchange and report it to the sinks."""
+    began = clock.monotonic()
+    try:
+        response = await engine.send(request)
+    except BaseException as error:
+        _report(request, None, clock.monotonic() - began, error, sinks)
+        raise
+    _report(request, response, clock.monotonic() - began, None, sinks)
+    return response
+
+
+def _report(
+    request: PreparedRequest,
+    response: RawResponse | None,
+    seconds: float,
+    error: BaseException | None,
+    sinks: Sequence[ExchangeSink],
+) -> None:
+    try:
+        record = _record(request, response, seconds, error)
+        for sink in sinks:
+            sink(record)
+    except Exception:
+        logger.exception("could not log an exchange")
+
+
+def _record(
+    request: PreparedRequest, response: RawResponse | None, seconds: float, error: BaseException | None
+) -> ExchangeRecord:
+    shown = Redactor(request)
+    reason = f"{type(error).__name__}: {error}" if isinstance(error, ExchangeFailed) else type(error).__name__
+    return ExchangeRecord(
+        operation=request.operation,
+        method=request.method,
+        path=shown.path(),
+        request_headers=shown.headers(request.headers),
+        request_nbytes=request.nbytes,
+        request_body=shown.request_body(),
+        status=None if response is None else response.status,
+        response_headers={} if response is None else shown.headers(response.headers),
+        response_nbytes=0 if response is None else len(response.content),
+        response_body=None if response is None else shown.response_body(response),
+        seconds=seconds,
+        error=None if error is None else shown.text(reason),
+    )
 
 
 class Redactor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Of the body of an error: what is parsed, how deeply it may be nested, how much of it is shown in the message.
+# Limits of an error's body: bytes parsed, depth of nesting, characters shown in the message.
 _PARSED_NBYTES = 1 << 20
 _DEEPEST = 64
 _SHOWN_CHARACTERS = 4096
@@ -156,7 +156,7 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
 
 
 def shorten(text: str) -> str:
-    """Return what a server said as an error shows it: the beginning of it, in characters that can be written."""
+    """Return a server's text as an error shows it: its beginning, in printable characters."""
     if len(text) <= _SHOWN_CHARACTERS:
         return readable(text)
     return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in total)"
@@ -220,7 +220,7 @@ def _advise(where: str) -> str:
     return f"{'remove /v1 from' if '/v1/api/' in where else 'check'} base_url (TINKER_BASE_URL)"
 
 
-# The first of these that has a text. ``error`` is a short code where a message stands beside it.
+# The first of these fields with a text. ``error`` is a short code where there is also a message.
 _FIELDS = ("detail", "message", "msg", "error")
 
 

@@ -66,7 +66,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user's settings say about retries."""
+    """The user's settings of retries."""
 
     patience_seconds: float | None = None
     max_retries: int | None = None
@@ -89,7 +89,7 @@ SUBMIT = Policy(total_seconds=300.0)
 SAMPLE = Policy(total_seconds=300.0, base_delay=1.0, cool_down_seconds_total=7200.0)
 POLL = Policy(total_seconds=300.0)
 ONE_SHOT = Policy(total_seconds=0.0)
-# Somebody waits for these, who should hear of a blocked account at once.
+# Interactive requests, which should report a blocked account at once.
 REST = Policy(total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS, pause_seconds_total=0.0)
 # The server answers 503 until it has written the archive.
 ARCHIVE = Policy(total_seconds=600.0, base_delay=30.0, max_delay=30.0, pause_seconds_total=0.0)
@@ -99,7 +99,7 @@ FILE_UPLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
 
 
 class RetryableException(Exception):
-    """Nothing here raises it; code that catches it, or names it in a :class:`RetryConfig`, goes on working."""
+    """An exception that the client never raises; code that catches it, or names it in a :class:`RetryConfig`, still works."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

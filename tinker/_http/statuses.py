@@ -1,4 +1,4 @@
-"""Judge failures: what a status of the API means is decided here, and other modules ask for it.
+"""Classify failures: the only place that decides what a status of the API means.
 
     status or failure              verdict      meaning
     -----------------------------  -----------  -------------------------------------------------------------
@@ -58,7 +58,7 @@ _BY_STATUS = {
 }
 # An optional endpoint that answers one of these does not exist on this server.
 ABSENT_STATUSES = frozenset({404, 405, 501})
-# These say of a request that the server does not offer what it asks for.
+# Refusals that say that the server lacks the requested feature.
 _UNOFFERED_STATUSES = frozenset({501, 505})
 # What gateways answer for a server that they do not reach.
 GATEWAY_STATUSES = frozenset({502, 503, 504})
@@ -70,7 +70,7 @@ PENDING_STATUSES = frozenset({408})
 UNSUPPORTED_FORMAT_STATUSES = frozenset({400, 415, 422})
 # Of these, the one that is about the form alone.
 _UNSUPPORTED_MEDIA_STATUS = 415
-# What a server answers that did not expect its own failure; some fail so on the form of a body.
+# The status of a server's unexpected failure; some servers fail so on the form of a body.
 UNEXPECTED_STATUS = 500
 _UNEXPECTED_STATUSES = frozenset({UNEXPECTED_STATUS})
 # These say that a request was read, its number included, and is not carried out.
@@ -203,7 +203,7 @@ def is_unexplained(error: BaseException) -> bool:
 
 
 def is_about_format(error: APIStatusError) -> bool:
-    """Return whether a refusal says nothing about what is in the body."""
+    """Return whether a refusal says nothing about the content of the body."""
     return error.status_code >= UNEXPECTED_STATUS or error.status_code == _UNSUPPORTED_MEDIA_STATUS
 
 

@@ -24,8 +24,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from tinker._http.findings import RefusedFields
 from tinker._http.forms import FormAttempt, WireFormat
-from tinker._http.refused_fields import RefusedFields
 from tinker._http.retry import (
     MAX_DECODE_ATTEMPTS,
     MAX_HINT_SECONDS,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import msgspec
@@ -19,20 +19,19 @@ from tinker_wire.runtime import Binary, Request
 from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
-from tinker._futures import CURRENT_OPERATION, Reachability
+from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, Circuits
-from tinker._http.exchange_log import send_logged
-from tinker._http.findings import Findings
+from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
-from tinker._http.headers import Headers, SharedHeaders
 from tinker._http.limits import Admission
-from tinker._http.messages import ExchangeFailed, HTTPEngine, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import ExchangeFailed, Headers, HTTPEngine, PreparedRequest, Purpose, RawResponse, SharedHeaders
 from tinker._http.observers import Observers
-from tinker._http.refused_fields import RefusedFields
+from tinker._http.redaction import send_logged
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
+from tinker._http.streams import EventReceiver
 from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
@@ -40,7 +39,7 @@ from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, Serve
 
 T = TypeVar("T")
 
-# Somebody without patience waits this long for the response to one try.
+# The least time to wait for the response to one attempt, where `patience_seconds` is small.
 SHORTEST_PATIENCE_SECONDS = 5.0
 _KEY_HEADER = "X-API-Key"
 _IDEMPOTENCY_HEADER = "X-Idempotency-Key"
@@ -65,36 +64,15 @@ Encode: TypeAlias = Callable[[Variant], Awaitable[PreparedRequest]]
 """Writes a request under the number and in the form of a step."""
 
 
-class StreamReceiver(Protocol):
-    """Takes the responses to the attempts at a stream."""
-
-    @property
-    def received(self) -> bool:
-        """Return whether something of the stream was handed over, which no other attempt can take back."""
-        ...
-
-    def begin(self, prepared: PreparedRequest) -> None:
-        """Expect the response to another attempt."""
-        ...
-
-    async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-        """Take the response as it comes."""
-        ...
-
-    def check(self, response: RawResponse) -> None:
-        """Raise what was wrong with the response, once it is over."""
-        ...
-
-
 class _Call(msgspec.Struct, Generic[T]):
-    """What it takes to carry out one submission. ``prepared`` has the request as each step sends it."""
+    """The state of one submission. ``prepared`` has the request as each step sends it."""
 
     submission: Submission
     read: Callable[[RawResponse], T]
     prepared: dict[Variant, PreparedRequest]
     encode: Encode | None = None
     held: Admission | None = None
-    receiver: StreamReceiver | None = None
+    receiver: EventReceiver | None = None
     is_admitted: bool = False
     exchanges: int = 0
     credential: Credential | None = None  # of the last exchange
@@ -108,7 +86,7 @@ class _Call(msgspec.Struct, Generic[T]):
             self.is_admitted = True
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
-        """Release what the attempt held."""
+        """Release the attempt's admission."""
         if self.held is not None and self.is_admitted:
             self.is_admitted = False
             self.held.leave(error, pause_seconds)
@@ -153,7 +131,7 @@ class Transport:
         self._key_numbers = itertools.count()
 
     def describe_server(self) -> ServerInfo:
-        """Return what was found out about the server."""
+        """Return the facts found about the server."""
         return ServerInfo(base_url=self.config.base_url, sdk_version=self.config.sdk_version, facts=self.findings.facts)
 
     async def sleep(self, seconds: float) -> None:
@@ -182,15 +160,24 @@ class Transport:
         """Send a request, again as ``policy`` and the settings say, and decode its response.
 
         ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
-        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use.
+        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use. For the request's
+        timeout the server may be silent; the caller ends the call and its retries.
         """
         prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        return self._submit(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        call = self._open(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        return self._drive(call, _FIRST)
 
-    async def send_optional(self, request: Request[T], policy: Policy, purpose: Purpose = Purpose.SESSION) -> T | None:
+    async def send_optional(
+        self,
+        request: Request[T],
+        policy: Policy,
+        *,
+        purpose: Purpose = Purpose.SESSION,
+        check: Callable[[T], str | None] | None = None,
+    ) -> T | None:
         """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
         try:
-            return (await self.send(request, policy, purpose=purpose)).value
+            return (await self.send(request, policy, purpose=purpose, check=check)).value
         except errors.APIStatusError as error:
             if is_absent(error):
                 self.findings.note_absence(request.operation, error)
@@ -212,39 +199,36 @@ class Transport:
 
         ``written`` are the variants that were encoded already, at least one.
         """
-        read = partial(_decode, kind=reply, check=None)
         known = next(iter(written.values()))
-        return self._submit(known, SUBMIT, read, admit, None, first, written, encode, numbers, forms)
+        call = self._open(known, SUBMIT, lambda response: _decode(response, reply, None), admit)
+        call.prepared, call.encode = written, encode
+        call.submission.number, call.submission.numbers, call.submission.forms = first.number, numbers, forms
+        return self._drive(call, first)
 
     def send_stream(
-        self, request: Request[Any], policy: Policy, receiver: StreamReceiver, admit: Admission
+        self, request: Request[Any], policy: Policy, admit: Admission, to: TokenQueue
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose response is a stream, as :meth:`send` does; again only until its receiver has something."""
-        prepared = self.prepare(request, Purpose.STREAM)
+        """Send a request whose response is a stream, as :meth:`send` does; again only until the first tokens have come.
+
+        StreamsAbsent when the response is no stream.
+        """
+        prepared, receiver = self.prepare(request, Purpose.STREAM), EventReceiver(self.clock, admit, to)
         # Nothing may hold events back to pack them.
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
-        return self._submit(prepared, policy, receiver.check, admit, receiver)
+        call = self._open(prepared, policy, receiver.check, admit)
+        call.receiver = receiver
+        return self._drive(call, _FIRST)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
-        return (await self._submit(prepared, ONE_SHOT, _keep)).value
+        return (await self._drive(self._open(prepared, ONE_SHOT, lambda response: response), _FIRST)).value
 
-    def _submit(
-        self,
-        prepared: PreparedRequest,
-        policy: Policy,
-        read: Callable[[RawResponse], T],
-        admit: Admission | None = None,
-        receiver: StreamReceiver | None = None,
-        first: Variant = _FIRST,
-        written: dict[Variant, PreparedRequest] | None = None,
-        encode: Encode | None = None,
-        numbers: Numbering | None = None,
-        forms: FormAttempt | None = None,
-    ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send a request; without ``encode`` it is the same in every attempt."""
+    def _open(
+        self, prepared: PreparedRequest, policy: Policy, read: Callable[[RawResponse], T], admit: Admission | None = None
+    ) -> _Call[T]:
+        """Build the submission of a request that is the same in every attempt."""
         submission = Submission(
             operation=prepared.operation,
             policy=policy,
@@ -252,18 +236,14 @@ class Transport:
             began=self.clock.monotonic(),
             random=self.clock.random,
             fields=self._refused,
-            number=first.number,
-            numbers=numbers,
-            forms=forms,
         )
         guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
-        call = _Call(submission, read, written or {first: prepared}, encode, guard or admit, receiver)
-        return self._drive(call, first)
+        return _Call(submission, read, {_FIRST: prepared}, held=guard or admit)
 
     # ------------------------------------------------------------------------------------------------------- one submission
 
     async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
-        """Carry out what a submission decides, until the server has the request or it is given up."""
+        """Carry out a submission's decisions, until the server has the request or it is abandoned."""
         submission, sent = call.submission, _FIRST
         while not isinstance(step, Fail):
             try:
@@ -284,7 +264,7 @@ class Transport:
         raise step.error
 
     async def _resume(self, call: _Call[Any], step: Refresh | Wait) -> Variant:
-        """Get another token, or wait until the next attempt; return what is sent then."""
+        """Get another token, or wait until the next attempt; return the next request to send."""
         if isinstance(step, Refresh):
             await self.auth.replace(call.credential)
             return step.then
@@ -355,6 +335,11 @@ class Transport:
             attempt.end(None, error)
         return error
 
+    def describe_timeout(self, request: Request[Any]) -> errors.APIConnectionError:
+        """Return the error of a call that exceeded its timeout."""
+        failure = ExchangeFailed(f"no result within {request.timeout_seconds:g} s", timed_out=True)
+        return connection_error(self.prepare(request, Purpose.SESSION), failure)
+
     def _refuse(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
         """Return the error for a response that is not a success."""
         error = status_error(response, self.clock)
@@ -410,6 +395,7 @@ class Transport:
             own["Content-Encoding"] = compression.CONTENT_ENCODING
         _add_length(own, body)
         shared = self._share_headers(", ".join(request.accepts), media_type, credential or self.auth.key)
+        extra_headers = _add_extra(own, shared, request.extra_headers or {})
         address = self._url(request, request.query)
         return PreparedRequest(
             method=request.method,
@@ -417,13 +403,13 @@ class Transport:
             url=self._url(request, self._with_defaults(request.query)) if self.config.query else address,
             headers=Headers(shared, own),
             redacted_url=address,
-            secret_headers=self._secret_headers,
+            secret_headers=self._secret_headers | extra_headers,
             body=body,
             record=record,
             purpose=purpose,
             follows_redirects=follow_redirects,
             confined=_holds_secret(request.body),
-            silence_seconds=self._silences[purpose],
+            silence_seconds=request.timeout_seconds or self._silences[purpose],
             has_own_credential=credential is not None,
         )
 
@@ -449,7 +435,7 @@ class Transport:
         return f"{self._origin}{request.path}?{query}" if query else self._origin + request.path
 
     def _with_defaults(self, query: str) -> str:
-        """Return the query, and what the settings add to every one, unless it is there already."""
+        """Return the query with the settings' defaults added where a parameter is missing."""
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
@@ -461,7 +447,7 @@ class Transport:
         return msgspec.structs.replace(prepared, headers=Headers(shared, headers.own))
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
-        """Leave out fields that the server refuses; another body has an idempotency key of its own, always the same."""
+        """Leave out fields that the server refuses; another body has another idempotency key, which is always the same."""
         record = None if prepared.record is None else self._refused.without(prepared.operation, prepared.record)
         if record is None or record is prepared.record:
             return prepared
@@ -475,7 +461,7 @@ class Transport:
 
 
 class _ObservedAttempt:
-    """One attempt, as observers hear of it."""
+    """One attempt, as reported to observers."""
 
     def __init__(self, transport: Transport, prepared: PreparedRequest) -> None:
         self._transport, self._prepared = transport, prepared
@@ -496,10 +482,6 @@ class _ObservedAttempt:
                 error=error,
             )
         )
-
-
-def _keep(response: RawResponse) -> RawResponse:
-    return response
 
 
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
@@ -525,6 +507,16 @@ def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
     """Add the header of a body that is handed over in pieces."""
     if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES):
         headers["Content-Length"] = str(count_nbytes(body))
+
+
+def _add_extra(own: dict[str, str], shared: Mapping[str, str], extra: Mapping[str, str]) -> frozenset[str]:
+    """Add the headers of one call, each spelled as the one that it replaces; return their names in lower case."""
+    if not extra:
+        return frozenset()
+    spelling = {name.lower(): name for name in (_KEY_HEADER, *shared, *own)}
+    for name, value in extra.items():
+        own[spelling.setdefault(name.lower(), name)] = value
+    return frozenset(map(str.lower, extra))
 
 
 def _holds_secret(body: object) -> bool:

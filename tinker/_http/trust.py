@@ -1,4 +1,4 @@
-"""What a failed TLS handshake means: whether another attempt can succeed, and which setting to change."""
+"""Failed TLS handshakes: whether another attempt can succeed, and which setting to change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def find_refusal(error: Exception | None, where: str) -> ExchangeFailed | None:
     return None
 
 
-def explain(error: Exception, url: str) -> ExchangeFailed | None:
+def explain_handshake(error: Exception, url: str) -> ExchangeFailed | None:
     """Return the failure of an exchange by httpx among whose causes is one of TLS that lasts; None if there is none."""
     import httpx
 
@@ -82,7 +82,7 @@ def _as_failure(error: ssl.SSLError, where: str) -> ExchangeFailed:
 
 
 def find_issuer(secured: ssl.SSLObject) -> str | None:
-    """Return the names of who has issued the certificate that the other side has shown; None without one."""
+    """Return the names of the issuer of the peer's certificate; None without one."""
     issuer = cast("Iterable[Iterable[tuple[str, str]]]", (secured.getpeercert() or {}).get("issuer", ()))
     names = dict(pair for part in issuer for pair in part)
     return ", ".join(names[kind] for kind in ("organizationName", "commonName") if kind in names) or None

@@ -10,7 +10,7 @@ from typing import Protocol
 ACCEPTED_ENCODINGS = "gzip, deflate"
 # The packed forms of a response of this size are no bigger in practice; a bomb unpacks to a thousand times its size.
 MAX_UNPACKED_NBYTES = 256 << 20
-# What is unpacked before the loop gets its turn.
+# The bytes decompressed before the loop gets its turn.
 _STEP_NBYTES = 1 << 18
 _GZIP_BITS = zlib.MAX_WBITS | 16
 

@@ -81,7 +81,7 @@ def inspect_installation(package: Path | None = None) -> Installation:
     if not owners:
         return Installation(package, (), (), ())
     claimed = frozenset[str]().union(*(owner.files for owner in owners))
-    there = _sources(package)
+    there = frozenset(path.relative_to(package.parent).as_posix() for path in package.rglob("*.py"))
     missing = {name for name in claimed if name.endswith(".py")} - there
     return Installation(package, owners, tuple(sorted(there - claimed)), tuple(sorted(missing)))
 
@@ -113,20 +113,11 @@ def _source(direct_url: str | None) -> str | None:
     url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
     if url is None or url.scheme != "file":
         return None
-    path = _to_path(url.path)
+    path = unquote(url.path)  # `urllib.request` would import HTTP and TLS, for which every pytest run would pay
+    path = path.lstrip("/") if os.name == "nt" else path
     return path if Path(path).exists() else None
-
-
-def _sources(package: Path) -> frozenset[str]:
-    return frozenset(path.relative_to(package.parent).as_posix() for path in package.rglob("*.py"))
 
 
 def _some(names: Collection[str]) -> str:
     shown = ", ".join(list(names)[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
-
-
-def _to_path(quoted: str) -> str:
-    """Convert the path of a file URL; `urllib.request` would import HTTP and TLS, for which every pytest run would pay."""
-    path = unquote(quoted)
-    return path.lstrip("/") if os.name == "nt" else path

@@ -10,8 +10,9 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.runtime import Request
 
+from tinker._checks import check_number
 from tinker._clock import Clock
-from tinker._config import load_config
+from tinker._config import check_headers, load_config
 from tinker._http import REST
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
@@ -41,17 +42,32 @@ class Rest(msgspec.Struct, eq=False):
         return self._runtime
 
     def ask(self, request: Request[T]) -> APIFuture[T]:
-        """Send the request; the future's result is its response."""
-        return self.run(request.operation, partial(self.answer, request))
+        """Send the request; the future's result is its response. TypeError or ValueError for options that cannot be right."""
+        return self.run(request.operation, partial(self.answer, request), request)
 
-    def run(self, operation: str, make: Callable[[], Coroutine[Any, Any, T]]) -> APIFuture[T]:
-        """Run the coroutine that ``make`` returns, which asks more than one thing."""
-        return run(self.runtime, operation, _await_made, make)
+    def run(
+        self, operation: str, make: Callable[[], Coroutine[Any, Any, T]], request: Request[Any] | None = None
+    ) -> APIFuture[T]:
+        """Run the coroutine that ``make`` returns, within the options of the request that it sends."""
+        if request is not None:
+            _check_options(request)
+        return run(self.runtime, operation, self._await_in_time, make, request)
+
+    async def _await_in_time(
+        self, _: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]], request: Request[Any] | None
+    ) -> T:
+        if request is None or request.timeout_seconds is None:
+            return await make()
+        try:
+            async with self.runtime.clock.deadline(request.timeout_seconds):
+                return await make()
+        except TimeoutError as error:
+            raise self.runtime.transport.describe_timeout(request) from error
 
     async def answer(self, request: Request[T]) -> T:
         """Return the response, on the loop."""
         runtime = await self.ready()
-        value = (await runtime.transport.send(request, REST)).value
+        value = (await runtime.transport.send(request, REST.within(request.timeout_seconds))).value
         if isinstance(value, models.GetServerCapabilitiesResponse):
             runtime.server.note_capabilities(value)
         return value
@@ -64,8 +80,11 @@ class Rest(msgspec.Struct, eq=False):
         return runtime
 
 
-async def _await_made(_: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    return await make()
+def _check_options(request: Request[Any]) -> None:
+    """Raise TypeError or ValueError for an option of the caller that cannot be right."""
+    if request.timeout_seconds is not None:
+        check_number("timeout", request.timeout_seconds, positive=True)
+    check_headers(request.extra_headers or {})
 
 
 def open_rest(

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from tinker._sampling.portable import SamplerState, from_handle, runtime_for, to_handle
-from tinker._sampling.request import SampleOptions, check_prompt, check_sample
-from tinker._sampling.sources import SharedSession, StoredModel
-from tinker._sampling.submit import Sampler
-
-__all__ = [
-    "SampleOptions",
-    "Sampler",
-    "SamplerState",
-    "SharedSession",
-    "StoredModel",
-    "check_prompt",
-    "check_sample",
-    "from_handle",
-    "runtime_for",
-    "to_handle",
-]
+from tinker._sampling.portable import SamplerState as SamplerState
+from tinker._sampling.portable import from_handle as from_handle
+from tinker._sampling.portable import runtime_for as runtime_for
+from tinker._sampling.portable import to_handle as to_handle
+from tinker._sampling.request import SampleOptions as SampleOptions
+from tinker._sampling.request import check_prompt as check_prompt
+from tinker._sampling.request import check_sample as check_sample
+from tinker._sampling.sources import StoredModel as StoredModel
+from tinker._sampling.submit import Sampler as Sampler

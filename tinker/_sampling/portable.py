@@ -10,7 +10,6 @@ import base64
 import binascii
 import secrets
 import threading
-import uuid
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -47,18 +46,14 @@ class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
 
 _lock = threading.Lock()
 _origins: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
-_names: weakref.WeakKeyDictionary[Runtime, str] = weakref.WeakKeyDictionary()
 _adopted: weakref.WeakValueDictionary[tuple[str, str], Runtime] = weakref.WeakValueDictionary()
 
 
 def runtime_token(runtime: Runtime) -> str:
     """Return a name by which this process finds the runtime again; it means nothing elsewhere."""
     with _lock:
-        name = _names.get(runtime)
-        if name is None:
-            name = _names[runtime] = uuid.uuid4().hex
-            _origins[name] = runtime
-        return name
+        _origins[runtime.token] = runtime
+        return runtime.token
 
 
 def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:

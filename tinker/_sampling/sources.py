@@ -43,10 +43,11 @@ class SamplerSource(Protocol):
 
 
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A base model or saved weights, one of which is given: a sampling session of the client's own."""
+    """A base model or saved weights, one of which is given, or a sampling session on one of them that another client opened."""
 
-    base_model: str | None
-    model_path: str | None
+    base_model: str | None = None
+    model_path: str | None = None
+    sampling_session_id: str | None = None
     user_metadata: None = None
 
     @property
@@ -60,7 +61,9 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
-        """Create a sampling session and return its id."""
+        """Return the id of the given sampling session, or of a new one."""
+        if self.sampling_session_id is not None:
+            return self.sampling_session_id
         body = models.CreateSamplingSessionRequest(
             session_id=context.session_id,
             sampling_session_seq_id=next(runtime.session.sampler_numbers),
@@ -72,26 +75,6 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return the given name, or request it."""
-        return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
-
-
-class SharedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling session of another client, which may be in another process. ``base_model`` None is not known yet."""
-
-    sampling_session_id: str
-    base_model: str | None
-    training_run_id: str | None = None
-    user_metadata: None = None
-
-    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
-        """Return the known id."""
-        return self.sampling_session_id
-
-    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """Return the known name, or request it."""
-        return await ask_base_model(runtime, sampling_session_id) if self.base_model is None else self.base_model
-
-
-async def ask_base_model(runtime: Runtime, sampling_session_id: str) -> str:
-    """Request the base model of a sampling session."""
-    return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), SUBMIT)).value.base_model
+        if self.base_model is not None:
+            return self.base_model
+        return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), SUBMIT)).value.base_model

@@ -20,21 +20,11 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import EventLabels, TokenQueue
-from tinker._http import (
-    SAMPLE,
-    SUBMIT,
-    Policy,
-    Purpose,
-    Reply,
-    Retries,
-    SampleAdmission,
-    is_absent,
-)
+from tinker._http import SAMPLE, SUBMIT, Policy, Purpose, Reply, Retries, SampleAdmission, StreamsAbsent, is_absent
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._sampling.streaming import EventReceiver, StreamsAbsent
 from tinker._session import ResultSpec, ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._wire import prompt_nbytes
 from tinker.errors import (
@@ -100,15 +90,13 @@ class Sampler:
 
     def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
         """Compute the log-probabilities of the prompt."""
-        runtime = self._runtime_here()
-        return run(runtime, "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
+        return run(self._runtime_here(), "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
 
     def base_model(self) -> APIFuture[str]:
         """Find the name of the base model; a failed request is repeated by the next call."""
-        known = self._base_model
-        if known is None or _has_failed(known):
-            known = self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
-        return known
+        if self._base_model is None or _has_failed(self._base_model):
+            self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
+        return self._base_model
 
     @property
     def context_length(self) -> int | None:
@@ -117,10 +105,9 @@ class Sampler:
 
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; a failed request is repeated by the next call."""
-        known = self._tokenizer
-        if known is None or _has_failed(known):
-            known = self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
-        return known
+        if self._tokenizer is None or _has_failed(self._tokenizer):
+            self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
+        return self._tokenizer
 
     def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Return the tokenizer if it has been loaded; request and load nothing."""
@@ -154,13 +141,11 @@ class Sampler:
     # -------------------------------------------------------------------------------------------------------------- creation
 
     async def _create(self, _: APIFuture[None]) -> None:
-        client_session_id, (context, session_id) = await self.runtime.session.in_session(self._open_in)
+        open_session = partial(self._source.open_session, self.runtime)
+        context, session_id = await self.runtime.session.in_session(open_session)
         if self._is_clone:
             self._clone_id = await self._join(context, session_id)
-        self._note_created(client_session_id, session_id, context.server_config)
-
-    async def _open_in(self, context: SessionContext) -> tuple[SessionContext, str]:
-        return context, await self._source.open_session(self.runtime, context)
+        self._note_created(context.session_id, session_id, context.server_config)
 
     def _note_created(self, client_session_id: str, session_id: str, server_config: ServerConfig) -> None:
         """Store the session id; set up numbering, pickling state and polling."""
@@ -264,9 +249,8 @@ class Sampler:
             await self._note_base_model()
         request = api.stream_sample(self._to_wire(prompt, options))
         admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-        receiver = EventReceiver(self.runtime.clock, admit, to)
         try:
-            await self.runtime.transport.send_stream(request, self._policy, receiver, admit)
+            await self.runtime.transport.send_stream(request, self._policy, admit, to)
         finally:
             if observers.given and to.received_tokens:
                 use = msgspec.structs.replace(prompt_use(future, prompt), sampled=to.received_tokens)

@@ -11,7 +11,7 @@ from tinker._http import Observers
 from tinker.errors import RequestFailedError
 from tinker.futures import APIFuture
 from tinker.observing import TokensUsed
-from tinker.types.model_input import EncodedTextChunk, ModelInput, ModelInputChunk
+from tinker.types.model_input import ModelInput, ModelInputChunk
 from tinker.types.results import SampleResponse
 
 T = TypeVar("T")
@@ -57,8 +57,6 @@ def count_tokens(value: ModelInput) -> int:
 
 
 def _chunk_tokens(chunk: ModelInputChunk) -> int:
-    if isinstance(chunk, EncodedTextChunk):
-        return chunk.length
     try:
         return chunk.length
     except ValueError:  # an image that does not say how many

@@ -20,7 +20,7 @@ LOSSES: tuple[str, ...] = get_args(get_args(models.LossFnType)[0])
 def suggest_loss(error: Exception, loss_fn: str) -> None:
     """Add a note with the closest known loss to an error that names this one."""
     if isinstance(error, (APIStatusError, RequestFailedError)):
-        _note(error, "loss function", loss_fn, LOSSES)
+        _add_suggestion(error, "loss function", loss_fn, LOSSES)
 
 
 @contextmanager
@@ -30,11 +30,11 @@ def suggest_models(base_model: str | None, known: Iterable[str]) -> Generator[No
         yield
     except (APIStatusError, RequestFailedError) as error:
         if base_model is not None:
-            _note(error, "base model", base_model, known)
+            _add_suggestion(error, "base model", base_model, known)
         raise
 
 
-def _note(error: Exception, what: str, name: str, known: Iterable[str]) -> None:
+def _add_suggestion(error: Exception, what: str, name: str, known: Iterable[str]) -> None:
     """Add the known name that is closest to the refused one, unless the server has named it."""
     names = list(known)
     closest = None if name in names else find_closest(name, names)

@@ -142,11 +142,8 @@ class ResultPoller(msgspec.Struct, frozen=True):
         """
         now, request_id = self.transport.clock.monotonic(), submission.value.request_id
         future.progress.note_submitted(request_id, now)
-        return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None).result()
-
-
-class _Found(msgspec.Struct, Generic[T], frozen=True):
-    value: T
+        pace = Pace(self.transport)
+        return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None, pace).result()
 
 
 class _Poll(msgspec.Struct, Generic[T], eq=False):
@@ -159,9 +156,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     submission_seconds: float
     last_sign: float  # when the server last said that the result is coming
     result_nbytes: int | None  # known once the server has told the size instead of the result
+    pace: Pace
     iteration: int = 0
     _retries: Retries | None = None  # since then
-    _pace: Pace | None = None
 
     async def result(self) -> T:
         """Poll until the result is there."""
@@ -183,23 +180,20 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
                 continue
             if found is not None:
                 self.future.progress.note_fetched(self.poller.transport.clock.monotonic())
-                return found.value
+                return found
 
     async def _wait_after(self, error: APIError, started: float) -> None:
-        """Wait until the poll after one that failed; raises the error if none follows."""
+        """Wait until the poll after one that failed; raises the error if none follows, as where the request has failed."""
         if isinstance(error, APIStatusError) and is_pending(error):
             self._note_pending(error)
-            await self._keep_pace(started)
+            await self.pace.keep(started)
             return
-        error, transport = self._final(error), self.poller.transport
+        if isinstance(error, APIStatusError) and is_failed_result(error):
+            raise self._result_error(_detail(error), None, RefusedResultError) from error
+        transport = self.poller.transport
         if self._retries is None:
             self._retries = transport.open_retries(POLL, self.last_sign)
         await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
-
-    async def _keep_pace(self, started: float) -> None:
-        if self._pace is None:
-            self._pace = Pace(self.poller.transport)
-        await self._pace.keep(started)
 
     def _note_sign(self) -> None:
         """Forget earlier failures, because the server made progress."""
@@ -215,12 +209,12 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         )
         return msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
 
-    async def _ask(self, request: Request[Any], started: float) -> _Found[T] | None:
+    async def _ask(self, request: Request[Any], started: float) -> T | None:
         """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
         if response.media_type == proto.MEDIA_TYPE:
-            return _Found(self._from_proto(response))
+            return self._from_proto(response)
         status = _status(response)
         if status is not None and status.error is None and status.status == _METADATA_ONLY:
             self._note_size(status, response)
@@ -229,7 +223,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             return None
         record = decode_json(response, self.spec.record)
         try:
-            return _Found(self.spec.from_json(record))
+            return self.spec.from_json(record)
         except Exception as error:
             raise self._invalid(response, str(error)) from error
 
@@ -262,7 +256,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self._note_sign()
             self._report_queue(status)
-            await self._keep_pace(started)
+            await self.pace.keep(started)
             return True
         if status.status == "failed":
             raise self._result_error(status.detail, status.category)
@@ -274,12 +268,6 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             self._report_queue(msgspec.convert(error.body, models.FutureStatus))
         except msgspec.ValidationError:
             pass  # the state is a courtesy; the status alone says that the request is pending
-
-    def _final(self, error: APIError) -> APIError:
-        """Return the error to judge; raise at once if it means that the request failed."""
-        if isinstance(error, APIStatusError) and is_failed_result(error):
-            raise self._result_error(_detail(error), None, RefusedResultError) from error
-        return error
 
     def _result_error(
         self, detail: object, category: str | None, kind: type[RequestFailedError] = RequestFailedError

@@ -15,9 +15,9 @@ from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
 
 from tinker._config import is_sendable
-from tinker._http import ONE_SHOT, START, Credential, CredentialSource, Purpose, Transport, find_command, is_absent
+from tinker._http import ONE_SHOT, START, Credential, CredentialSource, Purpose, Transport, find_command
 from tinker._loop import TaskScope
-from tinker.errors import APIError, APIStatusError, ClientClosedError
+from tinker.errors import APIError, ClientClosedError
 
 logger = logging.getLogger("tinker")
 
@@ -79,14 +79,8 @@ class ServerSettings:
 
     async def _client_config(self) -> ServerConfig:
         request = api.client_config(self._body())
-        try:
-            reply = await self._transport.send(request, START, purpose=Purpose.START, check=_useless_limit)
-        except APIStatusError as error:
-            if not is_absent(error):
-                raise
-            self._transport.findings.note_absence(request.operation, error)
-            return ServerConfig(models.ClientConfigResponse(), answered=False)
-        return ServerConfig(reply.value, answered=True)
+        config = await self._transport.send_optional(request, START, purpose=Purpose.START, check=_useless_limit)
+        return ServerConfig(config or models.ClientConfigResponse(), answered=config is not None)
 
     def _body(self) -> models.ClientConfigRequest:
         return models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
@@ -107,11 +101,11 @@ class ServerSettings:
         """Request the settings periodically; a failure keeps the known ones, and an absent endpoint ends this."""
         while True:
             try:
-                server_config.dynamic = (await self._transport.send(api.client_dynamic_config(self._body()), ONE_SHOT)).value
-            except APIError as error:
-                if is_absent(error):
-                    self._transport.findings.note_absence(api.client_dynamic_config.__name__, error)
+                dynamic = await self._transport.send_optional(api.client_dynamic_config(self._body()), ONE_SHOT)
+                if dynamic is None:
                     return
+                server_config.dynamic = dynamic
+            except APIError as error:
                 logger.debug("dynamic config: %s", error)
             except ClientClosedError:
                 return

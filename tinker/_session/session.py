@@ -116,14 +116,14 @@ class Session:
             raise copy_error(self._heart.silence) from self._heart.silence.__cause__
         return self._known if self._known is not None else await self._tasks.share(_START, self._start)
 
-    async def in_session(self, make: Callable[[SessionContext], Awaitable[T]]) -> tuple[str, T]:
+    async def in_session(self, make: Callable[[SessionContext], Awaitable[T]]) -> tuple[SessionContext, T]:
         """Make a new client in the session; in a new session, when the server does not know this one any more.
 
-        Returns the id of the session too, as a later one may take its place.
+        Returns the session too, as a later one may take the place of this one.
         """
         started = await self.ensure_started()
         try:
-            return started.session_id, await make(started)
+            return started, await make(started)
         except SessionLostError:  # of what it is made from
             raise
         except APIStatusError as error:
@@ -132,7 +132,7 @@ class Session:
             logger.warning("the server no longer knows session %s; starting a new one", started.session_id)
         renewed = await self._renew(started)
         try:
-            return renewed.session_id, await make(renewed)
+            return renewed, await make(renewed)
         except APIStatusError as error:
             if (lost := await self.session_lost_error(renewed.session_id, error)) is not None:
                 raise lost from error

@@ -11,26 +11,32 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import datetime
+import functools
+import inspect
 import itertools
 import logging
 import platform
 import re
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
 
+import msgspec
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
 from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
 from tinker._loop import TaskScope, loop_thread
-from tinker._session.capture import Capture
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate
 from tinker.observing import Event, FutureSettled
 
 logger = logging.getLogger("tinker")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FLUSH_SECONDS = 10.0
 DRAIN_SECONDS = 5.0  # as the end of a session may take
@@ -327,6 +333,57 @@ class Telemetry:
     def _without_secrets(self, text: str) -> str:
         key = self._transport.config.api_key
         return re.sub(HIDDEN_TEXT, "***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """A block, ``with`` or ``async with``, and a decorator of functions; ``reporter`` None reports nothing."""
+
+    reporter: Telemetry | None
+    fatal: bool
+    severity: models.Severity | None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if isinstance(error, Exception) and self.reporter is not None:
+            if self.fatal:
+                self.reporter.log_fatal_exception_sync(error, self.severity)
+            else:
+                self.reporter.log_exception(error, self.severity)
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and self.reporter is not None:
+            log = self.reporter.log_fatal_exception if self.fatal else self.reporter.log_exception
+            await log(error, self.severity)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function, or a coroutine function, that runs in such a block."""
+        return wrap(function, lambda _: self)
+
+
+def wrap(function: Callable[P, R], find: Callable[[tuple[object, ...]], Capture]) -> Callable[P, R]:
+    """Return the function, run in the block that ``find`` returns for its positional arguments."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with find(args):
+                return await function(*args, **kwargs)
+
+        return cast("Callable[P, R]", call_async)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with find(args):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def is_user_error(exception: BaseException) -> bool:

@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-from tinker._training import requests
-from tinker._training.combine import REDUCTIONS, combine
-from tinker._training.creation import Creation, NewAdapter, SavedAdapter
-from tinker._training.custom_loss import check_handle, create_handle, prepare_loss
-from tinker._training.evaluation import (
-    Evaluate,
-    Evaluated,
-    Logprobs,
-    check_evaluation,
-    describe_value,
-    evaluator,
-    is_tuple,
-    make_leaves,
-    read_gradients,
-    read_metrics,
-    read_number,
-    report,
-    require_torch,
-)
-from tinker._training.loss_requests import LossJob
-from tinker._training.run import TrainingRun
-from tinker._training.tracing import trace
-
-__all__ = [
-    "Evaluate",
-    "Evaluated",
-    "Logprobs",
-    "Creation",
-    "LossJob",
-    "NewAdapter",
-    "REDUCTIONS",
-    "SavedAdapter",
-    "TrainingRun",
-    "check_evaluation",
-    "check_handle",
-    "combine",
-    "create_handle",
-    "describe_value",
-    "evaluator",
-    "is_tuple",
-    "make_leaves",
-    "prepare_loss",
-    "read_gradients",
-    "read_metrics",
-    "read_number",
-    "report",
-    "requests",
-    "require_torch",
-    "trace",
-]
+from tinker._training import requests as requests
+from tinker._training.combine import REDUCTIONS as REDUCTIONS
+from tinker._training.combine import combine as combine
+from tinker._training.creation import Creation as Creation
+from tinker._training.creation import NewAdapter as NewAdapter
+from tinker._training.creation import SavedAdapter as SavedAdapter
+from tinker._training.custom_loss import check_handle as check_handle
+from tinker._training.custom_loss import create_handle as create_handle
+from tinker._training.custom_loss import prepare_loss as prepare_loss
+from tinker._training.evaluation import Evaluate as Evaluate
+from tinker._training.evaluation import Evaluated as Evaluated
+from tinker._training.evaluation import Logprobs as Logprobs
+from tinker._training.evaluation import check_evaluation as check_evaluation
+from tinker._training.evaluation import describe_value as describe_value
+from tinker._training.evaluation import evaluator as evaluator
+from tinker._training.evaluation import is_tuple as is_tuple
+from tinker._training.evaluation import make_leaves as make_leaves
+from tinker._training.evaluation import read_gradients as read_gradients
+from tinker._training.evaluation import read_metrics as read_metrics
+from tinker._training.evaluation import read_number as read_number
+from tinker._training.evaluation import report as report
+from tinker._training.evaluation import require_torch as require_torch
+from tinker._training.loss_requests import LossJob as LossJob
+from tinker._training.run import TrainingRun as TrainingRun
+from tinker._training.tracing import trace as trace

@@ -25,7 +25,7 @@ def _hash2(values: Values, _: Weights) -> float:
 
 
 def _hash_in_order(values: Values, _: Weights) -> float:
-    """Return what the official client computed up to 0.7, to compare with; the hash of a tuple of integers has no salt."""
+    """Return the official client's hash up to 0.7, for comparison; the hash of a tuple of integers has no salt."""
     return hash(tuple(sorted(int(x) for x in values)))
 
 

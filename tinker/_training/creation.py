@@ -5,8 +5,7 @@ A server that cannot create a model by loading gets a fitting new one, into whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import attrs
 import msgspec
@@ -25,26 +24,8 @@ from tinker.types.paths import ParsedCheckpointTinkerPath
 
 CREATED: ResultSpec[models.CreateModelResponse] = json_only("CreateModel", models.CreateModelResponse)
 LOADED: ResultSpec[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
-# What the SDKs take where nobody says.
+# The defaults of the SDKs.
 DEFAULT_RANK = 32
-
-
-class Creation(Protocol):
-    """Makes the model of a run."""
-
-    @property
-    def base_model(self) -> str | None:
-        """Return the name of the base model; None where the server is asked for it."""
-        ...
-
-    @property
-    def user_metadata(self) -> Mapping[str, object] | None:
-        """Return what the user says of the run."""
-        ...
-
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
-        """Make the model in the session and return its id; numbers of the run may be used for that."""
-        ...
 
 
 class NewAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +84,10 @@ class SavedAdapter:
         return loaded.model_id or f"{context.session_id}:train:{number}"
 
 
+Creation: TypeAlias = NewAdapter | SavedAdapter
+"""Makes the model of a run; ``create`` may use numbers of the run for that."""
+
+
 async def _create(future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest) -> str:
     return (await context.submit(training_api.create_model(body), CREATED, future)).model_id
 
@@ -137,7 +122,7 @@ async def _create_then_load(
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """What the weights were trained on."""
+    """The origin of trained weights."""
 
     base_model: str
     lora: models.LoraConfig

@@ -141,7 +141,7 @@ class CustomStep(msgspec.Struct, frozen=True):
         return SubmittedStep(evaluated, backward, await backward.submit(numbers, target, self.future))
 
     async def _evaluate(self, logprobs: Logprobs) -> Evaluated:
-        """Call the user's function, on a thread beside the loop; observers hear of its begin, what it reports, and its end."""
+        """Call the user's function on a separate thread; observers get its start, its reports and its end."""
         observers, operation = self.forward.transport.observers, self.future.operation
         if not observers:
             return await self.thread.run_in_user_thread(partial(self.prepared.evaluate, self.prepared.data, logprobs))

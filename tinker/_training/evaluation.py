@@ -26,7 +26,7 @@ Logprobs: TypeAlias = list["NDArray[np.float32]"]
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """What the user's function gave: the loss, its gradient by the log-probabilities of each datum, and metrics."""
+    """The result of the user's function: the loss, its gradient by the log-probabilities of each datum, and metrics."""
 
     loss: float
     gradients: Logprobs
@@ -37,7 +37,7 @@ Evaluate: TypeAlias = Callable[[list[Datum], Logprobs], Evaluated]
 
 
 def evaluator(loss_fn: CustomLossFn | LossWithGradients | LossHandle) -> Evaluate:
-    """Choose how to evaluate a loss. ImportError when torch is needed and missing, TypeError for what is not a loss."""
+    """Choose how to evaluate a loss. ImportError when torch is needed and missing, TypeError for other objects."""
     if isinstance(loss_fn, LossWithGradients):
         return partial(_with_gradients, loss_fn)
     function = partial(_sum_losses, loss_fn) if isinstance(loss_fn, LossHandle) else loss_fn
@@ -75,7 +75,7 @@ def _with_gradients(loss_fn: LossWithGradients, data: list[Datum], logprobs: Log
 
 
 def read_gradients(returned: object, logprobs: Logprobs) -> Evaluated:
-    """Read what a loss that computes its own gradient returned; ValueError unless it fits the log-probabilities."""
+    """Read the result of a loss that computes its gradient; ValueError unless it fits the log-probabilities."""
     if not is_tuple(returned, 2, 3):
         raise ValueError("the custom loss must return (loss, gradients) or (loss, gradients, metrics)")
     loss = read_number("the custom loss", returned[0])
@@ -126,7 +126,7 @@ def _gradient(index: int, leaf: torch.Tensor) -> NDArray[np.float32]:
 
 
 def check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
-    """Return what was evaluated; ValueError unless its gradients are finite and have the shapes of the log-probabilities."""
+    """Return the evaluation; ValueError unless its gradients are finite and have the shapes of the log-probabilities."""
     if len(evaluated.gradients) != len(logprobs):
         raise ValueError(f"the custom loss returned {len(evaluated.gradients)} gradients for {len(logprobs)} datums")
     for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
@@ -155,7 +155,7 @@ def read_number(what: str, value: Any) -> float:
 
 
 def describe_value(value: object) -> str:
-    """Return what a value is: the shape of a tensor, with how to make it one number, otherwise the type."""
+    """Describe a value: the shape of a tensor, with how to make it one number, otherwise the type."""
     if not is_torch(value):
         return type(value).__name__
     return f"a tensor of shape {list(value.shape)}" + (": use .sum() or .mean()" if value.numel() > 1 else "")
@@ -177,7 +177,7 @@ def _sum_losses(handle: LossHandle, data: list[Datum], logprobs: list[torch.Tens
     return torch.stack(losses).sum(), {**totals, **means}
 
 
-# ---------------------------------------------------------------------------------------------- what observers hear of a loss
+# ---------------------------------------------------------------------------------------------- reports to observers
 
 _reports: ContextVar[list[Event] | None] = ContextVar("reports of a loss", default=None)
 
@@ -189,7 +189,7 @@ def report(event: Event) -> None:
 
 
 def evaluate_with_reports(reports: list[Event], evaluate: Evaluate, data: list[Datum], logprobs: Logprobs) -> Evaluated:
-    """Evaluate a loss; what it reports is in ``reports`` afterwards, also when it fails."""
+    """Evaluate a loss; its reports are in ``reports`` afterwards, also when it fails."""
     token = _reports.set(reports)
     try:
         return evaluate(data, logprobs)

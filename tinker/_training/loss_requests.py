@@ -1,6 +1,6 @@
 """The requests of one loss computation: data cut into chunks, encoded, numbered, sent, and their results put together.
 
-Used on the loop only. Whose turn it is, is the sequencer's business.
+Used on the loop only, by the request whose turn it is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SubmitReply: TypeAlias = Reply[models.UntypedAPIFuture]
 
 
 class LossJob(msgspec.Struct, frozen=True):
-    """Hold what to compute, the same for every chunk."""
+    """The loss and its settings, shared by all chunks."""
 
     loss_fn: str
     config: dict[str, float | str] | None
@@ -85,7 +85,7 @@ class _Chunk(msgspec.Struct):
         self._encoded = self._densified = None
 
     def json_request(self, job: LossJob, target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
-        """Return the JSON request; forward only is an operation of its own there."""
+        """Return the JSON request; forward only is a separate operation there."""
         inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
         model_id, known = target.model_id, target.known_failure
         if job.forward_only:
@@ -115,10 +115,10 @@ class LossRequests(msgspec.Struct, frozen=True):
                     submissions.append(await self._send_chunk(chunk, target, accepted, numbers.next, numbers))
         except Exception as error:
             self._note_accepted(error, len(accepted))
-            self._tell_possible_use(accepted, future)
+            self._report_unconfirmed_use(accepted, future)
             raise
-        if future.cancelled():  # nobody will wait for the results
-            self._tell_possible_use(accepted, future)
+        if future.cancelled():  # the results will not be awaited
+            self._report_unconfirmed_use(accepted, future)
         return submissions
 
     async def _submit_together(self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]) -> list[SubmitReply]:
@@ -142,8 +142,8 @@ class LossRequests(msgspec.Struct, frozen=True):
                 "includes their gradients."
             )
 
-    def _tell_possible_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
-        """Tell observers what the server may have used for requests that it took, and whose results nobody gets."""
+    def _report_unconfirmed_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
+        """Report to observers the possible usage of requests that were accepted, but whose results are lost."""
         if accepted and (observers := self.transport.observers):
             observers.notify(structs.replace(_use(future, accepted), is_confirmed=False), future.progress)
 
@@ -155,7 +155,7 @@ class LossRequests(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, job=job, chunks=chunks)
 
     async def encode(self) -> None:
-        """Encode what is sent as protobuf now, so that its turn is short."""
+        """Encode protobuf bodies now, so that the request's turn is short."""
         form = self.context.wire.form
         if form.media == "proto":
             for chunk in self.chunks:
@@ -240,7 +240,7 @@ def _dense(datum: Datum) -> Datum:
 async def prepare_loss_requests(
     transport: Transport, context: SessionContext, data: Sequence[Datum], job: LossJob
 ) -> LossRequests:
-    """Cut ``data`` by the server's limits; what is sent as protobuf is encoded now, ahead of the turn."""
+    """Split ``data`` by the server's limits; protobuf bodies are encoded now, ahead of the turn."""
     limits = context.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
     requests = LossRequests(transport, context, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])

@@ -28,9 +28,9 @@ class RunTarget(msgspec.Struct, frozen=True):
 
 
 class Numbers(Iterator[int]):
-    """The sequence numbers of one run: the next one, those that were refused, and those that are used again."""
+    """The sequence numbers of one run: the next one, the refused ones, and those to use again."""
 
-    def __init__(self, findings: Findings | None = None) -> None:
+    def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self.next: int = FIRST_NUMBER  # of the next request
         self._refused: set[int] = set()  # read by the server, and not carried out as far as is known
@@ -105,9 +105,8 @@ class Numbers(Iterator[int]):
         return None
 
     def _note_expected(self, expected: int, number: int) -> None:
-        if self._findings is not None:
-            answer = f"expected {expected}, got {number}"
-            self._findings.note("numbers", "training requests", "the number of a refused request is used again", answer)
+        answer = f"expected {expected}, got {number}"
+        self._findings.note("numbers", "training requests", "the number of a refused request is used again", answer)
 
 
 def _is_unseen(error: Exception) -> bool:

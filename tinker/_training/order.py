@@ -1,4 +1,4 @@
-"""The order of requests on one training client, and what a failure stops. Used on the loop only, but for `now` and `receive`.
+"""The order of requests on one training client, and what a failure stops. Used on the loop only, except `now` and `receive`.
 
 Turns are taken in the order of the user's calls. A turn comes when every earlier one is done submitting; results are not
 waited for.
@@ -18,6 +18,7 @@ import asyncio
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
@@ -33,18 +34,15 @@ Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
 """Returns the error that a failure means, such as the loss of the session; None if it means what it says."""
 
 
-async def _explain_nothing(_: Exception) -> None:
-    return None
-
-
 class Sequencer:
     """The queue of one training client."""
 
-    def __init__(self, findings: Findings | None = None, explain: Explain = _explain_nothing) -> None:
+    def __init__(self, findings: Findings, explain: Explain) -> None:
         self.numbers = Numbers(findings)
         self._explain = explain
         self.model_id = ""  # before the model exists, nothing is sent
-        self._last: _QueueLink | None = None
+        self._queue: deque[asyncio.Event] = deque()  # one for each turn, in their order; that of the first is set
+        self._left: set[asyncio.Event] = set()  # finished ones after an unfinished one
         self._positions = itertools.count()
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
         self.now: Callable[[], int] = itertools.count().__next__
@@ -56,10 +54,19 @@ class Sequencer:
 
     def take_turn(self, future: APIFuture[Any], called: int, *, changes_run: bool = True) -> Turn:
         """Return the next turn in the queue, of an operation that was called at the moment ``called``."""
-        link = self._last = _QueueLink(self._last)
-        turn = Turn(self, link, future, next(self._positions), called, changes_run)
+        turn = Turn(self, future, next(self._positions), called, changes_run)
         self._turns.add(turn)
+        self._queue.append(turn.has_come)
+        self._queue[0].set()
         return turn
+
+    def leave(self, turn: Turn) -> None:
+        """End a turn; the next one comes as soon as every earlier one is over."""
+        self._left.add(turn.has_come)
+        while self._queue and self._queue[0] in self._left:
+            self._left.remove(self._queue.popleft())
+        if self._queue:
+            self._queue[0].set()
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
         """Fail every later turn with ``error``: there is no run."""
@@ -141,53 +148,15 @@ def _add_note(error: BaseException) -> BaseException:
     return error
 
 
-class _QueueLink:
-    """A link of the queue. Its turn comes when every earlier one is over."""
-
-    __slots__ = ("_after", "_has_come", "_is_over", "_waiter")
-
-    def __init__(self, before: _QueueLink | None) -> None:
-        self._after: _QueueLink | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False
-        self._has_come = before is None or before._is_past()
-        if before is not None and not self._has_come:
-            before._after = self
-
-    async def wait(self) -> None:
-        """Wait until it comes."""
-        if not self._has_come:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def end(self) -> None:
-        """Let the next one come, as soon as every earlier one is over."""
-        self._is_over = True
-        link = self
-        while link._is_past() and (after := link._after) is not None:
-            after._come()
-            link = after
-
-    def _is_past(self) -> bool:
-        return self._has_come and self._is_over
-
-    def _come(self) -> None:
-        self._has_come = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
 class Turn:
     """One operation's turn: ``async with turn`` waits for it, and holds it while the block sends.
 
     What has begun to be sent is sent to the end, also when the future is cancelled.
     """
 
-    def __init__(
-        self, sequencer: Sequencer, link: _QueueLink, future: APIFuture[Any], position: int, called: int, changes_run: bool
-    ) -> None:
+    def __init__(self, sequencer: Sequencer, future: APIFuture[Any], position: int, called: int, changes_run: bool) -> None:
         self._sequencer = sequencer
-        self._link = link
+        self.has_come = asyncio.Event()
         self._changes_run = changes_run
         self.future = future
         self.position = position
@@ -218,7 +187,7 @@ class Turn:
 
     async def __aenter__(self) -> Numbers:
         try:
-            await self._link.wait()
+            await self.has_come.wait()
             if self._sequencer.numbers.expected is not None:
                 await self._sequencer.restart(self)
             self._sequencer.check(self)
@@ -244,7 +213,7 @@ class Turn:
     def leave(self) -> None:
         """Let the next turn come, as soon as every earlier one is done."""
         self._last_number, self._first_number = self.last_number, None
-        self._link.end()
+        self._sequencer.leave(self)
 
     @asynccontextmanager
     async def result(self) -> AsyncGenerator[None]:
@@ -257,7 +226,7 @@ class Turn:
 
     @contextmanager
     def resending(self) -> Generator[None]:
-        """Send once more in the block, after the turn."""
+        """Send again in the block, after the turn."""
         self.future.progress.is_sending = True
         try:
             yield
@@ -276,7 +245,7 @@ class Block:
     def __init__(self, sequencer: Sequencer, turn: Turn, error: BaseException) -> None:
         self._sequencer = sequencer
         self._operation = turn.future.operation
-        self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that nobody will look at is logged when dropped
+        self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that is never read is logged when dropped
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
         self._lock = threading.Lock()
         self.position = turn.position

@@ -1,4 +1,4 @@
-"""The requests of a training run that are one JSON body: what is sent, and what the result becomes.
+"""The requests of a training run with one JSON body, and the conversion of their results.
 
 Each is a function of the model's id and the number of the request, which are known when its turn has come.
 """

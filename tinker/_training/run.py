@@ -111,7 +111,8 @@ class TrainingRun:
         turn = self._order.take_turn(future, called)
         try:
             create = partial(creation.create, self.runtime, self._order.numbers, future)
-            self._session_id, model_id = await self._session.in_session(create)
+            context, model_id = await self._session.in_session(create)
+            self._session_id = context.session_id
             self.model, self._order.model_id = Model(model_id), model_id
             self._labels.training_run_id = model_id
         except BaseException as error:

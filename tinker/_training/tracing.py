@@ -46,7 +46,7 @@ class TracedLoss(msgspec.Struct, frozen=True):
 
 
 def trace(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> TracedLoss:
-    """Trace a loss per datum. ValueError saying what cannot be traced or uploaded, ImportError without torch."""
+    """Trace a loss per datum. ValueError naming the part that cannot be traced or uploaded, ImportError without torch."""
     try:
         from torch import fx
     except ImportError:
@@ -170,7 +170,7 @@ def _check_output(node: Node) -> None:
 
 
 def _wire_argument(argument: object) -> Any:
-    """Convert an argument: JSON scalars and lists stand for themselves; anything else is an object with one key."""
+    """Convert an argument: JSON scalars and lists stay unchanged; anything else is an object with one key."""
     from torch.fx import Node
 
     if isinstance(argument, Node):

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from tinker._wire import compression, json, proto
-from tinker._wire.bodies import BUFFERS, INLINE_NBYTES, Piece, as_pieces, count_nbytes, slices
-from tinker._wire.events import MEDIA_TYPE as EVENT_STREAM
-from tinker._wire.events import EventDecoder
-from tinker._wire.sizes import datum_nbytes, prompt_nbytes
-
-__all__ = [
-    "BUFFERS",
-    "EVENT_STREAM",
-    "EventDecoder",
-    "INLINE_NBYTES",
-    "Piece",
-    "as_pieces",
-    "compression",
-    "count_nbytes",
-    "datum_nbytes",
-    "json",
-    "prompt_nbytes",
-    "proto",
-    "slices",
-]
+from tinker._wire import compression as compression
+from tinker._wire import json as json
+from tinker._wire import proto as proto
+from tinker._wire.bodies import BUFFERS as BUFFERS
+from tinker._wire.bodies import INLINE_NBYTES as INLINE_NBYTES
+from tinker._wire.bodies import Piece as Piece
+from tinker._wire.bodies import as_pieces as as_pieces
+from tinker._wire.bodies import count_nbytes as count_nbytes
+from tinker._wire.bodies import datum_nbytes as datum_nbytes
+from tinker._wire.bodies import prompt_nbytes as prompt_nbytes
+from tinker._wire.bodies import slices as slices
+from tinker._wire.events import EVENT_STREAM as EVENT_STREAM
+from tinker._wire.events import EventDecoder as EventDecoder

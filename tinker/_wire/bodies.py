@@ -1,4 +1,4 @@
-"""Large bodies: the pieces they are handed over in, and the memory they are in, which is used for later ones as well.
+"""Bodies: their sizes, the pieces they are handed over in, and the memory of large ones, which is used for later ones as well.
 
 Fresh pages cost the system more than the copy into them.
 """
@@ -11,12 +11,19 @@ from typing import TypeAlias
 
 from tinker_wire.runtime import FormPieces
 
+from tinker.types.datum import Datum
+from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput
+from tinker.types.tensor_data import wire_nbytes
+
 Piece: TypeAlias = bytes | memoryview
 
 UPLOAD_PIECE = 1 << 20
 INLINE_NBYTES = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
 STEP_NBYTES = 1 << 20
 KEPT_NBYTES = 32 << 20
+# What a prompt token counts as in the sampling budgets: roughly its decimal digits and a comma.
+_PROMPT_TOKEN_NBYTES = 10
+_TRAINING_TOKEN_NBYTES = 4
 
 
 def slices(whole: memoryview) -> list[Piece]:
@@ -76,3 +83,26 @@ class Buffers:
 
 
 BUFFERS = Buffers()
+
+
+def prompt_nbytes(prompt: ModelInput) -> int:
+    """Estimate the bytes of a prompt as JSON, by which budgets are measured; nothing is encoded."""
+    return _input_nbytes(prompt, _PROMPT_TOKEN_NBYTES)
+
+
+def datum_nbytes(datum: Datum) -> int:
+    """Estimate the bytes of one datum as protobuf, by which budgets and chunks are measured; nothing is encoded."""
+    tensors = sum(wire_nbytes(tensor) for tensor in datum.loss_fn_inputs.values())
+    return _input_nbytes(datum.model_input, _TRAINING_TOKEN_NBYTES) + tensors
+
+
+def _input_nbytes(model_input: ModelInput, token_nbytes: int) -> int:
+    total = 0
+    for chunk in model_input.chunks:
+        if isinstance(chunk, EncodedTextChunk):
+            total += token_nbytes * chunk.length
+        elif isinstance(chunk, ImageChunk):
+            total += len(chunk.data)
+        else:
+            total += len(chunk.dmel) if isinstance(chunk, DmelChunk) else len(chunk.location)
+    return total

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-MEDIA_TYPE = "text/event-stream"
+EVENT_STREAM = "text/event-stream"
 #: An event longer than this is not one.
 MAX_EVENT_CHARACTERS = 16 << 20
 

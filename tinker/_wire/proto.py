@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -39,7 +40,7 @@ MEDIA_TYPE = "application/x-protobuf"
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = (pb.DTYPE[name] for name in ("float32", "int64", "int32", "bfloat16"))
 _ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
 _STOP_REASONS = {number: reason for reason, number in pb.STOP_REASON.items()}
-_FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE, _UINT16_DTYPE, _BYTE_DTYPE = "<f4", "<i8", "<i4", "<u2", "|u1"
+_FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE, _UINT16_DTYPE = "<f4", "<i8", "<i4", "<u2"
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5  # wire types
 _PROMPT_SPAN = (
     pb.PROMPT_PROVENANCE_SPAN_SEQUENCE_ID,
@@ -426,6 +427,17 @@ class _Reader:
             yield key >> 3, wire_type, value, stop
             at = stop
 
+    def last(self) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+        """Return the numbers of this message and the spans of what has a length, by field: the last one of each counts."""
+        numbers: dict[int, int] = defaultdict(int)
+        spans: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for field, wire_type, start, end in self.fields():
+            if wire_type == _VARINT:
+                numbers[field] = start
+            elif wire_type == _LEN:
+                spans[field] = (start, end)
+        return numbers, spans
+
     def nested(self, start: int, end: int) -> _Reader:
         return _Reader(self._buffer, start, end)
 
@@ -566,33 +578,24 @@ def _read_chunk(reader: _Reader) -> ModelInputChunk:
             continue
         inner = reader.nested(start, end)
         if kind == pb.CHUNK_ENCODED_TEXT:
-            return EncodedTextChunk(tokens=_only_bytes(inner, pb.ENCODED_TEXT_CHUNK_TOKENS, _INT32_DTYPE))
+            return EncodedTextChunk(tokens=inner.array(*inner.last()[1][pb.ENCODED_TEXT_CHUNK_TOKENS], _INT32_DTYPE))
         if kind == pb.CHUNK_IMAGE:
             return _read_image(inner)
         if kind == pb.CHUNK_DMEL:
-            return DmelChunk(dmel=_only_bytes(inner, pb.DMEL_CHUNK_DMEL, _BYTE_DTYPE).tobytes())
+            return DmelChunk(dmel=inner.raw(*inner.last()[1][pb.DMEL_CHUNK_DMEL]))
     raise ProtoError("a chunk of no known kind")
 
 
-def _only_bytes(reader: _Reader, wanted: int, dtype: str) -> NDArray[Any]:
-    found: NDArray[Any] = np.empty(0, dtype)
-    for field, wire_type, start, end in reader.fields():
-        if field == wanted and wire_type == _LEN:
-            found = reader.array(start, end, dtype)
-    return found
-
-
 def _read_image(reader: _Reader) -> ImageChunk:
-    data, image_format, expected = b"", "", None
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.IMAGE_CHUNK_DATA and wire_type == _LEN:
-            data = reader.raw(start, end)
-        elif field == pb.IMAGE_CHUNK_FORMAT and wire_type == _LEN:
-            image_format = reader.text(start, end)
-        elif field == pb.IMAGE_CHUNK_EXPECTED_TOKENS and wire_type == _VARINT:
-            expected = _to_signed(start)
+    numbers, spans = reader.last()
+    expected = numbers.get(pb.IMAGE_CHUNK_EXPECTED_TOKENS)
+    image_format = cast("Any", reader.text(*spans[pb.IMAGE_CHUNK_FORMAT]))
     try:
-        return ImageChunk(data=data, format=cast("Any", image_format), expected_tokens=expected)
+        return ImageChunk(
+            data=reader.raw(*spans[pb.IMAGE_CHUNK_DATA]),
+            format=image_format,
+            expected_tokens=None if expected is None else _to_signed(expected),
+        )
     except ValueError as error:
         raise ProtoError(f"an image: {error}") from error
 
@@ -607,14 +610,11 @@ def _read_span(reader: _Reader) -> ProvenanceSpan:
 
 
 def _read_tokens_of(make: type[_Span], known: tuple[int, int, int], reader: _Reader) -> _Span:
-    texts, numbers = {known[0]: ""}, dict.fromkeys(known[1:], 0)
-    for field, wire_type, start, end in reader.fields():
-        if field in texts and wire_type == _LEN:
-            texts[field] = reader.text(start, end)
-        elif field in numbers and wire_type == _VARINT:
-            numbers[field] = _to_signed(start)
+    sequence_id, offset, length = known
+    numbers, spans = reader.last()
+    name = reader.text(*spans[sequence_id])
     try:
-        return make(sequence_id=texts[known[0]], offset=numbers[known[1]], length=numbers[known[2]])
+        return make(sequence_id=name, offset=_to_signed(numbers[offset]), length=_to_signed(numbers[length]))
     except ValueError as error:
         raise ProtoError(str(error)) from error
 
@@ -650,13 +650,10 @@ def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
-    ranges = {pb.SPARSE_CSR_VALUES: (0, 0), pb.SPARSE_CSR_CROW_INDICES: (0, 0), pb.SPARSE_CSR_COL_INDICES: (0, 0)}
-    for field, wire_type, start, end in reader.fields():
-        if field in ranges and wire_type == _LEN:
-            ranges[field] = (start, end)
-    values = _values(reader, *ranges[pb.SPARSE_CSR_VALUES], dtype)
+    _, spans = reader.last()
+    values = _values(reader, *spans[pb.SPARSE_CSR_VALUES], dtype)
     crow, col = (
-        reader.array(*ranges[field], _INT64_DTYPE).tolist() for field in (pb.SPARSE_CSR_CROW_INDICES, pb.SPARSE_CSR_COL_INDICES)
+        reader.array(*spans[field], _INT64_DTYPE).tolist() for field in (pb.SPARSE_CSR_CROW_INDICES, pb.SPARSE_CSR_COL_INDICES)
     )
     return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
 
@@ -785,20 +782,15 @@ def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequenc
 
 
 def _read_sequence(reader: _Reader) -> SampledSequence:
-    reason = "stop"  # an enum's zero is not written
-    tokens: NDArray[np.int32] | None = None
-    logprobs: NDArray[np.float32] | None = None
-    topk: TopkLogprobs | None = None
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.SAMPLED_SEQUENCE_TOKENS and wire_type == _LEN:
-            tokens = reader.array(start, end, _INT32_DTYPE)
-        elif field == pb.SAMPLED_SEQUENCE_LOGPROBS and wire_type == _LEN:
-            logprobs = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
-        elif field == pb.SAMPLED_SEQUENCE_STOP_REASON and wire_type == _VARINT:
-            reason = _stop_reason(start)
-        elif field == pb.SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS and wire_type == _LEN:
-            topk = _read_topk(reader.nested(start, end))
-    return SampledSequence.of_arrays(reason, None, np.empty(0, np.int32) if tokens is None else tokens, logprobs, topk)
+    numbers, spans = reader.last()
+    start, end = spans[pb.SAMPLED_SEQUENCE_LOGPROBS]
+    return SampledSequence.of_arrays(
+        _stop_reason(numbers[pb.SAMPLED_SEQUENCE_STOP_REASON]),
+        None,
+        reader.array(*spans[pb.SAMPLED_SEQUENCE_TOKENS], _INT32_DTYPE),
+        reader.array(start, end, _FLOAT32_DTYPE) if end > start else None,
+        _read_topk(reader.nested(*spans[pb.SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS])),
+    )
 
 
 def _stop_number(reason: str) -> int:
@@ -817,18 +809,10 @@ def _stop_reason(value: int) -> str:
 
 
 def _read_topk(reader: _Reader) -> TopkLogprobs | None:
-    ids: NDArray[np.int32] = np.empty(0, np.int32)
-    logprobs: NDArray[np.float32] = np.empty(0, np.float32)
-    k, length = 0, 0
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.TOPK_LOGPROBS_TOKEN_IDS and wire_type == _LEN:
-            ids = reader.array(start, end, _INT32_DTYPE)
-        elif field == pb.TOPK_LOGPROBS_LOGPROBS and wire_type == _LEN:
-            logprobs = reader.array(start, end, _FLOAT32_DTYPE)
-        elif field == pb.TOPK_LOGPROBS_K and wire_type == _VARINT:
-            k = start
-        elif field == pb.TOPK_LOGPROBS_LENGTH and wire_type == _VARINT:
-            length = start
+    numbers, spans = reader.last()
+    ids = reader.array(*spans[pb.TOPK_LOGPROBS_TOKEN_IDS], _INT32_DTYPE)
+    logprobs = reader.array(*spans[pb.TOPK_LOGPROBS_LOGPROBS], _FLOAT32_DTYPE)
+    k, length = numbers[pb.TOPK_LOGPROBS_K], numbers[pb.TOPK_LOGPROBS_LENGTH]
     if k == 0 or length == 0:
         return None
     _expect(k * length == ids.size == logprobs.size, f"a top-k table of {length} x {k} with {ids.size} cells")
@@ -836,9 +820,8 @@ def _read_topk(reader: _Reader) -> TopkLogprobs | None:
 
 
 def _read_alternatives(reader: _Reader) -> PromptAltTokens:
-    tensors: dict[int, TensorData] = {}
-    for field, wire_type, start, end in reader.fields():
-        if field in (pb.PROMPT_ALT_TOKENS_TOKENS, pb.PROMPT_ALT_TOKENS_LOGPROBS) and wire_type == _LEN:
-            tensors[field] = _read_tensor(reader.nested(start, end))
-    _expect(len(tensors) == 2, "alternative tokens without ids or logprobs")
-    return PromptAltTokens(tokens=tensors[pb.PROMPT_ALT_TOKENS_TOKENS], logprobs=tensors[pb.PROMPT_ALT_TOKENS_LOGPROBS])
+    _, spans = reader.last()
+    fields = pb.PROMPT_ALT_TOKENS_TOKENS, pb.PROMPT_ALT_TOKENS_LOGPROBS
+    _expect(all(field in spans for field in fields), "alternative tokens without ids or logprobs")
+    tokens, logprobs = (_read_tensor(reader.nested(*spans[field])) for field in fields)
+    return PromptAltTokens(tokens=tokens, logprobs=logprobs)

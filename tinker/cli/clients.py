@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinishReasonType
+    from tinker_wire.runtime import Request
 
+    from tinker._http import Credential, Policy
     from tinker._runtime import Runtime
 
 CLOSE_SECONDS = 2.0
@@ -95,6 +97,16 @@ def _close(runtime: Runtime) -> None:
 
 async def _close_connections(_: tinker.APIFuture[None], runtime: Runtime) -> None:
     await runtime.transport.engine.aclose()
+
+
+def send(runtime: Runtime, request: Request[T], policy: Policy, credential: Credential | None = None) -> T:
+    """Send a request that no client has a method for, and return the decoded response."""
+    from tinker._runtime import run
+
+    async def ask(_: tinker.APIFuture[T]) -> T:
+        return (await runtime.transport.send(request, policy, credential=credential)).value
+
+    return run(runtime, request.operation, ask).result()
 
 
 def rest_client(options: GlobalOptions) -> tinker.RestClient:

@@ -17,15 +17,7 @@ from typing import Any, NamedTuple
 import tinker
 from tinker.cli.model_input import Capacity, encode_chat
 from tinker.cli.output import format_count
-from tinker.cli.reading import (
-    OTHER_NAMES,
-    RowError,
-    check_messages,
-    check_token_ids,
-    explain_keys,
-    explain_misspelling,
-    read_rows,
-)
+from tinker.cli.reading import OTHER_NAMES, RowError, check_messages, check_token_ids, explain_keys, explain_typo, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
@@ -106,7 +98,7 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         from tinker_records import find_closest
 
         if "weights" not in line and (wrong := find_closest("weights", line)) is not None:
-            raise ValueError(explain_misspelling(wrong, "weights"))
+            raise ValueError(explain_typo(wrong, "weights"))
         return _token_example(line["tokens"], line.get("weights"))
     raise ValueError(_explain_fields(line))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.types import FloatParamType, IntParamType
@@ -29,30 +29,22 @@ _SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --sc
 _REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
 
 
-class Entry:
-    """A command that is not imported yet: its module in ``tinker.cli.commands``, its help in short, and examples.
+class Entry(NamedTuple):
+    """A command that is not imported yet: its module in ``tinker.cli.commands``, and its help in short.
 
     Its function has its name, or that with ``_command`` behind it, which click leaves out of names.
     """
 
-    def __init__(self, module: str, help: str, *examples: str) -> None:
-        self.module = module
-        self.help = help
-        self.examples = examples
+    module: str
+    help: str
 
     def load(self, name: str) -> click.Command:
-        """Import the command. Its help ends with the examples."""
+        """Import the command."""
         module = import_module(f"tinker.cli.commands.{self.module}")
         function = name.replace("-", "_")
         command = getattr(module, f"{function}_command", None) or getattr(module, function)
         assert isinstance(command, click.Command)
-        command.epilog = list_examples(self.examples)
         return command
-
-
-def list_examples(lines: Sequence[str]) -> str:
-    """Return examples as the end of a help."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 class LazyGroup(click.Group):

@@ -154,17 +154,14 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
     from tinker_wire.runtime import Request
 
     from tinker._http import SUBMIT, is_absent
-    from tinker._runtime import run
+    from tinker.cli.clients import send
 
     query = urlencode({"run": run_id})
     request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
 
-    async def ask(_: object) -> LogLine:
-        return (await runtime.transport.send(request, SUBMIT)).value
-
     facts: LogLine = {}
     try:
-        facts = run(runtime, "overview", ask).result()
+        facts = send(runtime, request, SUBMIT)
     except tinker.APIStatusError as error:
         if not is_absent(error):
             raise

@@ -41,9 +41,8 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
 
 def first_sampleable(models: Sequence[SupportedModel]) -> str:
     """Return the first model that can be sampled. CommandFailed where the server offers none."""
-    for entry in models:
-        if entry.model_name is not None and entry.sampleable is not False:
-            return str(entry.model_name)
+    if named := [entry.model_name for entry in models if entry.model_name is not None and entry.sampleable is not False]:
+        return named[0]
     raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
 
 

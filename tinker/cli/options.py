@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,17 +26,10 @@ class Option:
     A ``click.ParamType`` in the same annotation limits the values.
     """
 
-    def __init__(
-        self,
-        help: str,
-        *names: str,
-        metavar: str | None = None,
-        show_default: bool = True,
-        callback: Callable[[click.Context, click.Parameter, Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, help: str, *names: str, metavar: str | None = None, show_default: bool = True) -> None:
         self.names = names
         self.show_default = show_default
-        self.settings: Mapping[str, Any] = {"help": help, "metavar": metavar, "callback": callback}
+        self.settings: Mapping[str, Any] = {"help": help, "metavar": metavar}
 
 
 class GlobalOptions(NamedTuple):
@@ -53,12 +47,21 @@ class GlobalOptions(NamedTuple):
     debug: Annotated[bool, Option("Show the traceback of an error.")] = False
 
 
-def command(function: Callable[..., None]) -> click.Command:
-    """Make a command of a function. A parameter that no :class:`Option` annotates is an argument.
+def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function; its help ends with these examples.
 
-    A parameter whose type is a named tuple gets one made of its fields, which are options; :class:`GlobalOptions` are those of
-    ``tinker``.
+    A parameter that no :class:`Option` annotates is an argument. A parameter whose type is a named tuple gets one made of its
+    fields, which are options; :class:`GlobalOptions` are those of ``tinker``.
     """
+    return functools.partial(_command, list_examples(examples))
+
+
+def list_examples(lines: Sequence[str]) -> str:
+    """Return examples as the end of a help."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _command(epilog: str, function: Callable[..., None]) -> click.Command:
     hints = get_type_hints(function, include_extras=True)
     records = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
 
@@ -71,7 +74,7 @@ def command(function: Callable[..., None]) -> click.Command:
                 values[name] = record(**{field: values.pop(field) for field in record._fields})
         function(**values)
 
-    return click.command(params=list(_parameters(function, hints)))(call)
+    return click.command(params=list(_parameters(function, hints)), epilog=epilog)(call)
 
 
 def _parameters(function: Callable[..., None], hints: Mapping[str, Any]) -> Iterator[click.Parameter]:
@@ -171,38 +174,46 @@ def with_zone(time: datetime.datetime) -> datetime.datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
 
 
-def check_ttl(seconds: int | None) -> None:
-    """Raise CommandFailed unless the time is None or within the limits of the contract."""
-    from tinker_wire.limits import TTL_SECONDS_MAXIMUM, TTL_SECONDS_MINIMUM
+class _ExpiryType(click.types.IntParamType):
+    """The seconds until a checkpoint expires. CommandFailed unless they are within the limits of the contract."""
 
-    if seconds is not None and not TTL_SECONDS_MINIMUM <= seconds <= TTL_SECONDS_MAXIMUM:
-        limits = f"from {TTL_SECONDS_MINIMUM} (an hour) to {TTL_SECONDS_MAXIMUM} (ten years)"
-        raise CommandFailed(f"--ttl is a number of seconds {limits}, got {seconds}")
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from tinker_wire.limits import TTL_SECONDS_MAXIMUM, TTL_SECONDS_MINIMUM
+
+        seconds: int = super().convert(value, param, ctx)
+        if not TTL_SECONDS_MINIMUM <= seconds <= TTL_SECONDS_MAXIMUM:
+            limits = f"from {TTL_SECONDS_MINIMUM} (an hour) to {TTL_SECONDS_MAXIMUM} (ten years)"
+            raise CommandFailed(f"--ttl is a number of seconds {limits}, got {seconds}")
+        return seconds
 
 
 _NUMBERED_LENGTH = 7  # of the number of a step behind the name, as in final-000012
 LONGEST_NAME = 255 - _NUMBERED_LENGTH  # no server is known to take more than 255
 
 
-def check_checkpoint_name(context: click.Context, parameter: click.Parameter, name: str) -> str:
-    """Check the name of a checkpoint. BadParameter for a name that servers refuse."""
-    from tinker._validate import check_name
+class _NameType(click.types.StringParamType):
+    """The name of a checkpoint. BadParameter for a name that servers refuse."""
 
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
-    if len(name.encode()) > LONGEST_NAME:
-        problem = f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(name.encode())}"
-        raise click.BadParameter(problem, context, parameter)
-    return name
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from tinker._validate import check_name
+
+        try:
+            check_name(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if len(value.encode()) > LONGEST_NAME:
+            self.fail(f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(value.encode())}", param, ctx)
+        return str(value)
 
 
-def _check_chart_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Check the file of a chart. UsageError if it is not an SVG file."""
-    if file is not None and file.suffix.lower() not in ("", ".svg"):
-        raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", context)
-    return file
+class _ChartType(click.Path):
+    """The file of a chart. UsageError if it is not an SVG file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        file = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if file.suffix.lower() not in ("", ".svg"):
+            raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", ctx)
+        return file
 
 
 # Types of options, and options that several commands have
@@ -211,20 +222,22 @@ Natural: TypeAlias = Annotated[int, click.IntRange(min=0)]
 Positive: TypeAlias = Annotated[int, click.IntRange(min=1)]
 NonNegative: TypeAlias = Annotated[float, click.FloatRange(min=0)]
 GivenFile: TypeAlias = Annotated[Path, click.Path(exists=True, dir_okay=False, path_type=Path)]
+CheckpointName: TypeAlias = Annotated[str, _NameType()]
 NewFile: TypeAlias = Annotated[Path, click.Path(dir_okay=False, writable=True, path_type=Path)]
 
 AccessScopeOption: TypeAlias = Annotated[
     Literal["owned", "accessible"], Option("Only your own, or everything you can access.", "--access-scope")
 ]
 ChartFile: TypeAlias = Annotated[
-    NewFile | None,
-    Option("Plot the curves in this file, and on a terminal.", "--plot", metavar="FILE.svg", callback=_check_chart_file),
+    Path | None,
+    _ChartType(dir_okay=False, writable=True, path_type=Path),
+    Option("Plot the curves in this file, and on a terminal.", "--plot", metavar="FILE.svg"),
 ]
 CommandURL: TypeAlias = Annotated[
     str | None, Option("Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.", metavar="URL")
 ]
 ExpiryOption: TypeAlias = Annotated[
-    int | None, Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS")
+    int | None, _ExpiryType(), Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS")
 ]
 ModelOption: TypeAlias = Annotated[
     str | None, Option("A base model or checkpoint. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
@@ -23,6 +23,9 @@ from tinker.cli.options import GlobalOptions
 if TYPE_CHECKING:
     from tinker.cli.charts import Curves
 
+T = TypeVar("T")
+#: The name and the cell of each column of a table of items.
+Columns: TypeAlias = Sequence[tuple[str, Callable[[T], object]]]
 #: Updates a progress bar: the work done, and optionally a new total and description.
 Advance = Callable[..., None]
 
@@ -54,13 +57,13 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, optional: Sequence[str] = ()
+    columns: Sequence[str], rows: Iterable[Iterable[object]], title: str | None = None, *, optional: Sequence[str] = ()
 ) -> None:
-    """Print a table. In a pipe, its title goes to the error stream.
+    """Print a table, with each cell as :func:`format_value` formats it. In a pipe, its title goes to the error stream.
 
     On a narrow terminal the columns in ``optional`` are left out, in this order, before rows are shown one by one.
     """
-    lines = [[str(cell) for cell in row] for row in rows]
+    lines = [list(map(format_value, row)) for row in rows]
     if sys.stdout.isatty():
         _show_on_screen(columns, lines, title, optional)
         return
@@ -148,10 +151,18 @@ def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title:
             click.echo(f"{click.style(name.ljust(room), fg='cyan')}{_GAP}{value}")
 
 
-def show_properties(title: str, properties: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:
-    """Print the properties of one object, with a title on a terminal."""
-    pairs = properties.items() if isinstance(properties, Mapping) else properties
-    show_table(("Property", "Value"), list(pairs), title if sys.stdout.isatty() else None)
+def show_items(items: Iterable[T], columns: Columns[T], title: str | None = None, *, optional: Sequence[str] = ()) -> None:
+    """Print a table with a row for each item. ``columns`` are their names, each with the function that returns the cell."""
+    rows = [[cell(item) for _, cell in columns] for item in items]
+    show_table([name for name, _ in columns], rows, title, optional=optional)
+
+
+def show_properties(
+    options: GlobalOptions, value: Any, title: str, properties: Mapping[str, object] | Sequence[tuple[str, object]]
+) -> None:
+    """Print one object: ``value`` as JSON, else a table of its properties, with a title on a terminal."""
+    rows = list(properties.items() if isinstance(properties, Mapping) else properties)
+    show(options, value, lambda: show_table(("Property", "Value"), rows, title if sys.stdout.isatty() else None))
 
 
 def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | None) -> None:
@@ -264,19 +275,22 @@ def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | No
     return f"{text} ago" if seconds < 0 else f"in {text}"
 
 
-def format_bool(value: bool | None) -> str:
-    """Format as Yes or No; ``N/A`` for None."""
-    return "N/A" if value is None else "Yes" if value else "No"
+def format_value(value: object) -> str:
+    """Format a value by its type: a time as :func:`format_timestamp` does, a bool as Yes or No; ``N/A`` for None.
 
-
-def format_optional(value: object) -> str:
-    """Format any value as text; ``N/A`` for None."""
+    >>> format_value(True), format_value(None), format_value(3)
+    ('Yes', 'N/A', '3')
+    """
+    if isinstance(value, datetime.datetime):
+        return format_timestamp(value)
+    if isinstance(value, bool):
+        return "Yes" if value else "No"
     return "N/A" if value is None else str(value)
 
 
 def format_lora(is_lora: bool | None, rank: int | None) -> str:
     """Format as ``Yes (Rank 32)``, or as much as is known."""
-    return f"Yes (Rank {rank})" if is_lora and rank is not None else format_bool(is_lora)
+    return f"Yes (Rank {rank})" if is_lora and rank is not None else format_value(is_lora)
 
 
 def list_metadata(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:

@@ -143,9 +143,10 @@ def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], kno
         ]
         return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
-    misspelled = [explain_misspelling(name, right) for name, right in meant.items() if right not in (None, *line)]
+    misspelled = [explain_typo(name, right) for name, right in meant.items() if right not in (None, *line)]
     return "; ".join(misspelled) or f"{lacking}; got {', '.join(line) or 'nothing'}"
 
 
-def explain_misspelling(name: str, meant: str | None) -> str:
+def explain_typo(name: str, meant: str | None) -> str:
+    """Explain that a key is unknown, and which one is meant."""
     return f'unknown key "{name}"; did you mean "{meant}"?'

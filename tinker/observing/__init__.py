@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from tinker.observing.exchanges import log_exchanges as log_exchanges
     from tinker.observing.exchanges import open_log as open_log
     from tinker.observing.logs import LogObserver as LogObserver
-    from tinker.observing.metrics import HistogramSummary as HistogramSummary
     from tinker.observing.metrics import Metrics as Metrics
-    from tinker.observing.metrics import Snapshot as Snapshot
-    from tinker.observing.metrics import Summary as Summary
     from tinker.observing.server_info import ServerFact as ServerFact
     from tinker.observing.server_info import ServerInfo as ServerInfo
+    from tinker.observing.snapshots import HistogramSummary as HistogramSummary
+    from tinker.observing.snapshots import Snapshot as Snapshot
+    from tinker.observing.snapshots import Summary as Summary
 else:
     _names = LazyNames(__name__)
     __getattr__, __dir__ = _names.load, _names.list

@@ -7,12 +7,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import Self, TextIO, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +63,7 @@ class ExchangeLog:
 
     def close(self) -> None:
         """End the log and keep its records. Closing again has no effect."""
-        _remove(self.sink)
+        _replace_sinks(lambda sinks: tuple(one for one in sinks if one is not self.sink))
         if self._file is not None:
             self._file.close()
 
@@ -99,7 +96,7 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
     ('get_server_capabilities', 200, '<redacted>')
     """
     log = open_log(target)
-    _add(log.sink)
+    _replace_sinks(lambda sinks: (*sinks, log.sink))
     return log
 
 
@@ -137,13 +134,7 @@ def exchange_sinks() -> tuple[ExchangeSink, ...]:
     return _sinks
 
 
-def _add(sink: ExchangeSink) -> None:
+def _replace_sinks(change: Callable[[tuple[ExchangeSink, ...]], tuple[ExchangeSink, ...]]) -> None:
     global _sinks
     with _lock:
-        _sinks = (*_sinks, sink)
-
-
-def _remove(sink: ExchangeSink) -> None:
-    global _sinks
-    with _lock:
-        _sinks = tuple(one for one in _sinks if one is not sink)
+        _sinks = change(_sinks)

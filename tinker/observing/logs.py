@@ -6,6 +6,7 @@ import logging
 
 from tinker.observing.events import (
     CircuitChange,
+    ClientEvent,
     CustomLossEvaluated,
     Event,
     FutureSettled,
@@ -43,13 +44,8 @@ class LogObserver:
         """Log one event, if it is one that is logged."""
         level, text = self._describe(event)
         if text is not None and self._logger.isEnabledFor(level):
-            about = {
-                "session_id": event.session_id,
-                "training_run_id": event.training_run_id,
-                "sampling_session_id": event.sampling_session_id,
-                "request_id": event.request_id,
-                "user_metadata": dict(event.user_metadata),
-            }
+            about = {name: getattr(event, name) for name in ClientEvent.__struct_fields__ if name != "operation"}
+            about["user_metadata"] = dict(event.user_metadata)
             self._logger.log(level, "%s %s", event.operation, text, extra=about)
 
     def _describe(self, event: Event) -> tuple[int, str | None]:

@@ -7,106 +7,18 @@ import itertools
 import math
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import attrs
+from collections.abc import Sequence
 
 from tinker.observing.events import Event, FutureSettled, QueueChange, RequestAttempt, RequestRetry, TokensUsed
-from tinker.observing.tables import encode_prometheus, tabulate, to_html, to_table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from tinker.observing.snapshots import COLUMNS, HistogramSummary, Snapshot, Summary, encode_prometheus, tabulate
+from tinker.observing.tables import ShownAsTable
 
 KEPT_DURATIONS = 1000
 #: The upper ends of the buckets of a duration, in seconds; one more bucket has everything above.
 SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
-@attrs.frozen(kw_only=True)
-class Summary:
-    """The durations of one operation. Percentiles cover the last thousand, by the nearest rank.
-
-    Attributes:
-        count: The number of operations.
-        failed: The number of failed operations.
-        mean_seconds: The mean duration.
-        longest_seconds: The longest duration.
-        p50: The median in seconds.
-        p95: The 95th percentile in seconds.
-        p99: The 99th percentile in seconds.
-        shortest_seconds: The shortest duration.
-        buckets: The number of durations up to the upper bound of each bucket, in seconds, by bound. The last is infinite.
-    """
-
-    count: int
-    failed: int
-    mean_seconds: float
-    longest_seconds: float
-    p50: float
-    p95: float
-    p99: float
-    shortest_seconds: float = 0.0
-    buckets: Mapping[float, int] = attrs.field(factory=lambda: dict[float, int](), repr=False)
-
-
-@attrs.frozen(kw_only=True)
-class HistogramSummary:
-    """A summary of one of your histograms. Percentiles cover the last thousand values, by the nearest rank.
-
-    Attributes:
-        count: The number of values.
-        total: The sum of the values.
-        mean: The mean of the values.
-        smallest: The smallest value.
-        largest: The largest value.
-        p50: The median.
-        p95: The 95th percentile.
-        p99: The 99th percentile.
-        buckets: The number of values up to the upper bound of each bucket, by bound. The last is infinite.
-    """
-
-    count: int
-    total: float
-    mean: float
-    smallest: float
-    largest: float
-    p50: float
-    p95: float
-    p99: float
-    buckets: Mapping[float, int] = attrs.field(repr=False)
-
-
-@attrs.frozen(kw_only=True)
-class Snapshot:
-    """A snapshot of the counts of :class:`Metrics`.
-
-    Attributes:
-        attempts: The exchanges, by operation of the contract.
-        futures: The outcomes, by method.
-        retries: The number of retries, by operation of the contract.
-        queue_changes: The number of queue changes, by state.
-        sent_nbytes: The bytes of all bodies sent.
-        received_nbytes: The bytes of all bodies received.
-        tokens: The tokens by kind: ``trained``, ``prefilled``, ``cached``, ``sampled``.
-        counters: Your counters by name.
-        gauges: Your gauges by name.
-        histograms: Your histograms by name.
-    """
-
-    attempts: Mapping[str, Summary]
-    futures: Mapping[str, Summary]
-    retries: Mapping[str, int]
-    queue_changes: Mapping[str, int]
-    sent_nbytes: int
-    received_nbytes: int
-    tokens: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
-    counters: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
-    gauges: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
-    histograms: Mapping[str, HistogramSummary] = attrs.field(factory=lambda: dict[str, HistogramSummary]())
-
-
-class Metrics:
+class Metrics(ShownAsTable):
     """Observer that counts events, with counters, gauges and histograms of yours. One object may observe several clients.
 
     It is shown as a table by rich and in notebooks. :meth:`prometheus` returns text for a scrape.
@@ -124,6 +36,9 @@ class Metrics:
     True
     """
 
+    _title = "Metrics"
+    _columns = COLUMNS
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.reset()
@@ -131,15 +46,15 @@ class Metrics:
     def __repr__(self) -> str:
         """Return how much has been counted."""
         with self._lock:
-            operations = sum(tally.seconds.count for tally in self._futures.values())
+            operations = sum(sum(tally.counts) for tally in self._futures.values())
             retries = sum(self._retries.values())
         return f"<{type(self).__name__}: {operations} operations, {retries} retries; snapshot() returns the numbers>"
 
     def reset(self) -> None:
         """Count from zero again."""
         with self._lock:
-            self._attempts: dict[str, _Tally] = defaultdict(_Tally)
-            self._futures: dict[str, _Tally] = defaultdict(_Tally)
+            self._attempts: dict[str, _Histogram] = defaultdict(_Histogram)
+            self._futures: dict[str, _Histogram] = defaultdict(_Histogram)
             self._retries: Counter[str] = Counter()
             self._queue_changes: Counter[str] = Counter()
             self._tokens: Counter[str] = Counter()
@@ -219,8 +134,8 @@ class Metrics:
         """Return a snapshot of the counts."""
         with self._lock:
             return Snapshot(
-                attempts={name: tally.summary() for name, tally in self._attempts.items()},
-                futures={name: tally.summary() for name, tally in self._futures.items()},
+                attempts={name: tally.durations() for name, tally in self._attempts.items()},
+                futures={name: tally.durations() for name, tally in self._futures.items()},
                 retries=dict(self._retries),
                 queue_changes=dict(self._queue_changes),
                 sent_nbytes=self._sent_nbytes,
@@ -241,11 +156,8 @@ class Metrics:
         """
         return encode_prometheus(self.snapshot())
 
-    def __rich__(self) -> Table:
-        return to_table(tabulate(self.snapshot()))
-
-    def _repr_html_(self) -> str:
-        return to_html(tabulate(self.snapshot()))
+    def _rows(self) -> Sequence[Sequence[str]]:
+        return tabulate(self.snapshot())
 
 
 def _check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
@@ -255,78 +167,48 @@ def _check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
 
 
 class _Histogram:
-    """Values in buckets, and the last of them."""
+    """Values in buckets, the last of them, and how many of the operations that they belong to failed."""
 
-    def __init__(self, ends: tuple[float, ...]) -> None:
+    def __init__(self, ends: tuple[float, ...] = SECONDS_BUCKETS) -> None:
         self.ends = ends
         self.counts = [0] * (len(ends) + 1)
+        self.failed = 0
         self.total = 0.0
         self.smallest, self.largest = math.inf, -math.inf
         self.last: deque[float] = deque(maxlen=KEPT_DURATIONS)
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def add(self, value: float) -> None:
+    def add(self, value: float, *, failed: bool = False) -> None:
         self.counts[bisect.bisect_left(self.ends, value)] += 1
+        self.failed += failed
         self.total += value
         self.smallest, self.largest = min(self.smallest, value), max(self.largest, value)
         self.last.append(value)
 
-    def buckets(self) -> dict[float, int]:
-        """Return how many values are at most each end; the last end is infinite."""
-        found: dict[float, int] = {}
-        below = 0
-        for end, count in zip((*self.ends, math.inf), self.counts, strict=True):
-            below += count
-            found[end] = below
-        return found
-
-    def percentiles(self) -> tuple[float, float, float]:
-        ordered = sorted(self.last)
-        return _percentile(ordered, 50), _percentile(ordered, 95), _percentile(ordered, 99)
-
     def summary(self) -> HistogramSummary:
-        p50, p95, p99 = self.percentiles()
+        ordered, count = sorted(self.last), sum(self.counts)
+        p50, p95, p99 = (ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 95, 99))
         return HistogramSummary(
-            count=self.count,
+            count=count,
             total=self.total,
-            mean=self.total / self.count,
+            mean=self.total / count,
             smallest=self.smallest,
             largest=self.largest,
             p50=p50,
             p95=p95,
             p99=p99,
-            buckets=self.buckets(),
+            buckets=dict(zip((*self.ends, math.inf), itertools.accumulate(self.counts), strict=True)),
         )
 
-
-class _Tally:
-    """Durations, and how many of what they are of failed."""
-
-    def __init__(self) -> None:
-        self.failed = 0
-        self.seconds = _Histogram(SECONDS_BUCKETS)
-
-    def add(self, seconds: float, *, failed: bool) -> None:
-        self.failed += failed
-        self.seconds.add(seconds)
-
-    def summary(self) -> Summary:
-        p50, p95, p99 = self.seconds.percentiles()
+    def durations(self) -> Summary:
+        one = self.summary()
         return Summary(
-            count=self.seconds.count,
+            count=one.count,
             failed=self.failed,
-            mean_seconds=self.seconds.total / self.seconds.count,
-            longest_seconds=self.seconds.largest,
-            shortest_seconds=self.seconds.smallest,
-            p50=p50,
-            p95=p95,
-            p99=p99,
-            buckets=self.seconds.buckets(),
+            mean_seconds=one.mean,
+            longest_seconds=one.largest,
+            shortest_seconds=one.smallest,
+            p50=one.p50,
+            p95=one.p95,
+            p99=one.p99,
+            buckets=one.buckets,
         )
-
-
-def _percentile(ordered: Sequence[float], percent: int) -> float:
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1]

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _AdvanceByOne(Protocol):
-    """Counts one more."""
-
-    def __call__(self) -> None: ...
 
 
 class FutureProgress(Generic[T_co]):
@@ -65,7 +59,7 @@ class FutureProgress(Generic[T_co]):
         return self._gather().__await__()
 
     async def _gather(self) -> list[T_co]:
-        async def wait(future: Any, step: _AdvanceByOne) -> T_co:
+        async def wait(future: Any, step: Callable[[], object]) -> T_co:
             result: T_co = await _awaitable(future)
             step()
             return result
@@ -82,7 +76,7 @@ class FutureProgress(Generic[T_co]):
                 yield await _awaitable(future)
 
     @contextmanager
-    def _bar(self) -> Generator[_AdvanceByOne]:
+    def _bar(self) -> Generator[Callable[[], object]]:
         with ExitStack() as stack:
             advance = _open_bar(stack, len(self._futures), self._description, self._file or sys.stderr)
             lock = threading.Lock()
@@ -128,11 +122,11 @@ def _is_notebook() -> bool:
     return shell is not None and type(shell).__module__.startswith("ipykernel")
 
 
-def _open_bar(stack: ExitStack, total: int, description: str, file: Any) -> _AdvanceByOne:
+def _open_bar(stack: ExitStack, total: int, description: str, file: Any) -> Callable[[], object]:
     if _is_notebook() and find_spec("tqdm") is not None:
         bar = import_module("tqdm.auto").tqdm(total=total, desc=description or None)
         stack.callback(bar.close)
-        return cast("_AdvanceByOne", partial(bar.update, 1))
+        return partial(bar.update, 1)
     if not file.isatty():
         return lambda: None
     from rich.console import Console

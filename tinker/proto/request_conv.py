@@ -6,7 +6,7 @@ from tinker_wire import models
 
 from tinker._wire import json, proto
 from tinker.proto import tinker_public_pb2
-from tinker.types import Datum, ForwardBackwardRequest
+from tinker.types import ForwardBackwardRequest
 
 __all__ = ["forward_backward_request_to_proto"]
 
@@ -33,11 +33,7 @@ def forward_backward_request_to_proto(request: ForwardBackwardRequest) -> tinker
     <BLANKLINE>
     """
     work = request.forward_backward_input
-    data = [_to_public(datum) for datum in work.data]
+    # A request read from JSON has the records of the wire, with lists.
+    data = [json.public_datum(datum) if isinstance(datum, models.Datum) else datum for datum in work.data]
     parts = proto.encode_forward_backward(request.model_id, request.seq_id or 0, data, work.loss_fn, work.loss_fn_config)
     return tinker_public_pb2.ForwardBackwardRequest.FromString(b"".join(parts))
-
-
-def _to_public(datum: Datum | models.Datum) -> Datum:
-    """Return the datum with arrays; a request read from JSON has lists."""
-    return json.public_datum(datum) if isinstance(datum, models.Datum) else datum

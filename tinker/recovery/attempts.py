@@ -21,7 +21,7 @@ from tinker.errors import (
 )
 from tinker.futures import take_over
 from tinker.observing import RecoveryChange, RecoveryStage
-from tinker.recovery.policy import RecoveryFailedError, RecoveryPolicy, SavePoint
+from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
 
 Choose = Callable[[], Awaitable[tuple[SavePoint | None, Creation]]]
 
@@ -33,7 +33,7 @@ def root_of(error: BaseException) -> BaseException:
 
 
 async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
-    """Return whether a failure means that the run cannot go on, or that nobody knows what it has done."""
+    """Return whether a failure means that the run cannot continue, or that its state is unknown."""
     root = root_of(error)
     if isinstance(root, RequestFailedError):
         return root.category != "user" and await is_corrupted(runtime, run_id)
@@ -74,15 +74,6 @@ def adapter_of(save: SavePoint, policy: RecoveryPolicy, metadata: dict[str, obje
     )
 
 
-@attrs.frozen
-class NewRun:
-    """A run that took the place of a lost one."""
-
-    run: TrainingRun
-    save: SavePoint | None
-    attempt: int
-
-
 @attrs.define
 class RecoveryAttempts:
     """The attempts to recover one run. They count on until there was progress."""
@@ -91,7 +82,7 @@ class RecoveryAttempts:
     policy: RecoveryPolicy
     count: int = 0
 
-    async def make(self, run_id: str, error: Exception, choose: Choose) -> NewRun:
+    async def make(self, run_id: str, error: Exception, choose: Choose) -> tuple[TrainingRun, Recovery]:
         """Make a run in the place of a lost one; RecoveryFailedError when the policy allows no other attempt."""
         self._tell(run_id, "detected", error=error)
         last = error
@@ -99,7 +90,8 @@ class RecoveryAttempts:
             self.count += 1
             await self.runtime.transport.sleep(max(self.policy.delay(self.count), _delay_of(last)))
             try:
-                return await self._attempt(run_id, choose)
+                run, save = await self._attempt(run_id, choose)
+                return run, self._describe(run, save, run_id, error)
             except ClientClosedError:
                 raise
             except TinkerError as failure:
@@ -109,14 +101,27 @@ class RecoveryAttempts:
         message = f"the training run {run_id} is lost; {self.count} attempts since the last save have not recovered it: {last}"
         raise RecoveryFailedError(message, run_id, self.count) from last
 
-    async def _attempt(self, run_id: str, choose: Choose) -> NewRun:
+    async def _attempt(self, run_id: str, choose: Choose) -> tuple[TrainingRun, SavePoint | None]:
         save, creation = await choose()
         path = None if save is None else save.path
         self._tell(run_id, "started", path)
         run = TrainingRun(self.runtime, "recover", creation)
         await take_over(run.created)
         self._tell(run_id, "completed", path)
-        return NewRun(run, save, self.count)
+        return run, save
+
+    def _describe(self, run: TrainingRun, save: SavePoint | None, run_id: str, error: Exception) -> Recovery:
+        assert run.model is not None
+        root = root_of(error)
+        return Recovery(
+            run_id=run_id,
+            new_run_id=run.model.model_id,
+            save=save,
+            step=0 if save is None else save.step,
+            attempt=self.count,
+            with_optimizer=save is not None and self.policy.with_optimizer,
+            error=root if isinstance(root, Exception) else error,
+        )
 
     def _tell(self, run_id: str, stage: RecoveryStage, path: str | None = None, error: Exception | None = None) -> None:
         if observers := self.runtime.transport.observers:

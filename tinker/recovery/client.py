@@ -71,7 +71,7 @@ class RecoveringTrainingClient(TrainingClient):
         return self._keeper.saves()
 
     def steps(self, count: int, *, save_every: int = 10, name: str = "step", ttl_seconds: int | None = None) -> Steps:
-        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat those that were lost with the run.
+        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat the steps lost with a run.
 
         After every ``save_every`` steps, and after the last one, the loop waits for the results of all requests and saves. When
         a request says that the run is lost, the run is recovered, and the loop goes on after the step of the save.
@@ -94,7 +94,7 @@ class RecoveringTrainingClient(TrainingClient):
             ValueError: A number is out of its range, or a name cannot be one.
             RecoveryFailedError: From the loop, when the run could not be recovered.
         """
-        return Steps(self._keeper, self._save, count, save_every, name, ttl_seconds)
+        return Steps(self._keeper, super().save_state, count, save_every, name, ttl_seconds)
 
     def recover(self, error: BaseException) -> Recovery:
         """Put a new run in the place of a lost one, and block until it is there.
@@ -152,7 +152,3 @@ class RecoveringTrainingClient(TrainingClient):
         future = super().save_state(name, ttl_seconds, overwrite, user_metadata)
         self._keeper.note_save(SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {})))
         return future
-
-    def _save(self, name: str, ttl_seconds: int | None) -> APIFuture[SaveWeightsResponse]:
-        """Save for a loop, which remembers it itself."""
-        return super().save_state(name, ttl_seconds)

@@ -1,4 +1,4 @@
-"""What a recovering client and its loops share: the run, what was saved of it, and how another run takes its place."""
+"""The shared state of a recovering client and its loops: the run, its checkpoints, and its replacement by another run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import attrs
 
 from tinker._runtime import run
-from tinker._training import Creation, NewAdapter, SavedAdapter, TrainingRun
+from tinker._training import Creation, TrainingRun
 from tinker.errors import SessionLostError, TinkerError
 from tinker.futures import APIFuture, failure_of, on_done
-from tinker.recovery.attempts import NewRun, RecoveryAttempts, adapter_of, is_loss, root_of
+from tinker.recovery.attempts import RecoveryAttempts, adapter_of, is_loss, root_of
 from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.types.results import SaveWeightsResponse
 
@@ -38,7 +38,7 @@ class SaveCall:
 
     @property
     def save(self) -> SavePoint | None:
-        """Return what was saved; None before it is, and when it failed."""
+        """Return the checkpoint; None before it is saved, and when the save failed."""
         future = self.future
         if not future.done() or future.cancelled() or failure_of(future) is not None:
             return None
@@ -55,7 +55,7 @@ class CallTracker:
 
     @property
     def tracked(self) -> list[APIFuture[Any]]:
-        """Return what is under way and what has failed, in the order of the calls."""
+        """Return the pending and failed calls, in their order."""
         with self._lock:
             return list(self._tracked)
 
@@ -113,12 +113,12 @@ class RunKeeper:
         self.steps_done = 0  # by all loops
 
     def note_save(self, call: SaveCall) -> None:
-        """Remember what was just called."""
+        """Record the last call as a save."""
         self._save_calls.append(call)
         self._calls_at_save = self.calls.count
 
     def saves(self, loop: object | None = None) -> list[SavePoint]:
-        """Return what was saved, by one loop or at all; of two saves of the same path the later one."""
+        """Return the checkpoints of one loop or of all; of two saves of the same path the later one."""
         found = [call.save for call in self._save_calls if loop is None or call.loop is loop]
         return list({save.path: save for save in found if save is not None}.values())
 
@@ -167,16 +167,15 @@ class RunKeeper:
         saved = len(self.saves())
         if saved != self._saves_at_recovery:
             self._attempts.count, self._saves_at_recovery = 0, saved
-        new = await self._attempts.make(run_id, error, lambda: self._choose(loop))
-        self._replace_run(new.run)
+        run, self._last = await self._attempts.make(run_id, error, lambda: self._choose(loop))
+        self._replace_run(run)
         self._calls_at_save = self.calls.count
         error.training_run_id = error.training_run_id or run_id
         self._lost.update({run_id, _session_of(error)} - {None})
-        self._last = self._describe(new, run_id, error)
         return self._last
 
     def _replace_run(self, run: TrainingRun) -> None:
-        """Let another run do what comes; nothing is remembered of the one before, whose failures need not be looked at."""
+        """Use another run from now on; drop the calls of the previous one, whose failures need not be read."""
         self.calls.dismiss()
         run.on_call = self.calls.track
         self.run = run
@@ -184,18 +183,4 @@ class RunKeeper:
 
     async def _choose(self, loop: object | None) -> tuple[SavePoint | None, Creation]:
         save = self._policy.choose(self.saves(loop))
-        metadata = self._first.user_metadata if isinstance(self._first, NewAdapter | SavedAdapter) else None
-        return save, self._first if save is None else adapter_of(save, self._policy, metadata)
-
-    def _describe(self, new: NewRun, run_id: str, error: TinkerError) -> Recovery:
-        assert new.run.model is not None
-        root = root_of(error)
-        return Recovery(
-            run_id=run_id,
-            new_run_id=new.run.model.model_id,
-            save=new.save,
-            step=0 if new.save is None else new.save.step,
-            attempt=new.attempt,
-            with_optimizer=new.save is not None and self._policy.with_optimizer,
-            error=root if isinstance(root, Exception) else error,
-        )
+        return save, self._first if save is None else adapter_of(save, self._policy, self._first.user_metadata)

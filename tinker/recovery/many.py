@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+from weakref import WeakValueDictionary
 
 import attrs
 from tinker_wire import models
@@ -21,22 +20,13 @@ from tinker._http import SUBMIT, Budget, is_absent
 from tinker._runtime import Runtime, run
 from tinker._training import Creation
 from tinker.errors import APIError, ClientClosedError, TinkerError
-from tinker.futures import APIFuture, on_done
+from tinker.futures import APIFuture
 from tinker.observing import RecoveryChange
 from tinker.recovery.attempts import RecoveryAttempts, adapter_of
-from tinker.recovery.policy import (
-    LATEST,
-    Recovery,
-    RecoveryFailedError,
-    RecoveryPolicy,
-    SavePoint,
-    call_user,
-)
+from tinker.recovery.policy import LATEST, Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
 from tinker.training_client import TrainingClient
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tinker.service_client import ServiceClient
 
 logger: logging.Logger = logging.getLogger("tinker")
@@ -114,7 +104,7 @@ class RecoveryExecutor:
         self._slots = Budget(at_once)
         self._on_recovery, self._on_failure = on_recovery, on_failure
         self._lock = threading.Lock()
-        self._pending: dict[str, APIFuture[RecoveredRun]] = {}
+        self._pending: WeakValueDictionary[str, APIFuture[RecoveredRun]] = WeakValueDictionary()
 
     def recover(
         self,
@@ -143,40 +133,26 @@ class RecoveryExecutor:
                 return pending
             labels = EventLabels(training_run_id=run_id, user_metadata=user_metadata)
             future = self._pending[run_id] = run(
-                self.runtime, "recover", self._recover, run_id, why, last_checkpoint, labels=labels
+                self.runtime, "recover", self._recover, run_id, why, last_checkpoint, labels, labels=labels
             )
-        on_done(future, partial(self._forget, run_id))
-        return future
-
-    def _forget(self, run_id: str, ended: object) -> None:
-        with self._lock:
-            if self._pending.get(run_id) is ended:
-                del self._pending[run_id]
+            return future
 
     async def _recover(
-        self, future: APIFuture[RecoveredRun], run_id: str, error: Exception, last_checkpoint: str | None
+        self,
+        _: APIFuture[RecoveredRun],
+        run_id: str,
+        error: Exception,
+        last_checkpoint: str | None,
+        labels: EventLabels,
     ) -> RecoveredRun:
-        labels = future.progress.labels
-        assert labels is not None
         async with self._slots.take():
             attempts = RecoveryAttempts(self.runtime, self._policy)
             try:
-                new = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint, labels))
+                new, recovery = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint, labels))
             except RecoveryFailedError as failure:
                 call_user(self._on_failure, failure)
                 raise
-        client = TrainingClient(new.run)
-        assert new.run.model is not None
-        recovery = Recovery(
-            run_id=run_id,
-            new_run_id=new.run.model.model_id,
-            save=new.save,
-            step=None,
-            attempt=new.attempt,
-            with_optimizer=self._policy.with_optimizer,
-            error=error,
-        )
-        recovered = RecoveredRun(client=client, recovery=recovery)
+        recovered = RecoveredRun(client=TrainingClient(new), recovery=recovery)
         call_user(self._on_recovery, recovered)
         return recovered
 
@@ -198,7 +174,7 @@ class RecoveryExecutor:
         return save, adapter_of(save, self._policy, dict(labels.user_metadata or {}) or None)
 
     async def _find(self, run_id: str, *, is_needed: bool) -> models.TrainingRun | None:
-        """Return what the server says of a run; None where it does not know it and need not."""
+        """Return the server's record of a run; None where it is unknown and not required."""
         try:
             return (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
         except APIError as error:
@@ -213,7 +189,7 @@ class RecoveryExecutor:
 
 
 class RecoveryMonitor:
-    """Monitor that checks runs periodically, and has the executor recover those that are corrupted or gone.
+    """Monitor that checks runs periodically, and has the executor recover the corrupted or missing ones.
 
     It works while something is watched, in the background, and ends with its block or :meth:`close`. A run that is handed to
     the executor is watched no longer; nor is it recovered twice. A failed question is an event for observers, and is asked
@@ -241,8 +217,8 @@ class RecoveryMonitor:
         check_number("poll_seconds", poll_seconds)
         self._executor = executor
         self._poll_seconds = poll_seconds
-        self._watched: dict[str, models.TrainingRun | None] = {}  # what the server said last, by run
-        self._watching: asyncio.Task[None] | None = None
+        self._watched: dict[str, models.TrainingRun | None] = {}  # the server's last record, by run
+        self._task = f"recovery monitor {id(self)}"
 
     @property
     def watched(self) -> Mapping[str, str | None]:
@@ -260,7 +236,8 @@ class RecoveryMonitor:
         """
         check_kind("run_id", run_id, str)
         self._watched[run_id] = None
-        self._executor.runtime.thread.call(self._ensure_watching)
+        tasks = self._executor.runtime.tasks
+        self._executor.runtime.thread.call(lambda: tasks.background(self._task, self._poll))
 
     def unwatch(self, run_id: str) -> None:
         """Ask no longer for the state of a run; nothing happens where none is watched.
@@ -273,7 +250,8 @@ class RecoveryMonitor:
     def close(self) -> None:
         """Watch nothing any more. Recoveries that have begun go on."""
         self._watched.clear()
-        self._executor.runtime.thread.call(self._stop)
+        tasks = self._executor.runtime.tasks
+        self._executor.runtime.thread.call(lambda: tasks.cancel(self._task))
 
     def __enter__(self) -> Self:
         return self
@@ -281,47 +259,38 @@ class RecoveryMonitor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
-    def _ensure_watching(self) -> None:
-        if self._watched and (self._watching is None or self._watching.done()):
-            self._watching = self._executor.runtime.thread.background(self._poll(), "recovery monitor")
-
-    def _stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-
     async def _poll(self) -> None:
         """Ask for one run after the other, until none is watched."""
         while self._watched:
             for run_id in list(self._watched):
                 try:
-                    await self._ask(run_id)
+                    lost = await self._find_loss(run_id)
                 except ClientClosedError:
                     return
                 except TinkerError as error:
-                    self._tell(run_id, error)
+                    self._report(run_id, error)
+                    continue
+                if lost is not None and run_id in self._watched:
+                    known = self._watched.pop(run_id)
+                    metadata = None if known is None else known.user_metadata or {}
+                    self._executor.recover(run_id, lost, last_checkpoint=_last_path(known), user_metadata=metadata)
             await self._executor.runtime.clock.timer(self._poll_seconds)
 
-    async def _ask(self, run_id: str) -> None:
-        lost: TinkerError
+    async def _find_loss(self, run_id: str) -> TinkerError | None:
+        """Ask for the state of a run; return why it is lost, None where it is not."""
         request = training_api.get_training_run(training_run_id=run_id)
         try:
             found = (await self._executor.runtime.transport.send(request, SUBMIT)).value
         except APIError as error:
             if not is_absent(error) or _last_path(self._watched.get(run_id)) is None:
                 raise
-            lost = error
-        else:
-            if run_id in self._watched:
-                self._watched[run_id] = found
-            if not found.corrupted:
-                return
-            lost = RunMarkedCorrupted(f"the server has marked the training run {run_id} as corrupted", run_id)
+            return error
         if run_id in self._watched:
-            known = self._watched.pop(run_id)
-            metadata = None if known is None else known.user_metadata or {}
-            self._executor.recover(run_id, lost, last_checkpoint=_last_path(known), user_metadata=metadata)
+            self._watched[run_id] = found
+        message = f"the server has marked the training run {run_id} as corrupted"
+        return RunMarkedCorrupted(message, run_id) if found.corrupted else None
 
-    def _tell(self, run_id: str, error: TinkerError) -> None:
+    def _report(self, run_id: str, error: TinkerError) -> None:
         logger.debug("the state of the training run %s is not known: %s", run_id, error)
         if observers := self._executor.runtime.transport.observers:
             observers.notify(RecoveryChange(run_id=run_id, training_run_id=run_id, stage="unknown", error=error))

@@ -1,14 +1,14 @@
-"""What a recovery is to do, what it did, and the error when it could not."""
+"""The settings of a recovery, its report, and the error when it fails."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import attrs
 
-from tinker._checks import check_count, check_number
+from tinker._checks import check_count, check_field, check_flag, check_number
 from tinker._http import longest_delay
 from tinker._validate import check_model_path
 from tinker.errors import TinkerError
@@ -35,7 +35,7 @@ class SavePoint:
 
 @attrs.frozen(kw_only=True)
 class Recovery:
-    """What was lost, and from which step work is repeated.
+    """A recovery: the lost run, and the step from which work is repeated.
 
     Attributes:
         run_id: The run that was lost.
@@ -77,16 +77,8 @@ CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
 """Which checkpoint a recovery loads: ``latest``, a path, or a function that scores save points; the highest score wins."""
 
 
-def _check_attempts(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_count(attribute.name, value)
-
-
-def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_number(attribute.name, value)
-
-
 def call_user(function: Callable[[T], object] | None, value: T) -> None:
-    """Call a function of the user, whose failure does not undo what has happened."""
+    """Call a function of the user, whose failure does not undo the recovery."""
     if function is None:
         return
     try:
@@ -101,11 +93,6 @@ def _check_choice(_: object, __: object, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"checkpoint must be 'latest', a path or a function of a SavePoint, got {type(value).__name__}")
     check_model_path(value)
-
-
-def _check_flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{attribute.name} must be True or False, got {type(value).__name__}")
 
 
 @attrs.frozen(kw_only=True)
@@ -128,11 +115,11 @@ class RecoveryPolicy:
     [0.0, 5.0, 10.0, 60.0]
     """
 
-    attempts: int = attrs.field(default=3, validator=_check_attempts)
-    backoff_seconds: float = attrs.field(default=5.0, validator=_check_seconds)
-    max_backoff_seconds: float = attrs.field(default=60.0, validator=_check_seconds)
+    attempts: int = attrs.field(default=3, validator=check_field(check_count))
+    backoff_seconds: float = attrs.field(default=5.0, validator=check_field(check_number))
+    max_backoff_seconds: float = attrs.field(default=60.0, validator=check_field(check_number))
     checkpoint: CheckpointChoice = attrs.field(default=LATEST, validator=_check_choice)
-    with_optimizer: bool = attrs.field(default=True, validator=_check_flag)
+    with_optimizer: bool = attrs.field(default=True, validator=check_field(check_flag))
 
     def delay(self, attempt: int) -> float:
         """Return the time in seconds before an attempt, 0 before the first.

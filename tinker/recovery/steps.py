@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from tinker._checks import check_count
 from tinker._validate import check_name, read_ttl
@@ -13,9 +13,6 @@ from tinker.errors import copy_error
 from tinker.futures import APIFuture, failure_of
 from tinker.recovery.keeper import RunKeeper, SaveCall
 from tinker.types.results import SaveWeightsResponse
-
-if TYPE_CHECKING:
-    from typing import Self
 
 # What the loop waits for: whoever drives it comes back when the future is done. It returns whether the run was lost.
 Waits: TypeAlias = Generator[APIFuture[Any], None, bool]
@@ -75,7 +72,7 @@ class Steps:
         self._keeper, self._save_as = keeper, save
         self._count, self._save_every = count, save_every
         self._name, self._ttl_seconds = name, read_ttl(ttl_seconds)
-        self._done = 0  # the steps whose body has run, without those that were lost
+        self._done = 0  # the steps whose body has run, without the lost ones
         self._offset = keeper.steps_done
         self._begun = self._rewound = False
 
@@ -128,7 +125,7 @@ class Steps:
         return lost
 
     def _begin(self) -> Waits:
-        """Save what was done before the loop, unless it is saved. The failures of that are not the loop's."""
+        """Save the state before the loop, unless it is saved. Failures of earlier calls are not the loop's."""
         self._begun = True
         if not self._keeper.adopt_last_save(self):
             save = self._call_save(f"{self._offset:06}-start")
@@ -140,7 +137,7 @@ class Steps:
         return False
 
     def _look(self) -> Waits:
-        """Recover if a request has failed by now so that the run is lost; raise another failure that nobody has looked at."""
+        """Recover if a failed request means that the run is lost; raise any other failure that was not read."""
         for future in self._keeper.calls.tracked:
             if (error := failure_of(future)) is None:
                 continue
@@ -153,7 +150,7 @@ class Steps:
         return False
 
     def _save(self, name: str) -> Waits:
-        """Save and wait for everything, then look at what has failed."""
+        """Save and wait for all calls, then check for failures."""
         self._call_save(name)
         yield from self._keeper.calls.tracked
         lost = yield from self._look()

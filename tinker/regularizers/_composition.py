@@ -15,7 +15,7 @@ from tinker._training import Evaluate, Evaluated, Logprobs, report
 from tinker.custom_loss import CustomLossFn, LossWithGradients
 from tinker.errors import LossTermError
 from tinker.observing import LossTerm
-from tinker.regularizers._term import Regularizer, TermResult, compute_term, fail_term, norm_of, start_term, timeout_error
+from tinker.regularizers._term import Regularizer, TermResult, fail_term, norm_of, start_term, timeout_error
 from tinker.types.datum import Datum
 
 logger = logging.getLogger("tinker.regularizers")
@@ -65,10 +65,10 @@ class Composition:
                 weight = _weigh(term, step)
             except LossTermError as error:
                 failed = failed or error
-                report(_failure(term, step, error))
+                report(_event(term, step, error=error))
             else:
                 results.append((term, weight, result))
-                report(_success(term, step, weight, result))
+                report(_event(term, step, weight, result))
         if failed is not None:
             raise failed
         if self.step is None:
@@ -76,15 +76,15 @@ class Composition:
         return self._compose(base, results)
 
     def _compute(self, data: list[Datum], logprobs: Logprobs) -> tuple[Evaluated, list[Future[TermResult]]]:
-        """Compute the base and all terms: those beside start first, then come base and inline terms, then the wait."""
+        """Compute the base and all terms: those on other threads first, then base and inline terms, then the wait."""
         arguments = (data, logprobs, self.timeout_seconds)
-        beside = {term.name: start_term(term, *arguments) for term in self.terms if term.mode != "inline"}
+        futures = {term.name: start_term(term, *arguments) for term in self.terms if term.mode != "inline"}
         base = self.evaluate_base(data, [part.copy() for part in logprobs])
         if not math.isfinite(base.loss):
             raise ValueError(f"the base loss is {base.loss}")
-        inline = {term.name: _attempt(term, *arguments) for term in self.terms if term.mode == "inline"}
-        wait(beside.values(), timeout=self.timeout_seconds)
-        return base, [(beside | inline)[term.name] for term in self.terms]
+        futures |= {term.name: start_term(term, *arguments) for term in self.terms if term.mode == "inline"}
+        wait(futures.values(), timeout=self.timeout_seconds)
+        return base, [futures[term.name] for term in self.terms]
 
     def _compose(
         self, base: Evaluated, results: Sequence[tuple[Regularizer, float, TermResult]]
@@ -129,16 +129,6 @@ def _check(what: str, loss: object, data: list[Datum]) -> None:
         raise type(error)(f"{what}: {error}") from error
 
 
-def _attempt(term: Regularizer, data: list[Datum], logprobs: Logprobs, timeout_seconds: float) -> Future[TermResult]:
-    """Compute a term here and now."""
-    future: Future[TermResult] = Future()
-    try:
-        future.set_result(compute_term(term, data, logprobs, timeout_seconds))
-    except LossTermError as error:
-        future.set_exception(error)
-    return future
-
-
 def _result_of(term: Regularizer, outcome: Future[TermResult], timeout_seconds: float) -> TermResult:
     if not outcome.done():
         error = timeout_error(timeout_seconds)
@@ -153,29 +143,21 @@ def _weigh(term: Regularizer, step: int) -> float:
         raise fail_term(term, error) from error
 
 
-def _success(term: Regularizer, step: int, weight: float, result: TermResult) -> LossTerm:
+def _event(
+    term: Regularizer,
+    step: int,
+    weight: float | None = None,
+    result: TermResult | None = None,
+    error: LossTermError | None = None,
+) -> LossTerm:
     return LossTerm(
         operation="forward_backward_custom",
         name=term.name,
         step=step,
         weight=weight,
-        value=result.value,
-        contribution=weight * result.value,
-        grad_norm=result.grad_norm if result.depends else None,
-        seconds=result.seconds,
-        error=None,
-    )
-
-
-def _failure(term: Regularizer, step: int, error: LossTermError) -> LossTerm:
-    return LossTerm(
-        operation="forward_backward_custom",
-        name=term.name,
-        step=step,
-        weight=None,
-        value=None,
-        contribution=None,
-        grad_norm=None,
-        seconds=None,
+        value=None if result is None else result.value,
+        contribution=None if result is None or weight is None else weight * result.value,
+        grad_norm=result.grad_norm if result is not None and result.depends else None,
+        seconds=None if result is None else result.seconds,
         error=error,
     )

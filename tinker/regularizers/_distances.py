@@ -44,7 +44,7 @@ in_ = attrs.validators.in_
 KLDirection: TypeAlias = Literal["forward", "reverse", "symmetric"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 _DIRECTIONS: dict[str, Divergence] = {"forward": divergence, "reverse": reverse_divergence, "symmetric": symmetric_divergence}
-_ESTIMATORS: dict[str, Callable[[Any], Any]] = {
+_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda drift: drift,
     "k2": lambda drift: drift.square() / 2,
     "k3": lambda drift: drift.neg().exp() - 1 + drift,
@@ -57,7 +57,35 @@ def _check_reference(instance: object, attribute: attrs.Attribute[Any], value: o
 
 
 @attrs.frozen
-class KL:
+class _Compared:
+    """A term about log-probabilities beside a reference's: what it looks at, and how values become one."""
+
+    reference: Reference = attrs.field(validator=_check_reference)
+    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))
+    mask: str | None = attrs.field(default=None, kw_only=True)
+
+    def check(self, data: Sequence[Datum]) -> None:
+        """Raise ValueError for datums that lack an input, or whose shape the term cannot use."""
+        self._check_shape(data)
+        check_mask(data, self.mask)
+        check_reference(data, self.reference)
+
+    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """Return the value and the metrics."""
+        self.check(data)
+        values = self._compare(logprobs, read_reference(data, logprobs, self.reference), count_cells(data, self.mask))
+        return reduce(values, self.reduction), summarize(values)
+
+    def _check_shape(self, data: Sequence[Datum]) -> None:
+        raise NotImplementedError
+
+    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+        """Compute the value of each token, row or datum."""
+        raise NotImplementedError
+
+
+@attrs.frozen
+class KL(_Compared):
     """KL divergence from a reference, in nats per token.
 
     With targets ``[N, K]`` each row is a distribution, and the value is that of ``KL(P|Q) = sum p (log p - log q)``; terms with
@@ -82,35 +110,25 @@ class KL:
     Metrics: ``mean``, ``min`` and ``max`` of the tokens.
     """
 
-    reference: Reference = attrs.field(validator=_check_reference)
     estimator: Estimator | None = attrs.field(default=None, kw_only=True, validator=in_((None, *_ESTIMATORS)))
     direction: KLDirection | None = attrs.field(default=None, kw_only=True, validator=in_((None, *_DIRECTIONS)))
-    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))
-    mask: str | None = attrs.field(default=None, kw_only=True)
 
-    def check(self, data: Sequence[Datum]) -> None:
-        """Raise ValueError for datums that lack an input, and for an option that their shape has no use for."""
+    def _check_shape(self, data: Sequence[Datum]) -> None:
         if is_one_for_each_token(data):
             if self.direction is not None:
                 raise ValueError("direction needs target_tokens of shape [N, K]; for [N] choose an estimator")
         elif self.estimator is not None:
             raise ValueError("estimator needs target_tokens of shape [N]; for [N, K] choose a direction")
-        check_mask(data, self.mask)
-        check_reference(data, self.reference)
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Return the value and the metrics."""
-        self.check(data)
-        references, cells = read_reference(data, logprobs, self.reference), count_cells(data, self.mask)
-        if is_one_for_each_token(data):
-            values = _ESTIMATORS[self.estimator or "k3"](select(logprobs, cells) - select(references, cells))
-        else:
-            values = compute_rows(_DIRECTIONS[self.direction or "forward"], logprobs, references, cells)
-        return reduce(values, self.reduction), summarize(values)
+    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+        if logprobs[0].ndim == 1:
+            drift: Tensor = select(logprobs, cells) - select(references, cells)
+            return _ESTIMATORS[self.estimator or "k3"](drift)
+        return compute_rows(_DIRECTIONS[self.direction or "forward"], logprobs, references, cells)
 
 
 @attrs.frozen
-class JS:
+class JS(_Compared):
     """Jensen-Shannon divergence from a reference: symmetric, and at most ln 2. Targets must be ``[N, K]``.
 
     Attributes:
@@ -121,22 +139,11 @@ class JS:
     Metrics: ``mean``, ``min`` and ``max`` of the tokens.
     """
 
-    reference: Reference = attrs.field(validator=_check_reference)
-    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))
-    mask: str | None = attrs.field(default=None, kw_only=True)
-
-    def check(self, data: Sequence[Datum]) -> None:
-        """Raise ValueError for datums of another shape, or that lack an input."""
+    def _check_shape(self, data: Sequence[Datum]) -> None:
         check_rows(data, "JS")
-        check_mask(data, self.mask)
-        check_reference(data, self.reference)
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Return the value and the metrics."""
-        self.check(data)
-        references = read_reference(data, logprobs, self.reference)
-        values = compute_rows(middle_divergence, logprobs, references, count_cells(data, self.mask))
-        return reduce(values, self.reduction), summarize(values)
+    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+        return compute_rows(middle_divergence, logprobs, references, cells)
 
 
 def _cosine_distance(ours: Tensor, theirs: Tensor) -> torch.Tensor:
@@ -148,7 +155,7 @@ def _cosine_distance(ours: Tensor, theirs: Tensor) -> torch.Tensor:
 
 
 @attrs.frozen
-class Consistency:
+class Consistency(_Compared):
     """Difference of the log-probabilities from those of a partner, such as the same text with another prompt.
 
     Attributes:
@@ -165,28 +172,18 @@ class Consistency:
     metric: Literal["mse", "l1", "cosine", "kl"] = attrs.field(
         default="mse", kw_only=True, validator=in_(("mse", "l1", "cosine", "kl"))
     )
-    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))
-    mask: str | None = attrs.field(default=None, kw_only=True)
 
-    def check(self, data: Sequence[Datum]) -> None:
-        """Raise ValueError for datums that lack an input, and for ``kl`` without distributions."""
+    def _check_shape(self, data: Sequence[Datum]) -> None:
         if self.metric == "kl":
             check_rows(data, "metric='kl'")
-        check_mask(data, self.mask)
-        check_reference(data, self.reference)
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Return the value and the metrics."""
-        import torch
-
-        self.check(data)
-        references, cells = read_reference(data, logprobs, self.reference), count_cells(data, self.mask)
+    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
         if self.metric == "kl":
-            values = compute_rows(symmetric_divergence, logprobs, references, cells)
-        elif self.metric == "cosine":
+            return compute_rows(symmetric_divergence, logprobs, references, cells)
+        if self.metric == "cosine":
+            import torch
+
             pairs = [(a[kept], b[kept]) for a, b, kept in zip(logprobs, references, cells, strict=True) if kept.any()]
-            values = torch.stack([_cosine_distance(*pair) for pair in pairs])
-        else:
-            offsets = select(logprobs, cells) - select(references, cells)
-            values = offsets.square() if self.metric == "mse" else offsets.abs()
-        return reduce(values, self.reduction), summarize(values)
+            return torch.stack([_cosine_distance(*pair) for pair in pairs])
+        offsets = select(logprobs, cells) - select(references, cells)
+        return offsets.square() if self.metric == "mse" else offsets.abs()

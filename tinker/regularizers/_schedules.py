@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
-from tinker._checks import check_count
+from tinker._checks import check_count, check_field
 
 WeightSchedule: TypeAlias = Callable[[int], float]
 """From the step of the loss, 0 at first, to the weight of a term."""
@@ -24,12 +24,7 @@ def check_weight(what: str, value: object) -> float:
     return found
 
 
-def _weight(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_weight(attribute.name, value)
-
-
-def _steps(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_count(attribute.name, value)
+_WEIGHT, _STEPS = check_field(check_weight), check_field(check_count)
 
 
 @attrs.frozen
@@ -40,7 +35,7 @@ class ConstantWeight:
         weight: The weight, 0 or more.
     """
 
-    weight: float = attrs.field(validator=_weight)
+    weight: float = attrs.field(validator=_WEIGHT)
 
     def __call__(self, step: int) -> float:
         """Return the weight."""
@@ -60,9 +55,9 @@ class LinearWeight:
     [1.0, 0.75, 0.0, 0.0]
     """
 
-    start: float = attrs.field(validator=_weight)
-    end: float = attrs.field(validator=_weight)
-    steps: int = attrs.field(validator=_steps)
+    start: float = attrs.field(validator=_WEIGHT)
+    end: float = attrs.field(validator=_WEIGHT)
+    steps: int = attrs.field(validator=_STEPS)
 
     def __call__(self, step: int) -> float:
         """Return the weight at a step."""
@@ -82,8 +77,8 @@ class WarmUpWeight:
     [0.0, 0.25, 0.5, 0.5]
     """
 
-    weight: float = attrs.field(validator=_weight)
-    steps: int = attrs.field(validator=_steps)
+    weight: float = attrs.field(validator=_WEIGHT)
+    steps: int = attrs.field(validator=_STEPS)
 
     def __call__(self, step: int) -> float:
         """Return the weight at a step."""
@@ -103,9 +98,9 @@ class DecayWeight:
     [1.0, 0.5, 0.25]
     """
 
-    weight: float = attrs.field(validator=_weight)
-    half_life_steps: int = attrs.field(validator=_steps)
-    floor: float = attrs.field(default=0.0, validator=_weight)
+    weight: float = attrs.field(validator=_WEIGHT)
+    half_life_steps: int = attrs.field(validator=_STEPS)
+    floor: float = attrs.field(default=0.0, validator=_WEIGHT)
 
     def __call__(self, step: int) -> float:
         """Return the weight at a step."""

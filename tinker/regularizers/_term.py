@@ -216,7 +216,7 @@ def _differentiate(returned: object, leaves: list[Tensor], logprobs: Logprobs) -
 
 
 def start_term(term: Regularizer, data: list[Datum], logprobs: Logprobs, timeout_seconds: float) -> Future[TermResult]:
-    """Compute a term on a thread of its own, which an interpreter that ends does not wait for."""
+    """Compute a term: inline at once, others on a thread of their own, which does not keep the interpreter from ending."""
     future: Future[TermResult] = Future()
 
     def settle() -> None:
@@ -225,5 +225,8 @@ def start_term(term: Regularizer, data: list[Datum], logprobs: Logprobs, timeout
         except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
             future.set_exception(error)
 
-    threading.Thread(target=settle, name=f"tinker-term-{term.name}", daemon=True).start()
+    if term.mode == "inline":
+        settle()
+    else:
+        threading.Thread(target=settle, name=f"tinker-term-{term.name}", daemon=True).start()
     return future

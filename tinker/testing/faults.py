@@ -53,7 +53,7 @@ _INFORMATIONAL = (100, 102, 103)
 
 
 def _headers(given: Mapping[str, HeaderValue]) -> httpx.Headers:
-    """Headers in any bytes; text is written in UTF-8."""
+    """Return headers of any bytes; text is encoded as UTF-8."""
     return httpx.Headers(cast("Mapping[str, str]", given), encoding=None if isinstance(given, httpx.Headers) else "utf-8")
 
 
@@ -90,6 +90,14 @@ class Fault:
         """Return a short name for totals and messages."""
         status = "" if self.answer is None else f" {self.answer.status}"
         return f"{self.kind}{status}{' after' if self.applied and self.kind in ('drop', 'hang', 'status') else ''}"
+
+
+@attrs.frozen
+class Delivery:
+    """A response on its way back. None for ``answer`` means no response; ``fault`` is applied to it."""
+
+    answer: ServerResponse | None
+    fault: Fault | None
 
 
 def status_fault(
@@ -263,7 +271,7 @@ def chances(
     hang_seconds: float | None = None,
     longest_seconds: float = 1.0,
 ) -> Callable[[str, int], Fault | None]:
-    """Random faults in a share ``rate`` of all exchanges, with equal probability for each of ``kinds``.
+    """Return random faults for a share ``rate`` of all exchanges, with equal probability for each of ``kinds``.
 
     The fault of the n-th exchange of an operation depends only on the seed. A hanging connection breaks after
     ``hang_seconds`` (None: never). ``longest_seconds`` is the maximum duration of a delay or a slow body.

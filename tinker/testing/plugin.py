@@ -46,7 +46,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def tinker_clock() -> SteppedClock:
-    """The simulated clock that the server and its clients use: retries take no real time."""
+    """Return the simulated clock that the server and its clients use: retries take no real time."""
     from tinker.testing import SteppedClock
 
     return SteppedClock()
@@ -54,7 +54,7 @@ def tinker_clock() -> SteppedClock:
 
 @pytest.fixture
 def tinker_server(request: pytest.FixtureRequest, tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
-    """An in-process toy server with scriptable faults. Calls ``verify()`` after a test that passes.
+    """Run an in-process toy server with scriptable faults. Calls ``verify()`` after a test that passes.
 
     ``tinker_server.service()`` creates more clients, each with its own session.
     """
@@ -68,25 +68,25 @@ def tinker_server(request: pytest.FixtureRequest, tinker_clock: SteppedClock, tm
 
 @pytest.fixture
 def tinker_service(tinker_server: FaultyServer) -> ServiceClient:
-    """A service client connected to ``tinker_server``."""
+    """Return a service client connected to ``tinker_server``."""
     return tinker_server.service()
 
 
 @pytest.fixture
 def tinker_training(tinker_service: ServiceClient) -> TrainingClient:
-    """A new training client of rank 4, on ``tinker_server``. Async tests can await it: clients work in any event loop."""
+    """Return a new training client of rank 4 on ``tinker_server``. Async tests can await it, in any event loop."""
     return tinker_service.create_lora_training_client("tinker/toy", rank=4, seed=0)
 
 
 @pytest.fixture
 def tinker_sampler(tinker_service: ServiceClient) -> SamplingClient:
-    """A sampling client for the base model of ``tinker_server``."""
+    """Return a sampling client for the base model of ``tinker_server``."""
     return tinker_service.create_sampling_client(base_model="tinker/toy")
 
 
 @pytest.fixture
 def tinker_url(tmp_path: Path) -> Iterator[str]:
-    """The base URL of a toy server on a local port, in real time and without faults."""
+    """Yield the base URL of a toy server on a local port, in real time and without faults."""
     from tinker.testing import toy_server
 
     with toy_server(tmp_path / "tinker-server-on-port") as server, server.on_port() as url:

@@ -11,19 +11,16 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 from httpunk import H2Reason, HeaderMap, HTTPunkError, h1, h2
 from httpunk.asyncio import AutoServerProtocol
 
 from tinker.testing import faults
-from tinker.testing.faults import Fault, ServerResponse
+from tinker.testing.faults import Delivery, Fault, ServerResponse
 
-if TYPE_CHECKING:
-    from tinker.testing.server import Delivery
-
-Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable["Delivery"]]
+Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable[Delivery]]
 _Request: TypeAlias = h1.ServerRequest | h2.ServerRequest
 
 #: Headers of one connection.

@@ -21,7 +21,7 @@ from tinker._http import REJECTED_STATUSES
 from tinker.service_client import ServiceClient
 from tinker.testing import faults
 from tinker.testing.clock import SteppedClock
-from tinker.testing.faults import Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
+from tinker.testing.faults import Delivery, Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
 from tinker.testing.port import Port
 from tinker.testing.script import Answer, AnswerRule, LogprobRule, LossRule, ModelScript
 from tinker.types.datum import Datum
@@ -108,14 +108,6 @@ class ReceivedRequest:
     def _check_operation(self, *operations: str) -> None:
         if self.operation not in operations:
             raise ValueError(f"this is a request of {self.operation}, not of {' or '.join(operations)}")
-
-
-@attrs.frozen
-class Delivery:
-    """The response on its way back. None for ``answer`` means no response; ``fault`` is applied to it."""
-
-    answer: ServerResponse | None
-    fault: Fault | None
 
 
 class FaultyServer:
@@ -467,18 +459,35 @@ class _InProcess(httpx.AsyncBaseTransport):
         if self.server.mode == "down":
             raise httpx.ConnectError("connection refused", request=request)
         limit = cast("dict[str, float | None]", request.extensions.get("timeout", {})).get("read") or _READ_SECONDS
-        waited = _Patience(self.server, limit)
-        delivery = await self.server._serve(request, waited.sleep)  # pyright: ignore[reportPrivateUsage]
-        return await _Transit(request, delivery, waited).answer()
+        return await _InProcessExchange(self.server, request, limit).answer()
 
 
 @attrs.define
-class _Patience:
-    """The read timeout of a client: at most ``limit`` seconds of silence."""
+class _InProcessExchange:
+    """One exchange in the process, whose client accepts at most ``limit`` seconds of silence (its read timeout)."""
 
     server: FaultyServer
+    request: httpx.Request
     limit: float
     timed_out: bool = False
+
+    async def answer(self) -> httpx.Response:
+        """Return the response as httpx reads it. Raises the error of httpx for a broken or silent connection."""
+        delivery = await self.server._serve(self.request, self.sleep)  # pyright: ignore[reportPrivateUsage]
+        answer, fault = delivery.answer, delivery.fault
+        if fault is not None and fault.kind == "hang":
+            await self.sleep(fault.seconds)
+        for seconds in faults.pauses(answer, fault):
+            if self.timed_out:
+                break
+            await self.sleep(seconds)
+        if self.timed_out:
+            raise httpx.ReadTimeout("the read timed out", request=self.request)
+        if answer is None:
+            raise httpx.ReadError("the connection broke", request=self.request)
+        if fault is not None and fault.kind == "truncate":
+            raise httpx.RemoteProtocolError("the connection broke in the middle of the body", request=self.request)
+        return httpx.Response(answer.status, headers=answer.headers, content=answer.content, request=self.request)
 
     async def sleep(self, seconds: float | None) -> None:
         """Let time pass, but not longer than the read timeout; None means forever."""
@@ -486,31 +495,6 @@ class _Patience:
         duration = self.limit if seconds is None else min(seconds, self.limit)
         clock = self.server._clock  # pyright: ignore[reportPrivateUsage]
         await (asyncio.sleep(duration) if clock is None else clock.elapse(duration))
-
-
-@attrs.frozen
-class _Transit:
-    """The body of a response, as httpx reads it."""
-
-    request: httpx.Request
-    delivery: Delivery
-    waited: _Patience
-
-    async def answer(self) -> httpx.Response:
-        answer, fault = self.delivery.answer, self.delivery.fault
-        if fault is not None and fault.kind == "hang":
-            await self.waited.sleep(fault.seconds)
-        for seconds in faults.pauses(answer, fault):
-            if self.waited.timed_out:
-                break
-            await self.waited.sleep(seconds)
-        if self.waited.timed_out:
-            raise httpx.ReadTimeout("the read timed out", request=self.request)
-        if answer is None:
-            raise httpx.ReadError("the connection broke", request=self.request)
-        if fault is not None and fault.kind == "truncate":
-            raise httpx.RemoteProtocolError("the connection broke in the middle of the body", request=self.request)
-        return httpx.Response(answer.status, headers=answer.headers, content=answer.content, request=self.request)
 
 
 @contextmanager

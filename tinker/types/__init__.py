@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tinker_wire.models import AuditLogEntry as AuditLogEntry
     from tinker_wire.models import AuditLogResponse as AuditLogResponse
     from tinker_wire.models import AuthTokenResponse as AuthTokenResponse
+    from tinker_wire.models import BillingEventInfo as BillingEventInfo
     from tinker_wire.models import BillingUsageEvent as BillingUsageEvent
     from tinker_wire.models import BillingUsageResponse as BillingUsageResponse
     from tinker_wire.models import BillingUsageSession as BillingUsageSession
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinished as ClientSessionFinished
     from tinker_wire.models import ClientSessionFinishErrored as ClientSessionFinishErrored
     from tinker_wire.models import ClientSessionFinishInterrupted as ClientSessionFinishInterrupted
+    from tinker_wire.models import ClientSessionFinishReason as ClientSessionFinishReason
     from tinker_wire.models import ClientSessionFinishReasonType as ClientSessionFinishReasonType
     from tinker_wire.models import ClientSessionFinishSuccess as ClientSessionFinishSuccess
     from tinker_wire.models import CopyWeightsRequest as CopyWeightsRequest
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from tinker_wire.models import ExternalWeightsUploadStartResult as ExternalWeightsUploadStartResult
     from tinker_wire.models import ExternalWeightsUrlsResponse as ExternalWeightsUrlsResponse
     from tinker_wire.models import FailedSessionStatusQuery as FailedSessionStatusQuery
+    from tinker_wire.models import FutureCompletion as FutureCompletion
     from tinker_wire.models import FutureFailed as FutureFailed
     from tinker_wire.models import FutureFinished as FutureFinished
     from tinker_wire.models import FutureRetrieveRequest as FutureRetrieveRequest
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
     from tinker_wire.models import SessionCancelled as SessionCancelled
     from tinker_wire.models import SessionEndEvent as SessionEndEvent
     from tinker_wire.models import SessionFailed as SessionFailed
+    from tinker_wire.models import SessionFailedReason as SessionFailedReason
     from tinker_wire.models import SessionFailedRequestReason as SessionFailedRequestReason
     from tinker_wire.models import SessionFailedSamplingSessionReason as SessionFailedSamplingSessionReason
     from tinker_wire.models import SessionFailedTrainingRunReason as SessionFailedTrainingRunReason
@@ -101,6 +105,7 @@ if TYPE_CHECKING:
     from tinker_wire.models import SessionSearchRequest as SessionSearchRequest
     from tinker_wire.models import SessionSearchResponse as SessionSearchResponse
     from tinker_wire.models import SessionStartEvent as SessionStartEvent
+    from tinker_wire.models import SessionStatus as SessionStatus
     from tinker_wire.models import SessionStatusQuery as SessionStatusQuery
     from tinker_wire.models import SessionSummary as SessionSummary
     from tinker_wire.models import Severity as Severity
@@ -155,7 +160,10 @@ if TYPE_CHECKING:
     from tinker.types.requests import GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest
     from tinker.types.requests import OptimStepRequest as OptimStepRequest
     from tinker.types.requests import SampleRequest as SampleRequest
+    from tinker.types.results import CustomLossInputRank as CustomLossInputRank
+    from tinker.types.results import EventType as EventType
     from tinker.types.results import ForwardBackwardOutput as ForwardBackwardOutput
+    from tinker.types.results import FutureRetrieveResponse as FutureRetrieveResponse
     from tinker.types.results import LossFnOutput as LossFnOutput
     from tinker.types.results import PromptAltTokens as PromptAltTokens
     from tinker.types.results import SampledSequence as SampledSequence
@@ -166,14 +174,6 @@ if TYPE_CHECKING:
     from tinker.types.results import TopkLogprobs as TopkLogprobs
     from tinker.types.sample_stream_chunk import SampleStreamChunk as SampleStreamChunk
     from tinker.types.tensor_data import TensorData as TensorData
-    from tinker.types.unions import BillingEventInfo as BillingEventInfo
-    from tinker.types.unions import ClientSessionFinishReason as ClientSessionFinishReason
-    from tinker.types.unions import CustomLossInputRank as CustomLossInputRank
-    from tinker.types.unions import EventType as EventType
-    from tinker.types.unions import FutureCompletion as FutureCompletion
-    from tinker.types.unions import FutureRetrieveResponse as FutureRetrieveResponse
-    from tinker.types.unions import SessionFailedReason as SessionFailedReason
-    from tinker.types.unions import SessionStatus as SessionStatus
     from tinker.types.whoami import WhoamiResponse as WhoamiResponse
 
     TelemetryBatch = TelemetrySendRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args, get_origin
 
 import attrs
 import msgspec
@@ -15,8 +15,6 @@ from tinker._checks import to_plain
 from tinker_records import FieldInfo, Value, explain_change
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from tinker_records import Record
 
 
@@ -52,7 +50,7 @@ def refuse_change(value: Value, name: str, _: object = None) -> NoReturn:
 
 
 def explain_changes(kind: type[V]) -> type[V]:
-    """Have a class that attrs made frozen say more when a value is changed."""
+    """Have a class that attrs made frozen, without slots, say more when a value is changed."""
     for method in ("__setattr__", "__delattr__"):
         setattr(kind, method, refuse_change)
     return kind
@@ -62,6 +60,10 @@ class AttrsValue(Value):
     """Base of value classes made with attrs: their fields are the parameters of the constructor."""
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        if "__attrs_attrs__" in vars(cls):  # attrs makes a class with slots a second time
+            explain_changes(cls)
 
     def _field_values(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}

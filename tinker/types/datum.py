@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import attrs
 from tinker_wire import limits
@@ -15,8 +15,6 @@ from tinker.types.model_input import EncodedTextChunk, ModelInput, suggest_model
 from tinker.types.tensor_data import TensorData
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import torch
     from numpy.typing import NDArray
 
@@ -38,7 +36,6 @@ def _span_id(instance: object, attribute: attrs.Attribute[str], value: str) -> N
         raise ValueError("sequence_id must not be empty")
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class _TokenSpan(AttrsValue):
     sequence_id: str = attrs.field(validator=_span_id)
@@ -79,7 +76,9 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         sparse = value.ndim == 2 and name in SPARSIFIED
         return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
     if isinstance(value, np.ndarray):
-        return TensorData.from_numpy(_read_mask(name, cast("NDArray[Any]", value)))
+        array = cast("NDArray[Any]", value)
+        is_mask = array.dtype.kind == "b"  # booleans become the numbers that the input of this name has
+        return TensorData.from_numpy(array.astype(LIST_DTYPES.get(name, "float32")) if is_mask else array)
     if isinstance(value, list):
         dtype = LIST_DTYPES.get(name)
         quick = None if dtype is None else pack(cast("list[object]", value), dtype)
@@ -100,11 +99,6 @@ def _cast(name: str, array: NDArray[Any], dtype: TensorDtype) -> NDArray[Any]:
         at = int(changed[0])
         raise ValueError(f"{name} must be integers, got {array.reshape(-1)[at]} at position {at}")
     return array.astype(dtype)
-
-
-def _read_mask(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return booleans as the numbers that the input of this name has."""
-    return array.astype(LIST_DTYPES.get(name, "float32")) if array.dtype.kind == "b" else array
 
 
 class NamedTensors(dict[str, TensorData]):

@@ -12,7 +12,7 @@ from tinker_wire import models
 
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, FrozenValue, explain_changes
+from tinker.types._values import AttrsValue, FrozenValue
 
 
 class EncodedTextChunk(FrozenValue):
@@ -98,7 +98,6 @@ def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
     return chunk.expected_tokens
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ImageChunk(AttrsValue):
     """An image.
@@ -121,7 +120,6 @@ class ImageChunk(AttrsValue):
         return _token_count(self)
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(AttrsValue):
     """Reference to an image that the server downloads. Only for sampling and for servers that use JSON.
@@ -144,7 +142,6 @@ class ImageAssetPointerChunk(AttrsValue):
         return _token_count(self)
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class DmelChunk(AttrsValue):
     """Audio features.
@@ -189,7 +186,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 ModelInputChunk: TypeAlias = EncodedTextChunk | ImageAssetPointerChunk | ImageChunk | DmelChunk
-_CHUNKS = (EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, DmelChunk)
+# Each kind with its `type`, and the field that tells the kind where the plain form has no `type`.
+_KINDS: Sequence[tuple[type[ModelInputChunk], str, str]] = (
+    (EncodedTextChunk, "encoded_text", "tokens"),
+    (ImageChunk, "image", "data"),
+    (ImageAssetPointerChunk, "image_asset_pointer", "location"),
+    (DmelChunk, "dmel", "dmel"),
+)
+_CHUNKS = tuple(kind for kind, _, _ in _KINDS)
 
 
 def _chunk_list(chunks: Iterable[ModelInputChunk | Mapping[str, object]]) -> list[ModelInputChunk]:
@@ -202,33 +206,15 @@ def _chunk_list(chunks: Iterable[ModelInputChunk | Mapping[str, object]]) -> lis
     return result
 
 
-# By `type`, and by the field that tells the kind where the plain form has no `type`.
-_BY_TYPE: dict[str, type[ModelInputChunk]] = {
-    "encoded_text": EncodedTextChunk,
-    "image": ImageChunk,
-    "image_asset_pointer": ImageAssetPointerChunk,
-    "dmel": DmelChunk,
-}
-_BY_FIELD: dict[str, type[ModelInputChunk]] = {
-    "tokens": EncodedTextChunk,
-    "data": ImageChunk,
-    "location": ImageAssetPointerChunk,
-    "dmel": DmelChunk,
-}
-
-
 def _read_chunk(chunk: object) -> object:
     """Return a chunk from its plain form; a value that is not a mapping is left to the constructor to refuse."""
     if not isinstance(chunk, Mapping):
         return chunk
     fields = cast("Mapping[str, object]", chunk)
-    if "type" in fields:
-        kind = _BY_TYPE.get(str(fields["type"]))
-    else:
-        kind = next((kind for field, kind in _BY_FIELD.items() if field in fields), None)
-    if kind is None:
-        raise ValueError(f"unknown kind of chunk: type {fields.get('type')!r}, with the fields {', '.join(fields)}")
-    return kind.model_validate(fields)
+    for kind, name, field in _KINDS:
+        if fields["type"] == name if "type" in fields else field in fields:
+            return kind.model_validate(fields)
+    raise ValueError(f"unknown kind of chunk: type {fields.get('type')!r}, with the fields {', '.join(fields)}")
 
 
 class Tokenizer(Protocol):
@@ -239,7 +225,6 @@ class Tokenizer(Protocol):
         ...
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ModelInput(AttrsValue):
     """Input of the model: chunks in order.

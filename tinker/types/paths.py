@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from tinker.types._values import AttrsValue, explain_changes
+from tinker.types._values import AttrsValue
 
 CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
 ModelID: TypeAlias = str
@@ -20,7 +20,6 @@ _TYPES: dict[str, CheckpointType] = {
 SCHEME = "tinker://"
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class ParsedCheckpointTinkerPath(AttrsValue):
     """Parts of a checkpoint path.

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import attrs
 
-from tinker.types._values import AttrsValue, explain_changes
+from tinker.types._values import AttrsValue
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.params import AdamParams, DimuonParams, LossFnType, OptimParams, SamplingParams
@@ -31,7 +31,6 @@ def _tensor(value: object) -> TensorData | None:
     return None if value is None else TensorData.model_validate(value)
 
 
-@explain_changes
 @attrs.frozen
 class ForwardBackwardInput(AttrsValue):
     """Data and loss of one computation.
@@ -51,7 +50,6 @@ def _loss_input(value: object) -> ForwardBackwardInput:
     return ForwardBackwardInput.model_validate(value)
 
 
-@explain_changes
 @attrs.frozen
 class ForwardBackwardRequest(AttrsValue):
     """Body of a ``forward_backward`` request."""
@@ -61,7 +59,6 @@ class ForwardBackwardRequest(AttrsValue):
     seq_id: int | None = None
 
 
-@explain_changes
 @attrs.frozen
 class ForwardRequest(AttrsValue):
     """Body of a ``forward`` request."""
@@ -71,7 +68,6 @@ class ForwardRequest(AttrsValue):
     seq_id: int | None = None
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class OptimStepRequest(AttrsValue):
     """Body of an ``optim_step`` request.
@@ -125,7 +121,6 @@ def _optim_params(value: object) -> OptimParams:
     return DimuonParams.model_validate(fields) if fields.get("type") == "dimuon" else AdamParams.model_validate(fields)
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class SampleRequest(AttrsValue):
     """Body of a sample request to a sampling session, a base model or a checkpoint."""
@@ -157,7 +152,6 @@ def instant(value: datetime.datetime | str) -> datetime.datetime:
     return given
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class GetBillingUsageRequest(AttrsValue):
     """Period of a billing query; both ends must have a time zone.
@@ -175,7 +169,6 @@ class GetBillingUsageRequest(AttrsValue):
             raise ValueError(f"starting_on ({self.starting_on}) must be before ending_before ({self.ending_before})")
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
     """Which checkpoints to count.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast
 
 import attrs
+from tinker_wire import models
 from tinker_wire.models import StopReason
 
 from tinker.types import console
@@ -17,8 +18,6 @@ from tinker.types.tensor_data import TensorData
 from tinker_records import FieldInfo
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
@@ -33,7 +32,6 @@ TopkRow: TypeAlias = list[tuple[int, float]] | None
 _EQUAL_ARRAYS = attrs.cmp_using(eq=lambda one, other: np.array_equal(one, other))
 
 
-@explain_changes
 @attrs.frozen
 class ForwardBackwardOutput(Signposted, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
@@ -75,7 +73,6 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
             return super().__getattr__(name)
 
 
-@explain_changes
 @attrs.frozen
 class TopkLogprobs(AttrsValue):
     """The k most likely tokens at each of n positions.
@@ -130,7 +127,6 @@ def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
     return cells or None
 
 
-@explain_changes
 @attrs.frozen
 class PromptAltTokens(AttrsValue):
     """The k alternatives drawn at each position of a prompt of n tokens.
@@ -367,7 +363,6 @@ class SampleResponse(Signposted, AttrsValue):
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class _Saved(AttrsValue):
     path: str
@@ -411,3 +406,22 @@ class SaveWeightsExternalResponse(_Saved):
         path: The path, ``tinker://<training run>/external_weights/<name>``.
         type: The server's name for the kind of response; None if it sends none.
     """
+
+
+# Unions that the contract has none of.
+
+FutureRetrieveResponse: TypeAlias = (
+    models.TryAgainResponse
+    | ForwardBackwardOutput
+    | models.OptimStepResponse
+    | SaveWeightsResponse
+    | models.LoadWeightsResponse
+    | SaveWeightsForSamplerResponse
+    | SaveWeightsExternalResponse
+    | models.CreateModelResponse
+    | models.UnloadModelResponse
+    | SampleResponse
+    | models.RequestFailedResponse
+)
+EventType: TypeAlias = Literal["SESSION_START", "SESSION_END", "UNHANDLED_EXCEPTION", "GENERIC_EVENT"]
+CustomLossInputRank: TypeAlias = Literal[0, 1, 2]

@@ -76,7 +76,7 @@ class TensorData(FrozenValue):
             _check_csr(array, shape, sparse_crow_indices or (), sparse_col_indices or ())
         elif shape is not None:
             array = _reshape(array, tuple(shape))
-        _set(self, array, dtype, shape, sparse_crow_indices, sparse_col_indices)
+        _set(self, array, shape, sparse_crow_indices, sparse_col_indices)
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> TensorData:
@@ -251,9 +251,8 @@ class TensorData(FrozenValue):
         return TensorData, (self._numpy, self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorData:
-        copy = TensorData.__new__(TensorData)
-        _set(copy, self._numpy.copy(), self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)
-        return copy
+        indices = self.sparse_crow_indices, self.sparse_col_indices
+        return _set(TensorData.__new__(TensorData), self._numpy.copy(), self.shape, *indices)
 
 
 def _reshape(array: NumericArray, shape: tuple[int, ...]) -> NumericArray:
@@ -276,24 +275,22 @@ def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) ->
 def _set(
     tensor: TensorData,
     array: NumericArray,
-    dtype: TensorDtype,
     shape: Sequence[int] | None,
-    crow: Sequence[int] | None,
-    col: Sequence[int] | None,
-) -> None:
+    crow: Sequence[int] | None = None,
+    col: Sequence[int] | None = None,
+) -> TensorData:
     put = object.__setattr__
     put(tensor, "_numpy", array)
-    put(tensor, "dtype", dtype)
+    put(tensor, "dtype", "float32" if array.dtype.kind == "f" else "int64")
     put(tensor, "shape", None if shape is None else list(shape))
     put(tensor, "sparse_crow_indices", None if crow is None else list(crow))
     put(tensor, "sparse_col_indices", None if col is None else list(col))
+    return tensor
 
 
 def wrap(array: NumericArray) -> TensorData:
     """Return the tensor of an array that has one of the two dtypes and is writable; it is shared."""
-    tensor = TensorData.__new__(TensorData)
-    _set(tensor, array, "float32" if array.dtype.kind == "f" else "int64", array.shape, None, None)
-    return tensor
+    return _set(TensorData.__new__(TensorData), array, array.shape)
 
 
 def _sparsify(array: NumericArray, pad_value: int) -> TensorData:
@@ -303,11 +300,7 @@ def _sparsify(array: NumericArray, pad_value: int) -> TensorData:
     if (rows + 1) + 2 * nnz >= rows * cols:
         return wrap(array)
     crow = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
-    tensor = TensorData.__new__(TensorData)
-    dtype: TensorDtype = "float32" if array.dtype.kind == "f" else "int64"
-    values = array[kept]
-    _set(tensor, values, dtype, (rows, cols), crow.tolist(), np.nonzero(kept)[1].tolist())
-    return tensor
+    return _set(TensorData.__new__(TensorData), array[kept], (rows, cols), crow.tolist(), np.nonzero(kept)[1].tolist())
 
 
 def _check_csr(values: NumericArray, shape: Sequence[int] | None, crow: Sequence[int], col: Sequence[int]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from tinker.types._values import AttrsValue, explain_changes
+from tinker.types._values import AttrsValue
 
 
-@explain_changes
 @attrs.frozen(kw_only=True)
 class WhoamiResponse(AttrsValue):
     """The user and the organization that own a credential.

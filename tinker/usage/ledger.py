@@ -5,20 +5,16 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
 
 from tinker.observing import Event, TokensUsed
+from tinker.observing.tables import ShownAsTable
 from tinker.usage.counts import TokenCounts
 from tinker.usage.prices import Price, price_of
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 UsageKeyName: TypeAlias = Literal["base_model", "training_run_id", "session_id", "operation"]
-_COLUMNS = ("Model", "Run", "Operation", "Requests", "Trained", "Prefilled", "Cached", "Sampled", "Unconfirmed")
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +47,7 @@ class UsageLine:
         return (self.base_model or "?", self.training_run_id or "-", self.operation, *(f"{number:,}" for number in numbers))
 
 
-class Usage:
+class Usage(ShownAsTable):
     """Observer that counts the tokens that clients use.
 
     Pass it to ``ServiceClient(observers=[...])`` or ``add_observer``; it may observe several clients. It is shown as a table by
@@ -68,6 +64,9 @@ class Usage:
     >>> usage.cost({"tinker/toy": Price(train=3, prefill=1, sample=2)})
     5e-06
     """
+
+    _title = "Tokens"
+    _columns = ("Model", "Run", "Operation", "Requests", "Trained", "Prefilled", "Cached", "Sampled", "Unconfirmed")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,7 +85,10 @@ class Usage:
                 session_id=event.session_id,
                 operation=event.operation,
             )
-            self._lines[key] = _add(line, counts, confirmed=event.is_confirmed)
+            if event.is_confirmed:
+                self._lines[key] = attrs.evolve(line, requests=line.requests + 1, tokens=line.tokens + counts)
+            else:
+                self._lines[key] = attrs.evolve(line, unconfirmed=line.unconfirmed + counts)
 
     def lines(self) -> tuple[UsageLine, ...]:
         """Return the usage so far, by model, run and operation, in the order of first use."""
@@ -138,25 +140,5 @@ class Usage:
     def __repr__(self) -> str:
         return f"<Usage {self.total}>"
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*_COLUMNS, title="Tokens")
-        for cells in self._rows():
-            table.add_row(*map(Text, cells))
-        return table
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>" for cells in self._rows())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
     def _rows(self) -> Iterator[Sequence[str]]:
         return (line.cells for line in self.lines())
-
-
-def _add(line: UsageLine, counts: TokenCounts, *, confirmed: bool) -> UsageLine:
-    if not confirmed:
-        return attrs.evolve(line, unconfirmed=line.unconfirmed + counts)
-    return attrs.evolve(line, requests=line.requests + 1, tokens=line.tokens + counts)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import attrs
 
-from tinker._checks import check_number
+from tinker._checks import check_field, check_number
 from tinker.usage.counts import TokenCounts
 
 MILLION = 1_000_000
@@ -19,10 +19,7 @@ ANY_MODEL = "*"
 """The key of the price of every model without a price of its own."""
 
 
-def _check_price(price: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is None and attribute.default is None:
-        return
-    check_number(attribute.name, value)
+_PRICE = check_field(check_number)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,10 +36,10 @@ class Price:
     1.0
     """
 
-    train: float = attrs.field(validator=_check_price)
-    prefill: float = attrs.field(validator=_check_price)
-    sample: float = attrs.field(validator=_check_price)
-    cached: float | None = attrs.field(default=None, validator=_check_price)
+    train: float = attrs.field(validator=_PRICE)
+    prefill: float = attrs.field(validator=_PRICE)
+    sample: float = attrs.field(validator=_PRICE)
+    cached: float | None = attrs.field(default=None, validator=attrs.validators.optional(_PRICE))
 
     def cost(self, counts: TokenCounts) -> float:
         """Return the cost of tokens.

@@ -78,7 +78,7 @@ def logged(folder: Path, name: str) -> list[Any]:
 
 
 async def supervised(url: str, folder: Path) -> None:
-    """Chats, with held-out ones and checkpoints; then the same run goes on where it stopped, and another from its weights."""
+    """Train on chats, with held-out ones and checkpoints; then resume the run, and start another from its weights."""
     builder = FromConversationFileBuilder(common_config=COMMON, file_path=conversations(folder), test_size=2)
 
     def config(**changes: Any) -> sft.Config:
@@ -119,7 +119,7 @@ def rl_config(url: str, folder: Path, **changes: Any) -> rl.Config:
 
 
 async def reinforcement(url: str, folder: Path) -> None:
-    """On-policy, in two optimizer steps a batch, held to the base model and measured afterwards; then the run goes on."""
+    """Train on-policy, in two optimizer steps a batch, with a KL penalty to the base model; then resume the run."""
     reference = rl.KLReferenceConfig(base_model=MODEL)
     how: dict[str, Any] = {"num_substeps": 2, "compute_post_kl": True, "kl_penalty_coef": 0.1, "kl_reference_config": reference}
     await rl.main(rl_config(url, folder, dataset_builder=arithmetic(1), **how))
@@ -193,7 +193,7 @@ def brief_completer(**options: Any) -> TinkerMessageCompleter:
 
 
 async def recipe_rubric(url: str, folder: Path) -> None:
-    """The recipe's command with its default loss; the model is its own grader."""
+    """Run the recipe's command with its default loss; the model grades itself."""
     items = [{"rubric_str": "Be brief.", "extraction_regex": "(0)", "grader_output_format_instruction": "Say a number."}]
     data = folder / "rubric.jsonl"
     lines = [json.dumps({"convo": [{"role": "user", "content": asked}], "rubric_items": items}) for asked, _ in QUESTIONS]

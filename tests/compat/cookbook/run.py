@@ -16,14 +16,14 @@ from tinker.local import Settings, running_server
 
 SCRIPT = Path(__file__).with_name("loops.py")
 LOOPS = re.findall(r"^async def ([a-z]\w+)\(url", SCRIPT.read_text(), re.MULTILINE)
-# What a server does not have: a bare SkyRL server makes no files for others, and does not know the loss stable_reinforce.
+# Loops that a server cannot run: a bare SkyRL server makes no files for others, and lacks the loss stable_reinforce.
 WITH_DEFAULT_LOSS = frozenset({"reinforcement_async", "recipe_math_rl", "recipe_rl_loop", "recipe_rubric"})
 ABSENT = {"official": frozenset[str](), "skyrl": WITH_DEFAULT_LOSS | {"download"}}
 NO_HUB = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TINKER_API_KEY": "tml-cookbook"}
 
 
 def main() -> int:
-    """The number of profiles with failures. What the cookbook says is shown where a loop fails."""
+    """Return the number of profiles with failures; the cookbook's output is shown where a loop fails."""
     names = sys.argv[1:] or list(LOOPS)
     return sum(run(profile, [name for name in names if name not in absent]) != 0 for profile, absent in ABSENT.items())
 

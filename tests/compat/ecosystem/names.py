@@ -30,7 +30,7 @@ def find_names(source: str) -> set[str]:
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Each imported name of the package, and what the source calls it."""
+    """Yield each imported name of the package, and its alias in the source."""
     if isinstance(node, ast.Import):
         yield from ((one.name, one.asname or PACKAGE) for one in node.names if _is_ours(one.name))
     elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_ours(node.module or ""):

@@ -1,4 +1,4 @@
-"""What `docs/ecosystem.md` and the terminal say about a run, and what of it nobody has explained."""
+"""The text of `docs/ecosystem.md` and of the terminal about a run, and the differences without an explanation."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def problems(name: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def why(result: dict[str, Any], step: str) -> str:
-    """What the failing clients said."""
+    """Return the output of the failing clients."""
     said = (result["steps"][client].get(step, {"why": "did not run"})["why"] for client in ("official", "ours"))
     return " / ".join(text[-600:] for text in said if text)
 
@@ -100,7 +100,7 @@ def whole(results: dict[str, Any]) -> str:
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """What one package is, which steps ran, and which ended otherwise."""
+    """Describe one package, the steps that ran, and those with different results."""
     own = [step for step in all_steps(result) if "." in step]
     ran = [step for step in all_steps(result) if "." not in step]
     parts = [f"{len(own)} of its own tests"] * bool(own) + [", ".join(ran)] * bool(ran)
@@ -110,7 +110,7 @@ def section(name: str, result: dict[str, Any]) -> str:
 
 
 def explained(result: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each reason, with the steps that it stands for."""
+    """Yield a sentence for each reason, with its steps."""
     for step in different(result):
         who = "the official client" if passed(result, "official", step) else "this client"
         yield f"`{step}` passes only with {who}: {reason(result, 'differences', step) or 'not explained'}."

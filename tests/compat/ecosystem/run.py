@@ -76,7 +76,7 @@ def run_package(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_environment(home: Path, package: dict[str, Any], name: str, client: str, wheel: Path) -> Path:
-    """An environment with PyTorch, one client, what the package needs, and the package; returns its Python."""
+    """Make an environment with PyTorch, one client, the package and its dependencies; return its Python."""
     python = home / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
@@ -88,13 +88,13 @@ def make_environment(home: Path, package: dict[str, Any], name: str, client: str
     if client == "ours":
         pip(python, lock, "--force-reinstall", "--no-deps", str(wheel))
     versions = {"tinker-cookbook": package["cookbook"], name: package["version"]}
-    exact = ("--no-deps", "--ignore-requires-python")  # a script gives a package what it misses of a newer Python
+    exact = ("--no-deps", "--ignore-requires-python")  # a script adds features of a newer Python that a package needs
     pip(python, lock, *exact, *(f"{one}=={version}" for one, version in versions.items()))
     return python
 
 
 def pip(python: Path, lock: str, *what: str) -> None:
-    """Install into the environment of that Python what the lock allows."""
+    """Install packages into the environment of that Python, limited by the lock."""
     done = subprocess.run(
         [str(python), "-m", "pip", "install", "-q", "--no-compile", *what],
         env=clean(PIP_CONSTRAINT=lock, PIP_BUILD_CONSTRAINT=lock),
@@ -107,7 +107,7 @@ def pip(python: Path, lock: str, *what: str) -> None:
 
 
 def clean(**more: str) -> dict[str, str]:
-    """The variables of this process but for those that concern Python and this package."""
+    """Return the variables of this process except those of Python and this package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TINKER", "VIRTUAL_ENV"))}
     return {**kept, **more}
 
@@ -145,7 +145,7 @@ def run_script(script: str, folder: Path, python: Path, variables: dict[str, str
 
 
 def run_own_tests(name: str, package: dict[str, Any], folder: Path, python: Path, variables: dict[str, str]) -> Results:
-    """The tests of the source distribution, by pytest; skipped ones are left out, and those that fail run once more, alone."""
+    """Run pytest on the source distribution; skipped tests are left out, and failing ones are repeated alone."""
     source = unpack(name, package["version"], folder)
     listed = package.get("tests") or (COOKBOOK / package["tests_listed"]).read_text().split()
     found: Results = {}
@@ -199,7 +199,7 @@ def run_loops(url: str, folder: Path, python: Path, variables: dict[str, str]) -
 
 
 def follow(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and keep what it says beside its results."""
+    """Run a command to its end, and keep its output with its results."""
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Requests and results of two clients, made alike where they may differ, and held against one another."""
+"""Normalize and compare the requests and results of two clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Message:
 
 
 def messages(requests: Iterable[Recorded]) -> Counter[Message]:
-    """What was said, how often, as far as that is of matter."""
+    """Count the messages that are compared."""
     found = [_message(request) for request in requests]
     once = {one for one in found if one.operation in COUNTED_ONCE}
     return Counter([*once, *(one for one in found if one.operation not in NOT_COMPARED and one not in once)])
@@ -65,7 +65,7 @@ def _operation(request: Recorded) -> tuple[str, str]:
 
 
 def _json(operation: str, content: bytes) -> Any:
-    """The body, with the contract's defaults where it leaves fields out; what the contract does not know stays."""
+    """Return the body with the contract's defaults for missing fields; unknown fields stay."""
     if not content:
         return None
     raw, row = json.loads(content), OPERATIONS.get(operation)

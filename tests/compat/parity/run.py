@@ -85,7 +85,7 @@ def compared(script: Path, pythons: dict[str, str]) -> tuple[bool, str]:
 
 
 def run(script: Path, python: str) -> Run:
-    """The script with that Python's client, on a server of its own."""
+    """Run the script with that Python's client, on a separate server."""
     with recording_server() as (url, requests), tempfile.TemporaryFile("w+") as output:
         environment = {**_environment(), "TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-parity", "TINKER_TELEMETRY": "0"}
         try:

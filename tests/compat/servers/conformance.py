@@ -10,7 +10,7 @@ from servers import HERE, KEY, MODEL, Server
 REPORTS = HERE.parents[2] / "docs" / "conformance"
 CHECK_SECONDS = 240.0
 WHOLE_SECONDS = 3600.0
-#: What the command ends with when the kit could do its work, whatever it has found.
+#: Exit statuses with which the kit has finished, whatever it has found.
 DONE = (0, 1, 3)
 
 

@@ -108,7 +108,7 @@ def python_of(client: str, python: str, name: str, wheel: Path) -> str:
     if client == "ours":
         other = home.with_name(f"{home.name}-with-ours")
         shutil.rmtree(other, ignore_errors=True)
-        shutil.copytree(home, other, symlinks=True, copy_function=os.link)  # what pip replaces, it writes anew
+        shutil.copytree(home, other, symlinks=True, copy_function=os.link)  # pip rewrites the files that it replaces
         home = other
     python = str(home / "bin" / "python")
     install = [python, "-m", "pip", "install", "-q"]
@@ -145,7 +145,7 @@ def run_with(client: str, python: str, tests: OwnTests, source: Path) -> dict[st
 
 
 def jax_settings(cache: Path) -> dict[str, str]:
-    """JAX on the CPU, with what was compiled kept for the next run: each test starts a server."""
+    """Return settings for JAX on the CPU that keep compiled code for the next run: each test starts a server."""
     kept = {"MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
     settings = {f"JAX_PERSISTENT_CACHE_{name}": value for name, value in kept.items()}
     return {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(cache), **settings}

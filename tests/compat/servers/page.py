@@ -1,4 +1,4 @@
-"""Write the results on docs/servers.md and docs/conformance/servers-steps.md from what the runs have recorded.
+"""Write docs/servers.md and docs/conformance/servers-steps.md from the recorded results.
 
 python tests/compat/servers/page.py [--check | --notes]
 """
@@ -22,7 +22,7 @@ DOCS = HERE.parents[2] / "docs"
 SUMMARY, STEPS = DOCS / "servers.md", DOCS / "conformance" / "servers-steps.md"
 BEGIN, END = "<!-- begin: made by nox -s servers -->", "<!-- end: made by nox -s servers -->"
 STATUSES = ("passed", "failed", "timeout", "not reached", "not offered")
-# How a server says that it does not have what is asked for.
+# How a server reports that it lacks a feature.
 LACKING_CODES = (404, 405, 501)
 LONGEST_REASON = 220
 STEPS_HEAD = """# Server test results
@@ -89,7 +89,7 @@ def outdated() -> list[str]:
 
 
 def notes() -> dict[str, dict[str, Any]]:
-    """What is known by hand of a step on a server: whether the server lacks it, and the reason in words."""
+    """Return the handwritten notes about steps and servers: whether the server lacks the feature, and the reason."""
     return tomllib.loads((HERE / "notes.toml").read_text())
 
 
@@ -112,7 +112,7 @@ def step_title(title: str) -> str:
 
 
 def summary(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """What a user needs: versions and totals, results by area, and the limits of each server."""
+    """Return the summary for users: versions and totals, results by area, and the limits of each server."""
     return "\n".join([*totals(runs), *areas(runs), *advice(runs)])
 
 
@@ -139,7 +139,7 @@ def totals(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 
 
 def share(run: dict[str, Any] | None) -> str:
-    """How many steps of a run passed, of those that its client has."""
+    """Return how many steps of a run passed, of those that its client has."""
     found = [one["status"] for one in run["steps"] if one["status"] != "not offered"] if run else []
     return f"{found.count('passed')} of {len(found)}" if found else "not run"
 
@@ -161,7 +161,7 @@ def areas(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 
 
 def advice(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
-    """What a user of each server must know, from the notes of the steps that do not pass."""
+    """Yield the advice for users of each server, from the notes of the steps that do not pass."""
     for server in servers_in(runs):
         found = (note_on(server.name, one) for one in failed_steps(runs[server.name, "ours"]))
         lines = [f"- {note['advice']}" for note in found if "advice" in note]
@@ -170,7 +170,7 @@ def advice(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 
 
 def note_on(server: str, one: dict[str, Any]) -> dict[str, Any]:
-    """What is known by hand of a step."""
+    """Return the handwritten note about a step."""
     note: dict[str, Any] = notes().get(server, {}).get(f"{one['area']}: {one['title']}", {})
     return note
 
@@ -239,7 +239,7 @@ def features(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 
 
 def verdict(server: str, one: dict[str, Any] | None) -> str:
-    """What a cell says: works, missing, differs, or why nothing is known."""
+    """Return the text of a cell: works, missing, differs, or why the result is unknown."""
     if one is None:
         return ""
     plain = {"passed": "works", "not reached": "blocked", "not offered": "not in this client"}
@@ -250,7 +250,7 @@ def verdict(server: str, one: dict[str, Any] | None) -> str:
 
 
 def reasons(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
-    """What is different, in words: those of a note, else those that the user of this client gets."""
+    """Yield the differences in words: those of a note, else the errors that users of this client get."""
     for server in servers_in(runs):
         if failed := failed_steps(runs[server.name, "ours"]):
             yield from (f"## Differences on {server.title}", "")

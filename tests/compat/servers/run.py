@@ -93,7 +93,7 @@ def try_own_tests(server: Server, python: str, arguments: argparse.Namespace) ->
 
 
 def run_scenario(server: Server, python: str, client: str, client_python: str, arguments: argparse.Namespace) -> None:
-    """One run, recorded with what was run."""
+    """Run one scenario, and record it with its versions."""
     folder = fresh_folder(arguments.scratch / "run" / f"{server.name}-{client}")
     out = folder / "outcomes.json"
     total = arguments.total * arguments.slow
@@ -173,12 +173,12 @@ def new_environment(home: Path) -> str:
 
 
 def pip(python: str, lock: str, *arguments: str) -> None:
-    """Install into an environment what a lock allows."""
+    """Install packages into an environment, limited by a lock."""
     subprocess.run([python, "-m", "pip", "install", "-q", *arguments], env=locked(lock), check=True)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

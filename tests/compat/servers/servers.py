@@ -1,4 +1,4 @@
-"""The servers that are compared: how each is installed and started, and what is replaced as it cannot run on a CPU."""
+"""The compared servers: how each is installed and started, and the parts replaced because they cannot run on a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU_TORCH = "PyTorch 2.13.0 for CPUs instead of the version that it pins"
 
 @dataclass(frozen=True)
 class Server:
-    """A server: its name, its package on the index (none is ours), the official client of its own age, and its program."""
+    """A server: its name, its package on the index, the official client of the same age, and its program."""
 
     name: str
     title: str
@@ -132,7 +132,7 @@ def locked(lock: str) -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    """The variables of this process without those that are meant for clients."""
+    """Return the variables of this process without those of clients."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
 
 

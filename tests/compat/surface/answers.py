@@ -42,7 +42,7 @@ def fields_of(kind: Any) -> dict[str, dict[str, bool]]:
         return {}
     try:
         hints = typing.get_type_hints(kind)
-    except NameError:  # annotated with what is imported for type checkers only; such classes are inputs
+    except NameError:  # annotated with names imported for type checkers only; such classes are inputs
         return {}
     missing = dataclasses.MISSING
     return {

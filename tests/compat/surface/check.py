@@ -43,7 +43,7 @@ class Reason:
 
 
 def reasons() -> list[Reason]:
-    """What is known to differ."""
+    """Return the known differences."""
     listed = tomllib.loads(REASONS.read_text())["difference"]
     return [Reason(one["why"], {re.compile(pattern): 0 for pattern in one["what"]}) for one in listed]
 
@@ -62,7 +62,7 @@ def differences(official: Path, ours: Path) -> Iterator[tuple[str, str]]:
 
 
 def held(official: Path, ours: Path, known: list[Reason]) -> list[str]:
-    """Print the score; return the differences nobody gave a reason for."""
+    """Print the score; return the differences without a reason."""
     explained: Counter[str] = Counter()
     unexplained: list[str] = []
     for group, line in differences(official, ours):

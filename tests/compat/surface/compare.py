@@ -484,7 +484,7 @@ def cmp_rest(A: dict, B: dict) -> None:
             R.item("probes", n, None)
         else:
             R.item("probes", n, [] if same_probe(v, w) else [f"{v[:220]}  !=  {w[:220]}"])
-    # what the official client takes must be taken; more may be
+    # values that the official client accepts must be accepted; more may be
     for n, v in A.get("arguments", {}).items():
         w = B.get("arguments", {}).get(n)
         R.item("arguments", n, None if w is None else [] if w == "taken" or v != "taken" else [f"{v}  !=  {w}"])

@@ -72,7 +72,7 @@ assert_type(types.AdamParams().model_copy(update={"eps": 1e-8}), types.AdamParam
 
 
 async def forms() -> None:
-    """The forms of every version: await what a method returns, or call its coroutine twin."""
+    """Use the forms of every version: await a method's result, or call its coroutine twin."""
     client = await service.create_lora_training_client_async(base_model="tinker/babble")
     assert_type(client, tinker.TrainingClient)
     assert_type(await client, tinker.TrainingClient)

@@ -87,7 +87,7 @@ PASSED_ON: dict[str, str] = {
 GENERATED = set(re.findall(r"models\.(\w+)\(", (BINDINGS / "clients.py").read_text()))
 
 
-# ----------------------------------------------------------------------------------------------------- what the records say
+# ----------------------------------------------------------------------------------------------------- fields of records
 
 
 def defined() -> dict[str, ast.ClassDef | ast.AnnAssign]:
@@ -109,7 +109,7 @@ def fields_of(record: ast.AST) -> dict[str, ast.AnnAssign]:
 
 
 def requested() -> dict[str, ast.ClassDef]:
-    """Return the records that bodies of requests are made of, by their names."""
+    """Return the records in request bodies, by their names."""
     everything = defined()
     found: dict[str, ast.ClassDef | ast.AnnAssign] = {}
     waiting = [name for operation in OPERATIONS.values() for name in _names(operation.body)]
@@ -200,7 +200,7 @@ def add_members() -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the bindings, and what the type checker remembers of everything else."""
+    """A folder with a copy of the bindings, and the type checker's cache of everything else."""
     folder = tmp_path_factory.mktemp("bindings")
     shutil.copytree(BINDINGS, folder / "tinker_wire", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "mypy.ini").write_text(CONFIG.format(copy=folder, root=ROOT))
@@ -249,7 +249,7 @@ def test_a_new_required_field_is_an_error_in_the_client(copy: Path) -> None:
 
 
 def test_a_new_member_or_value_is_an_error_where_the_client_tells_them_apart(copy: Path) -> None:
-    """Each union and closed enum is told apart by at least one typed line of the client, or passed on as a whole."""
+    """Each union and closed enum is matched by at least one typed line of the client, or passed on as a whole."""
     lines = check_client(copy, add_members())
     unnoticed = {name for name in unions() | enums() if not any(f"AddedTo{name}" in line for line in lines)}
     assert sorted(unnoticed ^ PASSED_ON.keys()) == []

@@ -66,7 +66,7 @@ def likeliest() -> Any:
 
 
 def loss() -> Any:
-    """What a loss over one datum answers."""
+    """Return the response to a loss over one datum."""
     record = messages.ArrayRecord(type_tag="ArrayRecord", num_datums=1)
     record.fields["logprobs"].dtype = messages.DTYPE_FLOAT32
     record.fields["logprobs"].offsets = np.array([0, 20], "<i8").tobytes()
@@ -103,7 +103,7 @@ def spans(service: Any) -> None:
 
 
 class Recorder:
-    """What the server has answered, and what it will."""
+    """The given and the next responses of the server."""
 
     def __init__(self) -> None:
         self.lock, self.lines, self.results, self.ids = threading.Lock(), list[Any](), dict[str, Any](), dict[str, str]()
@@ -168,7 +168,7 @@ def body_of(kind: str, content: bytes) -> Any:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request, and notes both."""
+    """Answers one request, and records both."""
 
     protocol_version = "HTTP/1.1"
     recorder: Recorder

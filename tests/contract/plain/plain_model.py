@@ -11,7 +11,7 @@ _BASE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
 
 
 class Adapter:
-    """What is trained: two matrices, their gradient, and the state of Adam."""
+    """A trained adapter: two matrices, their gradient, and the state of Adam."""
 
     def __init__(self, rank: int, seed: int | None) -> None:
         generator = np.random.default_rng(seed)
@@ -36,7 +36,7 @@ class Adapter:
         return logprobs[rows, targets]
 
     def step(self, params: dict[str, float]) -> None:
-        """One step of Adam, which uses the gradient up."""
+        """Take one step of Adam, and clear the gradient."""
         self.steps += 1
         beta1, beta2, clip = params["beta1"], params["beta2"], params["grad_clip_norm"]
         norm = float(np.sqrt(sum((each**2).sum() for each in self.gradient)))
@@ -49,7 +49,7 @@ class Adapter:
             gradient[:] = 0
 
     def draw(self, token: int, params: dict[str, Any], generator: np.random.Generator) -> int:
-        """The token after a token."""
+        """Draw the token after a token."""
         logprobs = self.logprobs([token])[0]
         top_k, temperature = params.get("top_k", -1), params.get("temperature", 1.0)
         kept = np.argsort(-logprobs)[: top_k if top_k > 0 else None]

@@ -1,4 +1,4 @@
-"""A server that shares no code with this package: a second witness of what the conformance kit asks, over plain HTTP and JSON."""
+"""A server that shares no code with this package: a second implementation for the conformance kit, over plain HTTP and JSON."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ OPERATIONS = (
 
 
 class Refusal(Exception):
-    """The answer to a request that is not carried out: a status of 400 or more, and what is wrong."""
+    """The response to a refused request: a status of 400 or more, and the reason."""
 
 
 def need(body: Any, kind: type, *names: str) -> Any:
-    """The field of that name, and in it the field of the next name. A misfit is 422, with its place."""
+    """Return the field of that name, and in it the field of the next name. A misfit is 422, with its place."""
     for index, name in enumerate(names):
         if not isinstance(body, dict) or name not in body:
             raise Refusal(422, [{"loc": ["body", *names[: index + 1]], "msg": "this field is required", "type": "missing"}])
@@ -70,7 +70,7 @@ def now(seconds: float = 0) -> str:
 
 
 class Model:
-    """A training run: what is trained, and the requests that wait for the one with the number below theirs."""
+    """A training run: its adapter, and the requests that wait for the number below theirs."""
 
     def __init__(self, rank: int, seed: int | None) -> None:
         self.rank, self.adapter, self.inflight, self.used = rank, Adapter(max(rank, 1), seed), Adapter(1, 0), now()
@@ -78,7 +78,7 @@ class Model:
 
 
 class Server:
-    """What the server knows, and one method for each operation."""
+    """The server's state, and one method for each operation."""
 
     def __init__(self, hold_seconds: float, gap_seconds: float) -> None:
         self.hold_seconds, self.changed, self.sessions = hold_seconds, threading.Condition(), set[str]()

@@ -11,20 +11,18 @@ from urllib.parse import urlencode
 import click
 
 import tinker
-from tinker.cli.clients import config_of, connect, rest_client
+from tinker.cli.clients import config_of, connect, rest_client, send
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
-from tinker.cli.output import format_optional, show, show_properties
+from tinker.cli.output import show, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
 
-    from tinker._runtime import Runtime
-
 T = TypeVar("T")
 
 
-@command
+@command("tinker auth login", "echo $KEY | tinker auth login")
 def login(options: GlobalOptions) -> None:
     """Store an API key of the hosted service on this machine. Clients use it by default.
 
@@ -75,19 +73,12 @@ def _read_key() -> str:
 
 def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
     """Send a request under this key; the runtime never asks for the settings, so the key is not exchanged for a token."""
-    from tinker._runtime import run
-
-    runtime = connect(options, key)
-    return run(runtime, request.operation, _send, runtime, request, key).result()
-
-
-async def _send(_: tinker.APIFuture[T], runtime: Runtime, request: Request[T], key: str) -> T:
     from tinker._http import REST, Credential
 
-    return (await runtime.transport.send(request, REST, credential=Credential(key))).value
+    return send(connect(options, key), request, REST, Credential(key))
 
 
-@command
+@command("tinker auth logout")
 def logout(options: GlobalOptions) -> None:
     """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
     from tinker_wire.api import auth as api
@@ -120,7 +111,7 @@ def logout(options: GlobalOptions) -> None:
         raise CommandFailed("The key could not be revoked", read_message(refusal))
 
 
-@command
+@command("tinker auth status", "tinker -f json auth status")
 def status(options: GlobalOptions) -> None:
     """Show whether a credential is set and accepted. Exits with 1 if not.
 
@@ -142,10 +133,10 @@ def status(options: GlobalOptions) -> None:
         raise failure
 
 
-@command
+@command("tinker auth whoami")
 def whoami(options: GlobalOptions) -> None:
     """Show the user and the organization of the credential, if the server reports them."""
     identity = rest_client(options).whoami().result()
     value = {"user_urn": identity.user_urn, "org_urn": identity.org_urn, "email": identity.email}
-    properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": format_optional(identity.email)}
-    show(options, value, lambda: show_properties("Credential", properties))
+    properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": identity.email}
+    show_properties(options, value, "Credential", properties)

@@ -32,7 +32,7 @@ SessionsFile: TypeAlias = Annotated[
 ]
 
 
-@command
+@command("tinker billing usage 2026-01-01T00:00Z 2026-01-08T00:00Z --csv usage.csv")
 def usage(
     options: GlobalOptions,
     starting_on: str,
@@ -67,7 +67,7 @@ def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:
     ]
 
 
-@command
+@command("tinker billing checkpoint-storage", "tinker billing checkpoint-storage --csv storage.csv")
 def checkpoint_storage(
     options: GlobalOptions,
     project_id: Annotated[str | None, Option("Only this project.", metavar="ID")] = None,

@@ -34,7 +34,11 @@ _HELP = """\
 _ARGUMENTS = {"/save": "a file name", "/model": "the name of a model or a checkpoint"}
 
 
-@command
+@command(
+    'tinker chat --model Qwen/Qwen3-8B --system "Answer in one sentence."',
+    "tinker chat --model tinker://RUN/sampler_weights/final",
+    'echo "What is LoRA?" | tinker chat',
+)
 def chat(
     options: GlobalOptions,
     model: ModelOption = None,

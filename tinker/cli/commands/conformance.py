@@ -21,7 +21,10 @@ class NotRun(click.ClickException):
     exit_code = 2
 
 
-@command
+@command(
+    "tinker conformance --base-url http://localhost:8000",
+    "tinker conformance --base-url http://localhost:8000 --json report.json",
+)
 def conformance(
     options: GlobalOptions,
     base_url: CommandURL = None,

@@ -17,7 +17,11 @@ from tinker.cli.output import is_ascii_only, show, show_chart, show_table
 _POLL_SECONDS = 1.0
 
 
-@command
+@command(
+    "tinker run watch log.jsonl",
+    "tinker run watch metrics.jsonl --metric env/all/reward/total",
+    "tinker --base-url http://localhost:8000 run watch RUN_ID --once",
+)
 def watch(
     options: GlobalOptions,
     run: str,
@@ -82,7 +86,11 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
             live.update(Text(f"{title}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
 
 
-@command
+@command(
+    "tinker run compare rank8.jsonl rank32.jsonl",
+    "tinker run compare *.jsonl --metric reward --plot rewards.svg",
+    "tinker --base-url http://localhost:8000 run compare RUN_ID ANOTHER_ID",
+)
 def compare(
     options: GlobalOptions,
     runs: tuple[str, ...],
@@ -99,7 +107,7 @@ def compare(
 
     def table() -> None:
         columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
-        show_table(columns, [["" if cell is None else str(cell) for cell in row.values()] for row in rows], name)
+        show_table(columns, [["" if cell is None else cell for cell in row.values()] for row in rows], name)
         for message in filter(None, (run.explain_missing(name) for run in read)):
             click.echo(message, err=True)
 

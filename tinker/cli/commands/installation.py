@@ -25,7 +25,7 @@ _LINES = {
 _FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/completions/tinker.fish"}
 
 
-@command
+@command("tinker version")
 def version(
     options: GlobalOptions,
     deps: Annotated[bool, Option("Also print the versions of Python and of the optional packages.")] = False,
@@ -50,7 +50,7 @@ def find_version(name: str) -> str | None:
         return None
 
 
-@command
+@command("tinker completion --install", "tinker completion zsh >> ~/.zshrc")
 def completion(
     shell: Literal["bash", "zsh", "fish"] | None = None,
     install: Annotated[bool, Option("Add the line to the startup file of the shell.")] = False,

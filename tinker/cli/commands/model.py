@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tinker.cli.clients import rest_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, command
-from tinker.cli.output import format_bool, format_optional, show, show_table
+from tinker.cli.output import Columns, show, show_items
 
-_COLUMNS = ("Model", "Max Context", "Trainable", "Sampleable")
+if TYPE_CHECKING:
+    from tinker_wire.models import SupportedModel
+
+_COLUMNS: Columns[SupportedModel] = [
+    ("Model", lambda model: model.model_name),
+    ("Max Context", lambda model: model.max_context_length),
+    ("Trainable", lambda model: model.trainable),
+    ("Sampleable", lambda model: model.sampleable),
+]
 
 
-@command
+@command("tinker model list")
 def list_command(options: GlobalOptions, substring: str | None = None) -> None:
     """List the models that the server offers, or those whose name contains SUBSTRING (case-insensitive).
 
@@ -20,16 +30,6 @@ def list_command(options: GlobalOptions, substring: str | None = None) -> None:
     if substring is not None:
         models = [entry for entry in models if substring.lower() in (entry.model_name or "").lower()]
         if not models:
-            raise CommandFailed(
-                f"No model that you can use has {substring!r} in its name", "`tinker model list` shows them all."
-            )
-    rows = [
-        (
-            format_optional(entry.model_name),
-            format_optional(entry.max_context_length),
-            format_bool(entry.trainable),
-            format_bool(entry.sampleable),
-        )
-        for entry in models
-    ]
-    show(options, {"models": models}, lambda: show_table(_COLUMNS, rows))
+            problem = f"No model that you can use has {substring!r} in its name"
+            raise CommandFailed(problem, "`tinker model list` shows them all.")
+    show(options, {"models": models}, lambda: show_items(models, _COLUMNS))

@@ -14,28 +14,18 @@ from tinker.cli.clients import connect, fetch_pages, rest_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import (
-    format_bool,
-    format_lora,
-    format_size,
-    format_timestamp,
-    list_metadata,
-    progress,
-    show,
-    show_properties,
-    show_table,
-)
+from tinker.cli.output import format_lora, format_size, format_value, list_metadata, progress, show, show_items, show_properties
 
 PAGE = 100
 _TRAIN = ":train:"
 _LONGEST = datetime.timedelta(days=14)  # what servers answer at once
 
 #: A title, and the cell of one run.
-_Column: TypeAlias = "tuple[str, Callable[[tinker.types.TrainingRun], str]]"
+_Column: TypeAlias = "tuple[str, Callable[[tinker.types.TrainingRun], object]]"
 
 
 def _rank(run: tinker.types.TrainingRun) -> str:
-    return f"Rank {run.lora_rank}" if run.is_lora and run.lora_rank is not None else format_bool(run.is_lora)
+    return f"Rank {run.lora_rank}" if run.is_lora and run.lora_rank is not None else format_value(run.is_lora)
 
 
 def _name(run: tinker.types.TrainingRun) -> str:
@@ -48,20 +38,17 @@ COLUMNS: Mapping[str, _Column] = {
     "model": ("Base Model", lambda run: run.base_model),
     "owner": ("Owner", lambda run: run.model_owner),
     "lora": ("LoRA", _rank),
-    "updated": ("Last Update", lambda run: format_timestamp(run.last_request_time)),
+    "updated": ("Last Update", lambda run: run.last_request_time),
     "status": ("Status", lambda run: "Failed" if run.corrupted else "OK"),
-    "checkpoint": ("Last Checkpoint", lambda run: run.last_checkpoint.checkpoint_id if run.last_checkpoint else "N/A"),
-    "checkpoint_time": (
-        "Checkpoint Time",
-        lambda run: format_timestamp(run.last_checkpoint.time if run.last_checkpoint else None),
-    ),
+    "checkpoint": ("Last Checkpoint", lambda run: run.last_checkpoint and run.last_checkpoint.checkpoint_id),
+    "checkpoint_time": ("Checkpoint Time", lambda run: run.last_checkpoint and run.last_checkpoint.time),
 }
 DEFAULT_COLUMNS = "id,model,lora,updated,status"
 _OPTIONAL = ("LoRA", "Status", "Last Update")  # left out on a narrow terminal
 _COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one."
 
 
-@command
+@command("tinker run list --limit 5 --columns id,model,updated")
 def list_command(
     options: GlobalOptions,
     limit: Annotated[Natural, Option("Maximum number of runs, latest first; 0 shows all.")] = 20,
@@ -81,12 +68,9 @@ def list_command(
     if columns is None and any(map(_name, listing.items)):
         chosen.insert(1, COLUMNS["name"])
 
-    def table() -> None:
-        rows = [[cell(run) for _, cell in chosen] for run in listing.items]
-        optional = () if columns else _OPTIONAL
-        show_table([title for title, _ in chosen], rows, listing.title("training run"), optional=optional)
-
-    show(options, listing.to_json("runs"), table)
+    optional = () if columns else _OPTIONAL
+    title = listing.title("training run")
+    show(options, listing.to_json("runs"), lambda: show_items(listing.items, chosen, title, optional=optional))
 
 
 def _columns(names: str) -> list[_Column]:
@@ -98,7 +82,7 @@ def _columns(names: str) -> list[_Column]:
     return [COLUMNS[name] for name in chosen]
 
 
-@command
+@command("tinker run info RUN")
 def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
     """Show one training run."""
     run = rest_client(options).get_training_run(run_id, access_scope).result()
@@ -107,23 +91,22 @@ def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = 
         ("Base Model", run.base_model),
         ("Owner", run.model_owner),
         ("LoRA", format_lora(run.is_lora, run.lora_rank)),
-        ("Last Update", format_timestamp(run.last_request_time)),
+        ("Last Update", run.last_request_time),
         ("Status", "Failed" if run.corrupted else "OK"),
         *_checkpoint_properties("Last Training Checkpoint", run.last_checkpoint),
         *_checkpoint_properties("Last Sampler Checkpoint", run.last_sampler_checkpoint),
         *list_metadata(run.user_metadata),
     ]
-    show(options, run.model_dump(), lambda: show_properties(f"Training Run: {run.training_run_id}", properties))
+    show_properties(options, run.model_dump(), f"Training Run: {run.training_run_id}", properties)
 
 
-def _checkpoint_properties(title: str, checkpoint: tinker.types.Checkpoint | None) -> list[tuple[str, str]]:
+def _checkpoint_properties(title: str, checkpoint: tinker.types.Checkpoint | None) -> list[tuple[str, object]]:
     if checkpoint is None:
         return []
-    time = format_timestamp(checkpoint.time)
-    return [(title, checkpoint.checkpoint_id), ("  - Time", time), ("  - Path", checkpoint.tinker_path)]
+    return [(title, checkpoint.checkpoint_id), ("  - Time", checkpoint.time), ("  - Path", checkpoint.tinker_path)]
 
 
-@command
+@command("tinker run usage RUN --prices prices.toml")
 def usage(
     options: GlobalOptions,
     run_id: str,
@@ -156,7 +139,7 @@ def usage(
         *([("Shared with", ", ".join(others))] if others else []),
         *count_properties(sum(counts.values(), tinker.usage.TokenCounts()), cost),
     ]
-    show(options, value, lambda: show_properties(f"Usage: {run_id}", properties))
+    show_properties(options, value, f"Usage: {run_id}", properties)
 
 
 def _find_others(rest: tinker.RestClient, session_id: str, run_id: str, *, has_usage: bool) -> list[str]:
@@ -188,7 +171,7 @@ def _count(
     return found
 
 
-@command
+@command("tinker session export-trace SESSION --output trace.pftrace")
 def export_trace(
     options: GlobalOptions,
     session_id: str,
@@ -213,4 +196,4 @@ def export_trace(
         nbytes = save_url(runtime, url, place, lambda done, total: advance(done, total=total)).result()
     value = {"session_id": session_id, "destination": str(place), "file_size_bytes": nbytes}
     properties = {"Session ID": session_id, "Saved to": str(place), "Size": format_size(nbytes)}
-    show(options, value, lambda: show_properties(f"Trace Export: {session_id}", properties))
+    show_properties(options, value, f"Trace Export: {session_id}", properties)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
 import click
 
 import tinker
-from tinker.cli.answers import drop_answered, read_prompt_lines, write_answers
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import TextDecoder, create_sampler, encode_prompt, find_tokenizer, first_sampleable, read_stops
@@ -27,11 +27,20 @@ from tinker.cli.options import (
     TokenizerOption,
     command,
 )
-from tinker.cli.output import format_count, progress, show
-from tinker.cli.reading import Prompt, check_token_ids
+from tinker.cli.output import Advance, format_count, progress, show
+from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_rows
+
+#: Requests in flight at once.
+_AHEAD = 64
+_Ask: TypeAlias = "Callable[[Prompt], tinker.APIFuture[tinker.SampleResponse]]"
+_Read: TypeAlias = "Callable[[tinker.SampledSequence], dict[str, Any]]"
 
 
-@command
+@command(
+    'tinker sample "Once upon a time" --num-samples 4 --temperature 0.7',
+    'tinker sample --model tinker://RUN/sampler_weights/final "2 + 2 ="',
+    "tinker sample --file prompts.jsonl --output answers.jsonl",
+)
 def sample(
     options: GlobalOptions,
     prompt: tuple[str, ...] = (),
@@ -85,8 +94,8 @@ def sample(
         raise CommandFailed(f"There is no folder {output.parent}")
     if prompt_lines is not None and (output is None or prompt or prompt_file):
         raise click.UsageError("--file needs --output, and no other prompts.")
-    lines = [] if prompt_lines is None else read_prompt_lines(prompt_lines)
-    unanswered = drop_answered(lines, output) if output is not None and lines else []
+    lines = [] if prompt_lines is None else _read_prompt_lines(prompt_lines)
+    unanswered = _drop_answered(lines, output) if output is not None and lines else []
     prompts: Sequence[Prompt] = () if lines else _collect_prompts(prompt, prompt_file)
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     stops = read_stops(stop) or None
@@ -111,7 +120,7 @@ def sample(
             return {"text": text, "tokens": list(sample.tokens), "stop_reason": sample.stop_reason}
 
         if output is not None and lines:
-            write_answers(unanswered, output, ask, read, advance, len(lines) - len(unanswered))
+            _write_answers(unanswered, output, ask, read, advance, len(lines) - len(unanswered))
             saved = {"out": str(output), "answers": len(lines), "new": len(unanswered)}
             text = f"{format_count(len(lines), 'answer')} in {output}, {len(unanswered)} of them new"
             show(options, saved, lambda: click.echo(text))
@@ -185,3 +194,76 @@ def _read_pipe() -> Sequence[str]:
 def _without_last_newline(text: str) -> str:
     """Return a text without the newline that `echo` and editors put at its end."""
     return text.removesuffix("\n")
+
+
+# Answers to a file of prompts, appended to a file as they arrive, so that a second run continues
+
+
+class _PromptLine(NamedTuple):
+    """A line of the file: its number from 0, its prompt, and the whole record."""
+
+    number: int
+    prompt: Prompt
+    record: dict[str, Any]
+
+
+def _read_prompt_lines(file: Path) -> list[_PromptLine]:
+    """Read the prompts. CommandFailed names a line without one."""
+    rows = read_rows(file, "prompts", lambda record: (check_prompt(record), record))
+    return [_PromptLine(number, prompt, record) for number, (prompt, record) in enumerate(rows)]
+
+
+def _drop_answered(lines: list[_PromptLine], out: Path) -> list[_PromptLine]:
+    """Return the lines without an answer in ``out``. A last answer that is incomplete is removed.
+
+    CommandFailed if an answer belongs to another prompt.
+    """
+    if not out.exists():
+        return lines
+    written = out.read_text(encoding="utf-8").splitlines(keepends=True)
+    if written and not written[-1].endswith("\n"):
+        out.write_text("".join(written[:-1]), encoding="utf-8")
+        written.pop()
+    answered: set[int] = set()
+    for line in written:
+        answer = _read_answer(out, line)
+        index: int = answer["index"]
+        if index >= len(lines) or answer["prompt"] != lines[index].prompt:
+            raise CommandFailed(f"{out} has answers to other prompts", "Give another --out, or remove the file.")
+        answered.add(index)
+    return [line for line in lines if line.number not in answered]
+
+
+def _read_answer(out: Path, line: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(line)
+        return {"index": int(answer["index"]), "prompt": answer["prompt"]}
+    except (ValueError, KeyError, TypeError):
+        raise CommandFailed(f"{out} does not contain answers of this command", "Give another --out.") from None
+
+
+def _write_answers(lines: list[_PromptLine], out: Path, ask: _Ask, read: _Read, advance: Advance, done: int) -> None:
+    """Sample the answers, with several requests in flight, and append them to ``out`` in order."""
+    with out.open("a", encoding="utf-8") as stream:
+        for line, response in _answers(lines, ask):
+            samples = list(map(read, response.sequences))
+            answer = {"index": line.number, "prompt": line.prompt, "samples": samples}
+            rest = {name: value for name, value in line.record.items() if name not in answer}
+            stream.write(json.dumps({**answer, **rest}, ensure_ascii=False) + "\n")
+            stream.flush()
+            done += 1
+            advance(done)
+
+
+def _answers(lines: list[_PromptLine], ask: _Ask) -> Iterator[tuple[_PromptLine, tinker.SampleResponse]]:
+    ahead: deque[tuple[_PromptLine, tinker.APIFuture[tinker.SampleResponse]]] = deque()
+    waiting = iter(lines)
+    while True:
+        for line in waiting:
+            ahead.append((line, ask(line.prompt)))
+            if len(ahead) >= _AHEAD:
+                break
+        if not ahead:
+            return
+        line, future = ahead.popleft()
+        yield line, future.result()

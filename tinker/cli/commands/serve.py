@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ReadFile: TypeAlias = Annotated[Path, click.Path(path_type=Path, dir_okay=False)]
 
 
-@command
+@command("tinker serve", "tinker serve --model Qwen/Qwen3-0.6B --port 8001", "tinker serve --engine toy --port 0")
 def serve(
     model: Annotated[
         tuple[str, ...],

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import click
 
+import tinker
+from tinker.cli.clients import config_of, rest_client, service_client
+from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
+from tinker.cli.examples import ExampleRow, check_lines, read_examples
+from tinker.cli.model_input import TRAINED_CHECKPOINT, Capacity, explain_refusal, find_tokenizer, load_tokenizer, parse_path
 from tinker.cli.options import GivenFile, GlobalOptions, command
-from tinker.cli.training.plan import Plan, RunOptions, option_of
+from tinker.cli.output import format_count, progress, show_properties
+from tinker.cli.training.loop import Loop
+from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
+from tinker.cli.training.recipes import GRPO, HeldOutLoss, Recipe, Reward, Supervised, read_prompts
+from tinker.cli.training.report import RunReport
 
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
-@command
+@command(
+    "tinker train examples.jsonl --epochs 2 --save-every 50",
+    "tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg",
+    "tinker train prompts.jsonl --grpo reward.py --group-size 16",
+)
 def train(options: GlobalOptions, data: GivenFile, plan: Plan, run: RunOptions) -> None:
     """Fine-tune a model on DATA, a file with one example per line, and save it.
 
@@ -36,9 +52,7 @@ def train(options: GlobalOptions, data: GivenFile, plan: Plan, run: RunOptions) 
     source_of = click.get_current_context().get_parameter_source
     given = {name for name in Plan._fields if source_of(name) is click.core.ParameterSource.COMMANDLINE}
     _check_options(plan, run, given)
-    from tinker.cli.training.job import TrainingJob
-
-    job = TrainingJob(options, data, plan, given, run)
+    job = _TrainingJob(options, data, plan, given, run)
     if run.estimate:
         job.estimate()
     else:
@@ -52,8 +66,6 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
     if plan.start and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
     if plan.start and "://" not in plan.start:
-        from tinker.cli.model_input import parse_path
-
         parse_path(plan.start)
     if plan.grpo and (run.eval_file or run.estimate):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
@@ -62,3 +74,162 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
     for file in (run.log_path, run.plot):
         if file is not None and not file.parent.is_dir():
             raise CommandFailed(f"There is no folder {file.parent}")
+
+
+class _TrainingJob:
+    """A run that is not created yet. The constructor checks the files, the options and the model."""
+
+    def __init__(self, options: GlobalOptions, data: Path, plan: Plan, given: Collection[str], run: RunOptions) -> None:
+        self._options, self._data, self._run = options, data, run
+        self._bookmark = _open_bookmark(options, data, plan.name)
+        self._plan, self._position = plan, None
+        if run.resume:
+            self._plan, self._position = self._bookmark.read(plan, given)
+        self._reward = None if self._plan.grpo is None else Reward(self._plan.grpo)
+        if self._reward is None:
+            for file in filter(None, (data, run.eval_file)):
+                check_lines(file)
+        self._prices = read_prices(run.prices_path)
+        rest = rest_client(options)
+        offered = rest.get_server_capabilities().result().supported_models
+        self._model = _find_model(rest, self._plan, offered)
+        cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # fail now if a price is missing
+        lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
+        self._is_unlisted = bool(lengths) and self._model not in lengths  # some servers train models that they do not list
+        self._capacity = Capacity(self._model, lengths.get(self._model))
+
+    def estimate(self) -> None:
+        """Show the steps, tokens and cost of the run."""
+        from tinker._tokenizers import resolve
+
+        tokenizer = load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
+        steps = self._plan.split(self._read(self._data, tokenizer))
+        counts = tinker.usage.estimate_training([row.datum() for batches in steps for batch in batches for row in batch])
+        cost = cost_of(self._prices, {self._model: counts})
+        value = {"base_model": self._model, "steps": len(steps), "tokens": to_value(counts), "cost": cost}
+        properties = [("Base Model", self._model), ("Steps", str(len(steps))), *count_properties(counts, cost)]
+        show_properties(self._options, value, "Estimate", properties)
+
+    def run(self) -> None:
+        """Read the data as tokens, create the run, take its steps and save it."""
+        usage, log = tinker.usage.Usage(), self._run.log_path
+        with service_client(self._options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
+            service.add_observer(usage)
+            recipe, held_out = self._prepare(self._load_tokenizer(service))
+            self._announce(recipe.steps)
+            report = RunReport(self._options, recipe.metric, recipe.steps, stream)
+            training = self._create_client(service).result()
+            self._take_steps(training, recipe, held_out, report)
+            self._finish(training, report, usage)
+
+    def _announce(self, steps: int) -> None:
+        """Print what starts, and which unfinished run it replaces."""
+        if self._position is not None:
+            self._print(f"Continuing after step {self._position.step} of {steps}")
+            return
+        if (unfinished := self._bookmark.find()) is not None:
+            click.echo(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).", err=True)
+            click.echo("To continue that run instead, use --resume.", err=True)
+        self._print(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
+
+    def _print(self, line: str) -> None:
+        if self._options.format == "table":
+            click.echo(line, err=True)
+
+    def _load_tokenizer(self, service: tinker.ServiceClient) -> Any:
+        """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
+        from tinker._tokenizers import resolve
+
+        reading = f"Reading {self._data} with the tokenizer of {self._plan.tokenizer_id or self._model}"
+        if self._plan.tokenizer_id is not None:
+            self._print(reading)
+            return load_tokenizer(self._plan.tokenizer_id)
+        try:
+            with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
+                sampler = service.create_sampling_client(base_model=self._model).result()
+            self._print(reading)
+            return find_tokenizer(sampler, None)
+        except (tinker.APIStatusError, tinker.RequestFailedError):
+            if self._is_unlisted:
+                raise
+            return load_tokenizer(resolve(self._model, None))  # a server that trains this model but does not sample it
+
+    def _prepare(self, tokenizer: Any) -> tuple[Recipe, Sequence[ExampleRow]]:
+        """Return the steps, and the examples of the evaluation file."""
+        if self._reward is not None:
+            prompts = read_prompts(self._data, tokenizer, self._plan, self._capacity)
+            return GRPO(self._plan, prompts, self._reward, tokenizer), []
+        rows, file = self._read(self._data, tokenizer), self._run.eval_file
+        return Supervised(self._plan, rows), [] if file is None else self._read(file, tokenizer)
+
+    def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
+        return read_examples(file, tokenizer, self._plan.max_length, self._capacity)
+
+    def _create_client(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
+        plan = self._plan
+        path = plan.start if self._position is None else self._position.checkpoint
+        metadata = None if plan.name == Plan().name else {"name": plan.name}
+        if path is not None:
+            return service.create_training_client_from_state_with_optimizer(path, plan.model, user_metadata=metadata)
+        return service.create_lora_training_client(self._model, rank=plan.rank, seed=plan.seed, user_metadata=metadata)
+
+    def _take_steps(
+        self, training: tinker.TrainingClient, recipe: Recipe, held_out: Sequence[ExampleRow], report: RunReport
+    ) -> None:
+        first = 0 if self._position is None else self._position.step
+        evaluation = HeldOutLoss(held_out, self._plan.batch_size) if held_out else None
+        facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
+        with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
+            report.begin(advance, facts, first)
+            Loop(self._plan, self._run, recipe, training, report, self._bookmark, evaluation).run(first)
+
+    def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:
+        """Save both checkpoints, remove the resume file, and show the result."""
+        name = self._plan.name
+        state, sampler = training.save_state(name), training.save_weights_for_sampler(name)
+        path, sampler_path = state.result().path, sampler.result().path
+        self._bookmark.remove()
+        cost = cost_of(self._prices, usage.by("base_model"))
+        values = [value for _, value in report.curve]
+        facts = {
+            **report.facts,
+            "steps": len(values),
+            {"loss": "losses", "reward": "rewards"}[report.metric]: values,
+            "checkpoint_path": path,
+            "sampler_path": sampler_path,
+            "tokens": to_value(usage.total),
+            "cost": cost,
+        }
+        report.end(facts)
+        if self._run.plot is not None:
+            report.draw(self._run.plot, name)
+        if self._options.format == "table":
+            properties = [
+                ("Training Run ID", training.model_id),
+                ("Steps", str(len(values))),
+                *([(report.metric.capitalize(), f"{values[0]:.4f} -> {values[-1]:.4f}")] if values else []),
+                ("To train on", path),
+                ("To sample from", sampler_path),
+                *count_properties(usage.total, cost),
+            ]
+            show_properties(self._options, facts, "Training", properties)
+
+
+def _open_bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
+    config = config_of(options)
+    server = config.base_url
+    if config.is_local and config.local_dir is not None:  # each folder is a server of its own
+        server = f"{server} in {config.local_dir.expanduser().resolve()}"
+    return Bookmark(config.credentials_file.parent / "train", server, data, name)
+
+
+def _find_model(rest: tinker.RestClient, plan: Plan, offered: Sequence[tinker.types.SupportedModel]) -> str:
+    """Return the model to train: the given one, that of the checkpoint to start from, or the first of the server."""
+    if plan.model is not None:
+        return plan.model
+    if plan.start is not None:
+        return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
+    for entry in offered:
+        if entry.model_name is not None and entry.trainable is not False:
+            return entry.model_name
+    raise CommandFailed("The server offers no model to train")

@@ -11,51 +11,46 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
 import tinker
 from tinker.cli.errors import INTERRUPTED, read_message
-from tinker.cli.training.grpo import GRPO, Rollout
 from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions
+from tinker.cli.training.recipes import HeldOutLoss, Recipe, SentBatch, SentStep, mean_loss
 from tinker.cli.training.report import RunReport
-from tinker.cli.training.supervised import HeldOutLoss, SentBatch, SentStep, Supervised, mean_loss
 
-#: The steps of a run: their number, and how to send one.
-Recipe: TypeAlias = Supervised | GRPO
 _NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
 
 
+@dataclass
 class _Pending:
     """A step in flight, with the evaluation and the save that follow it."""
 
-    def __init__(self, step: int, sent: SentStep | Rollout) -> None:
-        self.done = step + 1
-        self.sent = sent
-        self.evaluation: Sequence[SentBatch] | None = None
-        self.saving: tinker.APIFuture[tinker.types.SaveWeightsResponse] | None = None
+    done: int
+    sent: SentStep
+    evaluation: Sequence[SentBatch] | None = None
+    saving: tinker.APIFuture[tinker.types.SaveWeightsResponse] | None = None
 
 
+@dataclass
 class Loop:
     """The loop of one run, from its first step or from a checkpoint."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        options: RunOptions,
-        recipe: Recipe,
-        training: tinker.TrainingClient,
-        report: RunReport,
-        bookmark: Bookmark,
-        evaluation: HeldOutLoss | None,
-    ) -> None:
-        self._plan, self._options, self._recipe, self._training = plan, options, recipe, training
-        self._report, self._bookmark, self._evaluation = report, bookmark, evaluation
-        self._ahead: deque[_Pending] = deque()
-        self._done = self._saved = 0
-        self._path: str | None = None  # of the last checkpoint
+    _plan: Plan
+    _options: RunOptions
+    _recipe: Recipe
+    _training: tinker.TrainingClient
+    _report: RunReport
+    _bookmark: Bookmark
+    _evaluation: HeldOutLoss | None
+    _ahead: deque[_Pending] = field(default_factory=lambda: deque[_Pending](), init=False)
+    _done: int = field(default=0, init=False)
+    _saved: int = field(default=0, init=False)
+    _path: str | None = field(default=None, init=False)  # of the last checkpoint
 
     def run(self, first: int) -> None:
         """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit or the failure."""
@@ -84,7 +79,7 @@ class Loop:
         for step in range(first, self._recipe.steps):
             if stop.signal_number is not None:
                 break
-            pending = _Pending(step, self._recipe.send(self._training, step))
+            pending = _Pending(step + 1, self._recipe.send(self._training, step))
             if self._recipe.steps_ahead:
                 self._send_rest(pending)
             self._ahead.append(pending)

@@ -21,6 +21,7 @@ import tinker
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import (
     ChartFile,
+    CheckpointName,
     GivenFile,
     Natural,
     NewFile,
@@ -29,7 +30,6 @@ from tinker.cli.options import (
     Positive,
     PricesOption,
     TokenizerOption,
-    check_checkpoint_name,
 )
 
 Row = TypeVar("Row")
@@ -58,9 +58,7 @@ class Plan(NamedTuple):
     max_length: Annotated[int | None, click.IntRange(min=2), Option("Truncate longer examples to this many tokens.")] = None
     tokenizer_id: TokenizerOption = None
     seed: Annotated[int, Option("Seed for shuffling and for initializing the adapter.")] = 0
-    name: Annotated[str, Option("Name of the run and of its checkpoints.", metavar="NAME", callback=check_checkpoint_name)] = (
-        "final"
-    )
+    name: Annotated[CheckpointName, Option("Name of the run and of its checkpoints.", metavar="NAME")] = "final"
     grpo: Annotated[
         str | None,
         click.Path(exists=True, dir_okay=False),

@@ -13,7 +13,7 @@ import click
 
 from tinker.cli.options import GlobalOptions
 from tinker.cli.output import Advance, show_chart, show_json
-from tinker.cli.training.supervised import StepResult
+from tinker.cli.training.recipes import StepResult
 
 
 class RunReport:

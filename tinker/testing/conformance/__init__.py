@@ -1,8 +1,8 @@
 """The conformance kit: small checks, each of one statement of the contract, run against any server over HTTP.
 
-``outcome`` says what may be found and ``registry`` what checks are; ``connection`` and ``decoding`` speak to the server and
-read it; ``context``, ``training_fixture`` and ``sampling_fixture`` are what checks work with; ``runner`` runs the checks, and
-``table`` shows the report.
+``outcome`` has what a check may find, ``registry`` the checks; ``connection`` and ``decoding`` send requests and read them;
+``session`` and ``context`` are what checks work with, ``values`` their data; ``runner`` runs them, and ``table`` shows the
+report.
 """
 
 from __future__ import annotations

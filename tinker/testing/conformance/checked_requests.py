@@ -56,14 +56,14 @@ class CheckedRequests:
             self.note_difference(how, cause, operation, schema)
 
     def need(self, check: str) -> None:
-        """Blocked when what the check before this one is about is known to fail."""
+        """Raise Blocked if the check that this one depends on is known to fail."""
         if check != self.check and check in self.known.broken:
             raise Blocked(self.known.broken[check], check)
 
-    def require(self, holds: bool, how: str) -> None:
-        """Contradiction unless it holds."""
+    def require(self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
+        """Raise Contradiction unless it holds."""
         if not holds:
-            raise Contradiction(how)
+            raise Contradiction(how, cause=cause, operation=operation, schema=schema)
 
     # ------------------------------------------------------------------------------------------------------------ exchanges
 
@@ -127,7 +127,7 @@ class CheckedRequests:
         return self.decode(answer, request.reply)
 
     def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
-        """Nothing for a success. Absent when there is no such operation, Refused otherwise."""
+        """Raise Absent if the server lacks the operation, and Refused for any other refusal."""
         if not is_success(answer.status):
             self._raise_refusal(request, answer)
 
@@ -153,9 +153,8 @@ class CheckedRequests:
         if is_required and is_without_route(answer):
             how = f"{operation} answers {answer.status} to {answer.message}: {decoding.detail(answer)}"
             raise Contradiction(how, cause="missing operation", operation=operation)
-        if answer.status in ABSENT_STATUSES and not is_required and not self._core:
-            raise Absent(how, cause=refusal.cause, operation=operation)
-        if answer.status in _FORBIDDEN and not self._core:
+        may_be_absent = answer.status in _FORBIDDEN or (answer.status in ABSENT_STATUSES and not is_required)
+        if may_be_absent and not self._core:
             raise Absent(how, cause=refusal.cause, operation=operation)
         raise refusal
 
@@ -171,21 +170,16 @@ class CheckedRequests:
         try:
             answer = self.send(request, **options)
         except Crash as error:
-            raise Crash(
-                f"{error}, {due}",
-                cause=cause or ("unknown ids" if 404 in statuses else "crash for refusal"),
-                operation=operation,
-            ) from error
-        if answer.status < 400:
-            how = f"{answer.message}: answers {answer.status} {due}"
-            raise Contradiction(how, cause=cause, operation=operation)
+            kind = cause or ("unknown ids" if 404 in statuses else "crash for refusal")
+            raise Crash(f"{error}, {due}", cause=kind, operation=operation) from error
+        self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} {due}", cause, operation)
         how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
         self.expect(answer.status in statuses, how, "statuses", operation=operation)
         self._check_refusal(answer)
         return answer
 
     def expect_refusals(self, *requests: Request[Any], status: int) -> None:
-        """Each of these requests must be refused; what is found about one does not stop the others."""
+        """Note each of these requests that is not refused; one does not stop the others."""
         for request in requests:
             try:
                 self.expect_refusal(request, status, cause="unknown ids")
@@ -193,7 +187,7 @@ class CheckedRequests:
                 self.note(error.observation())
 
     def _check_refusal(self, answer: ReceivedResponse) -> None:
-        """An error status has a JSON body with ``detail``; proxies may say what they like, servers should not."""
+        """Note a refusal without a JSON body that has ``detail``. Proxies may send others, servers should not."""
         try:
             body = decoding.record(answer, dict[str, Any])
         except Contradiction as error:

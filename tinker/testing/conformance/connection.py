@@ -45,7 +45,7 @@ class CheckDeadline:
         self._ends = clock.monotonic() + seconds
 
     def remaining(self, what: str) -> float:
-        """Seconds that are left; Contradiction naming ``what`` when there are none."""
+        """Return the seconds that are left. Contradiction, which names ``what``, if there are none."""
         left = self._ends - self._clock.monotonic()
         if left <= 0:
             raise Contradiction(f"{what}: not done within {self._seconds:g} s", cause="late")
@@ -91,7 +91,7 @@ class ReceivedResponse:
 
     @property
     def media_type(self) -> str:
-        """Without parameters, lower case."""
+        """Return the media type without parameters, in lower case."""
         return str(self.headers.get("content-type", "")).partition(";")[0].strip().lower()
 
     @property

@@ -1,248 +1,340 @@
-"""What one check works with: requests of the contract, a session of its own, and results that are waited for.
+"""What one check works with: its session, and the models and samplers under test, whose requests are numbered as they are made.
 
-Whatever a check makes belongs to its session, and is freed at the end of the run.
+Whatever a check makes belongs to its session, and is deleted at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
-import attrs
-import msgspec
+import numpy as np
 from tinker_wire import models
-from tinker_wire.api import futures as futures_api
-from tinker_wire.api import service as service_api
-from tinker_wire.runtime import Request
+from tinker_wire.api import sampling as sampling_api
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+from tinker_wire.runtime import Binary, Request
 
-from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
-from tinker._version import __version__
 from tinker._wire import json, proto
-from tinker.testing.conformance import decoding
-from tinker.testing.conformance.checked_requests import CheckedRequests, is_without_route
-from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
-from tinker.testing.conformance.outcome import Absent, CheckEnd, Contradiction, Failed, Late
-from tinker.testing.conformance.run_state import Cleanup
+from tinker.testing.conformance.outcome import Contradiction, Differs, Failed, Refused, optional
+from tinker.testing.conformance.run_state import BodyFormat
+from tinker.testing.conformance.session import CheckSession, PendingResult
+from tinker.testing.conformance.values import DATA, LORA, PROMPT, Floats, distance, logprobs_of
+from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
-T = TypeVar("T")
+TrainingScript: TypeAlias = "Callable[[TrainingFixture], None]"
 
-_SHUTDOWN_SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-_NUMBERS_OF_A_CHECK = 1000
-#: The server does not have the operation, or does not accept the request.
-_LACKING_STATUSES = ABSENT_STATUSES | {400, 422}
-
-
-@attrs.frozen
-class PendingResult(Generic[T]):
-    """A submitted request: what was answered at once, and the type of the result."""
-
-    operation: str
-    future: models.UntypedAPIFuture
-    kind: type[T]
-
-    @property
-    def request_id(self) -> str:
-        """Return what to ask ``retrieve_future`` for."""
-        return self.future.request_id
+_UNREADABLE = frozenset({400, 404, 406, 415, 422})
+#: With an `eps` far above the gradient, and without momentum, Adam's step is the gradient times `learning_rate / eps`. Some
+#: servers take none above 1.
+_LARGEST_EPS = 1.0
+#: What the loss of a request is called, and what another server calls it.
+_LOSSES = ("loss:sum", "total_loss:sum")
+_CALIBRATION_MODELS = range(900, 905)
+_PARAMS = frozenset(models.SamplingParams.__struct_fields__)
 
 
-class CheckContext(CheckedRequests):
-    """What one check works with; ``cleanup`` is what it has made and must delete."""
+def fresh_name() -> str:
+    """Return a name that no checkpoint has."""
+    return f"conformance-{uuid.uuid4().hex[:8]}"
 
-    def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
-        super().__init__(connection, deadline, check=check, core=core)
-        self.cleanup: Cleanup = Cleanup()
-        self._session_id: str | None = None
-        self._first_number: int = 0
-        self._spare: Callable[[], tuple[str, int]] | None = None
 
-    # ------------------------------------------------------------------------------------------------------------ promises
+class TrainingFixture:
+    """One model. Requests take the next number unless one is given."""
 
-    def submit(self, request: Request[models.UntypedAPIFuture], kind: type[T], **options: Any) -> PendingResult[T]:
-        """Submit; the result will be of that type."""
-        return self.accept(request, self.send(request, **options), kind)
+    def __init__(self, context: CheckContext, model_id: str, number: int = 1) -> None:
+        self.context = context
+        self.model_id = model_id
+        self.number: int = number
 
-    def accept(self, request: Request[models.UntypedAPIFuture], answer: ReceivedResponse, kind: type[T]) -> PendingResult[T]:
-        """Return what was promised by the response to a submission."""
-        return PendingResult(request.operation, self.decode_accepted(request, answer), kind)
+    def _take_number(self, number: int | None) -> int:
+        if number is not None:
+            return number
+        self.number += 1
+        return self.number - 1
 
-    def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
-        """Return the result, waited for until the deadline. Failed when the request failed."""
-        answer = self.wait_for_response(promise, protobuf=protobuf)
-        if promise.kind is ForwardBackwardOutput:
-            return decoding.loss_output(answer)  # type: ignore[return-value]
-        if promise.kind is SampleResponse:
-            return decoding.sample_response(answer)  # type: ignore[return-value]
-        return self.decode(answer, promise.kind)
+    # ---------------------------------------------------------------------------------------------------------------- losses
 
-    def wait_for_response(
-        self, promise: PendingResult[Any], *, protobuf: bool = True, metadata: bool = False
-    ) -> ReceivedResponse:
-        """Return the response that holds the result. Failed when the request failed, Contradiction when it is lost."""
-        answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
-        if _is_failure(answer):
-            how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
-            self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
-            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None, operation=promise.operation)
-        self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
-        self.known.statuses.setdefault("retrieve_future", set()).add(answer.status)
-        if answer.media_type == proto.MEDIA_TYPE:
-            if not protobuf:
-                how = f"the result of {promise.operation} comes as protobuf where only JSON is accepted"
-                raise Contradiction(how, cause="json results", operation="retrieve_future")
-            bulky = promise.kind in (ForwardBackwardOutput, SampleResponse)
-            self.require(bulky, f"the result of {promise.operation} is protobuf, which it never is")
-        else:
-            self._check_failure(promise, answer)
-        return answer
+    def loss(
+        self,
+        data: Sequence[Datum] = DATA,
+        loss_fn: str = "cross_entropy",
+        config: Mapping[str, float | str] | None = None,
+        *,
+        backward: bool = True,
+        number: int | None = None,
+        form: BodyFormat | None = None,
+        **options: Any,
+    ) -> PendingResult[ForwardBackwardOutput]:
+        """Submit a loss, in the form that the server takes unless one is given."""
+        self.context.need("training.loss")
+        at = self._take_number(number)
+        request = partial(self.request, data=data, loss_fn=loss_fn, config=config, number=at, backward=backward)
+        chosen = form or self.context.known.form
+        if chosen is None:
+            return self._find_form(request, **options)
+        return self.context.submit(request(chosen), ForwardBackwardOutput, **options)
 
-    def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
-        if "error" in _small_object(answer):
-            failed = self.decode(answer, models.RequestFailedResponse)
-            how = f"{promise.operation} fails: {decoding.first_line(failed.error)} (category {failed.category})"
-            raise Failed(how, failed.category, operation=promise.operation)
+    def _find_form(
+        self, request: Callable[[BodyFormat], Request[models.UntypedAPIFuture]], **options: Any
+    ) -> PendingResult[ForwardBackwardOutput]:
+        """Send a loss in the form that the server takes: protobuf, as clients of today send it, else JSON."""
+        context, known = self.context, self.context.known
+        known.form = "proto"
+        try:
+            answer = context.send(request("proto"), **options)
+        except Contradiction:  # some servers fail over a body that they cannot read; `wires.protobuf` is about that
+            answer = None
+        if answer is None or answer.status in _UNREADABLE:
+            known.form = "json"
+            answer = context.send(request("json"), **options)
+        return context.accept(request(known.form), answer, ForwardBackwardOutput)
 
-    def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
-        pause = _FIRST_PAUSE
-        allow = protobuf or metadata  # clients of 2025, which know only JSON, know no announcements
-        while True:
-            answer = self._poll_again_where_late(promise, protobuf=protobuf, metadata=allow)
-            if is_announced(answer) and not metadata:
-                allow = False
-                continue
-            if not self.is_pending(answer):
-                return answer
-            self.deadline.pause(pause, f"the result of {promise.operation}")
-            pause = min(2 * pause, _LONGEST_PAUSE)
+    def request(
+        self,
+        form: BodyFormat,
+        data: Sequence[Datum] = DATA,
+        loss_fn: str = "cross_entropy",
+        config: Mapping[str, float | str] | None = None,
+        number: int = 1,
+        *,
+        backward: bool = True,
+    ) -> Request[models.UntypedAPIFuture]:
+        """Return the request of a loss in one of its forms."""
+        if form == "proto":
+            parts = proto.encode_forward_backward(self.model_id, number, data, loss_fn, config or {}, forward_only=not backward)
+            return training_api.forward_backward(Binary(proto.MEDIA_TYPE, parts))
+        what = models.ForwardBackwardInput(
+            data=json.wire_data(data), loss_fn=loss_fn, loss_fn_config=None if config is None else dict(config)
+        )
+        if backward:
+            body = models.ForwardBackwardRequest(forward_backward_input=what, model_id=self.model_id, seq_id=number)
+            return training_api.forward_backward(body)
+        return training_api.forward(models.ForwardRequest(forward_input=what, model_id=self.model_id, seq_id=number))
 
-    def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
-        """Return the response of a poll, which clients ask for again when it is held too long."""
-        while True:
-            try:
-                return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
-            except Late as error:
-                self.deadline.remaining(f"the result of {promise.operation}")
-                self.note_difference(str(error), "late", "retrieve_future")
+    def output(self, *args: Any, **options: Any) -> ForwardBackwardOutput:
+        """Return the result of :meth:`loss` with the same arguments."""
+        return self.context.result(self.loss(*args, **options))
 
-    def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
-        """One ``retrieve_future``, whatever it says."""
-        body = models.FutureRetrieveRequest(request_id=request_id, allow_metadata_only=metadata)
-        request = futures_api.retrieve_future(body, expected=object)
-        accepts = request.accepts if protobuf else (json.MEDIA_TYPE,)
-        return self.send(msgspec.structs.replace(request, accepts=accepts))
+    def logprobs(self, data: Sequence[Datum] = DATA) -> Floats:
+        """Return the log-probability of each target of the data, in one row; computed without a gradient."""
+        return logprobs_of(self.output(data, backward=False), data)
 
-    def is_pending(self, answer: ReceivedResponse) -> bool:
-        """Return whether the response of a poll says that there is no result yet."""
-        if answer.status in PENDING_STATUSES:
-            return True
-        if answer.status >= 300 or _small_object(answer).get("type") != "try_again":
-            return False
-        self.decode(answer, models.TryAgainResponse)
-        return True
+    # ---------------------------------------------------------------------------------------------------------------- steps
 
-    # ------------------------------------------------------------------------------------------------------------ a session
+    def step(
+        self, params: models.AdamParams | None = None, *, number: int | None = None, **options: Any
+    ) -> PendingResult[models.OptimStepResponse]:
+        """Submit an optimizer step; without parameters one that is as long as the gradient."""
+        self.context.need("training.step")
+        chosen = params or self.context.gradient_params()
+        body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._take_number(number), adam_params=chosen)
+        return self.context.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
 
-    def base_model(self) -> str:
-        """Return the base model of the run: the one that was asked for, else the first that can be trained."""
-        known = self.known
-        if known.base_model is None:
-            self.need("service.capabilities")
-            offered = self.call(service_api.get_server_capabilities()).supported_models
-            named = [model for model in offered if model.model_name and model.trainable is not False]
-            self.require(bool(named), "get_server_capabilities offers no model that can be trained")
-            known.base_model = named[0].model_name
-        assert known.base_model is not None
-        return known.base_model
+    def learn(self, data: Sequence[Datum] = DATA, params: models.AdamParams | None = None) -> None:
+        """Compute a loss and take a step, and wait for both."""
+        self.context.result(self.loss(data))
+        self.context.result(self.step(params))
 
-    def session(self) -> str:
-        """Return the check's session: its own, or where sessions cannot be finished the one of all checks."""
-        known = self.known
-        if self._session_id is None and "finish_session" in known.lacking:
-            known.shared_session = known.shared_session or self.new_session()
-            self._session_id, self._first_number = known.shared_session, known.numbers_used
-            known.numbers_used += _NUMBERS_OF_A_CHECK
-        self._session_id = self._session_id or self.new_session()
-        return self._session_id
+    # ---------------------------------------------------------------------------------------------------------------- saves
 
-    def number(self, number: int) -> int:
-        """Return the number of a model or sampler in the check's session, where other checks have used some."""
-        self.session()
-        return self._first_number + number
+    def save(self, name: str, **fields: Any) -> PendingResult[models.SaveWeightsResponse]:
+        """Submit a save to train on."""
+        self.context.need("weights.save")
+        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), "path": name, **fields}
+        return self.context.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
 
-    def new_session(self, **fields: Any) -> str:
-        """Another session, begun as clients do."""
-        self.need("sessions.begin")
-        given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
-        made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
-        self.cleanup.sessions.append(made)
-        self.connection.heartbeats.keep(made)
-        return made
+    def save_and_wait(self, name: str | None = None, **fields: Any) -> str:
+        """Return the path of a finished save, under a new name unless one is given."""
+        path = self.context.result(self.save(name or fresh_name(), **fields)).path
+        self.context.cleanup.checkpoints.append(path)
+        return path
 
-    def finish(self, session_id: str, reason: str = "success") -> None:
-        """End a session."""
-        body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
-        self.call(service_api.finish_session(body, session_id=session_id))
-        self.connection.heartbeats.release(session_id)
+    def save_for_sampler(self, **fields: Any) -> models.SaveWeightsForSamplerResponseInternal:
+        """Return a finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
+        given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), **fields}
+        body = models.SaveWeightsForSamplerRequest(**given)
+        kind = models.SaveWeightsForSamplerResponseInternal
+        saved = self.context.run(weights_api.save_weights_for_sampler(body), kind)
+        self.context.cleanup.checkpoints += [saved.path] if saved.path else []
+        return saved
 
-    def lend(self, spare: Callable[[], tuple[str, int]]) -> None:
-        """Note a model that another check may use after this one, unless this one ends early."""
-        self._spare = spare
+    def export(self) -> str:
+        """Return the path of weights that are saved as files. Absent when the server does not do that."""
+        name = fresh_name()
+        body = models.SaveWeightsExternalRequest(model_id=self.model_id, path=name, seq_id=self._take_number(None))
+        kind = models.SaveWeightsExternalResponseInternal
+        with optional():
+            saved = self.context.run(weights_api.save_weights_external(body), kind)
+        path = saved.path or f"tinker://{self.model_id}/external_weights/{name}"
+        self.context.cleanup.checkpoints.append(path)
+        return path
+
+    def load(self, path: str, *, optimizer: bool = False) -> PendingResult[models.LoadWeightsResponse]:
+        """Submit a load as the first request of the model."""
+        body = models.LoadWeightsRequest(model_id=self.model_id, seq_id=1, path=path, optimizer=optimizer)
+        self.number = 2
+        return self.context.submit(weights_api.load_weights(body), models.LoadWeightsResponse)
+
+    def unload(self) -> models.UnloadModelResponse:
+        """Unload the model, which needs no cleanup then."""
+        body = models.UnloadModelRequest(model_id=self.model_id)
+        found = self.context.run(training_api.unload_model(body), models.UnloadModelResponse)
+        self.context.cleanup.models.remove(self.model_id)
+        return found
+
+
+class SamplingFixture:
+    """One sampling session. Requests take the next number unless one is given."""
+
+    def __init__(self, context: CheckContext, sampling_session_id: str) -> None:
+        self.context = context
+        self.sampling_session_id = sampling_session_id
+        self.number: int = 0
+
+    def body(self, prompt: Sequence[int] = PROMPT, *, number: int | None = None, **fields: Any) -> models.SampleRequest:
+        """Return a request; ``fields`` may be those of the request and those of its sampling parameters."""
+        if number is None:
+            number, self.number = self.number, self.number + 1
+        params: dict[str, Any] = {"max_tokens": 5, "stop": [], **{name: fields.pop(name) for name in _PARAMS & fields.keys()}}
+        return models.SampleRequest(
+            prompt=models.ModelInput(chunks=[models.EncodedTextChunk(tokens=list(prompt))]),
+            sampling_params=models.SamplingParams(**params),
+            sampling_session_id=self.sampling_session_id,
+            seq_id=number,
+            **fields,
+        )
+
+    def submit(self, *args: Any, **fields: Any) -> PendingResult[SampleResponse]:
+        """Submit the request of :meth:`body` with the same arguments."""
+        self.context.need("sampling.sample")
+        request = sampling_api.asample(self.body(*args, **fields), x_tinker_sampling_backpressure="1")
+        return self.context.submit(request, SampleResponse)
+
+    def sample(self, *args: Any, **fields: Any) -> SampleResponse:
+        """Return the result of :meth:`submit`."""
+        return self.context.result(self.submit(*args, **fields))
+
+    def scores(self) -> Floats:
+        """Return the logprobs of the prompt after its first token."""
+        found = self.context.prompt_scores(self.sample(prompt_logprobs=True, max_tokens=1).prompt_logprobs)
+        return np.array([0.0 if value is None else value for value in found[1:]], np.float64)
+
+
+class CheckContext(CheckSession):
+    """What one check works with: its session, and the models and samplers that it makes."""
+
+    _lent: TrainingFixture | None = None
+
+    # -------------------------------------------------------------------------------------------------------------- models
+
+    def creation(self, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
+        """Return the request that creates model ``number`` of the check's session."""
+        given: dict[str, Any] = {"base_model": self.base_model(), "lora_config": LORA, **fields}
+        given = {"session_id": self.session(), "model_seq_id": self.number(number), **given}
+        return training_api.create_model(models.CreateModelRequest(**given))
+
+    def create(self, number: int = 0, **fields: Any) -> TrainingFixture:
+        """Create a model."""
+        self.need("training.model")
+        return self.adopt(self.run(self.creation(number, **fields), models.CreateModelResponse).model_id)
+
+    def borrow(self) -> TrainingFixture:
+        """Return a model for losses, without steps: a new one, or if models cannot be unloaded one for many checks."""
+        spare, self.known.spare = self.known.spare, None
+        if "unload_model" not in self.known.lacking:
+            return self.create()
+        self._lent = self.create() if spare is None else TrainingFixture(self, *spare)
+        return self._lent
+
+    def adopt(self, model_id: str) -> TrainingFixture:
+        """Return a model that the check has made, and must unload."""
+        self.cleanup.models.append(model_id)
+        return TrainingFixture(self, model_id)
 
     def close(self, *, at_end: bool = True) -> None:
-        """Free what the check has made; ``at_end`` says whether it came to its end."""
-        if self._spare is not None and at_end:
-            self.known.spare = self._spare()
-        self.deadline: CheckDeadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
-        for request in self.cleanup.requests():
-            if request.operation not in self.known.lacking:
-                with suppress(CheckEnd):  # whether cleanup works is the subject of other checks
-                    self._clean_up(request)
-        if "finish_session" not in self.known.lacking:  # else later checks use the session and its models
-            for session in self.cleanup.sessions:
-                self.connection.heartbeats.release(session)
+        """Delete what the check has made. If it came to its end, another check may use the model that it borrowed."""
+        if self._lent is not None and at_end:
+            self.known.spare = (self._lent.model_id, self._lent.number)
+        super().close()
 
-    def _clean_up(self, request: Request[Any]) -> None:
-        """Send a request of the cleanup, and note whether the server has the operation.
+    # -------------------------------------------------------------------------------------------------------------- steps
 
-        A 404 may be about the thing and not about the operation, which exists if it has deleted something before.
+    def measure(self, number: int, script: TrainingScript) -> tuple[Floats, Floats]:
+        """Return the logprobs of the data before and after what ``script`` does with a new model.
+
+        Those of two models can be compared where adapters of equal seed begin equal, which ``training.seed`` is about.
         """
-        try:
-            answer = self.send(request)
-        except Absent:
-            self.known.lacking.add(request.operation)
-            return
-        if answer.status < 300:
-            self.known.statuses.setdefault(request.operation, set()).add(answer.status)
-        elif answer.status in _LACKING_STATUSES and request.operation not in self.known.statuses:
-            self.known.lacking.add(request.operation)
+        fixture = self.create(number)
+        before = fixture.logprobs()
+        script(fixture)
+        return before, fixture.logprobs()
 
+    def gradient_params(self, **fields: float) -> models.AdamParams:
+        """Return the parameters of a step as long as the gradient: gradients that count twice, or not, show.
 
-def _is_failure(answer: ReceivedResponse) -> bool:
-    """Return whether the status of a poll tells that the request failed, and not that its result is lost."""
-    explained = answer.status in _MAY_BE_FAILURE and "detail" in _small_object(answer) and not is_without_route(answer)
-    return answer.status in FAILED_STATUSES or explained
+        Adam's usual step has one length. The rate is found once for a server, so that one step moves the logprobs visibly
+        and not too far.
+        """
+        if self.known.rate is None:
+            try:
+                self.known.rate = self._calibrate()
+            except (Refused, Failed):
+                if self.known.eps == _LARGEST_EPS:
+                    raise
+                self.known.eps = _LARGEST_EPS
+                self.known.rate = self._calibrate()
+        return self._descent(self.known.rate, **fields)
 
+    def _descent(self, rate: float, **fields: float) -> models.AdamParams:
+        eps = self.known.eps
+        given: dict[str, float] = {"learning_rate": rate * eps, "beta1": 0.0, "beta2": 0.0, "eps": eps, **fields}
+        return models.AdamParams(**given)
 
-_MAY_BE_FAILURE = frozenset({404, 409, 422})
+    def _calibrate(self) -> float:
+        rate = 1e-3
+        first = 0 if self.known.eps > _LARGEST_EPS else len(_CALIBRATION_MODELS)
+        for number in _CALIBRATION_MODELS:
+            params = self._descent(rate)
+            moved = distance(*self.measure(first + number, partial(TrainingFixture.learn, params=params)))
+            if moved == 0.0 or 0.1 <= moved <= 1.0:
+                break
+            rate *= min(max(0.3 / moved, 1e-2), 1e2)
+        return rate
 
+    def loss_of(self, output: ForwardBackwardOutput) -> float:
+        """Return the loss of a result. Differs when the server sends none; another name than the document's is noted."""
+        about = ("name of the loss", "forward_backward", "ForwardBackwardOutput")
+        for name in _LOSSES:
+            if name in output.metrics:
+                how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
+                self.expect(name == _LOSSES[0], how, *about)
+                return output.metrics[name]
+        cause, operation, schema = about
+        how = f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}"
+        raise Differs(how, cause=cause, operation=operation, schema=schema)
 
-def is_announced(answer: ReceivedResponse) -> bool:
-    """Return whether the response of a poll says only that the result is there, and how large it is."""
-    body = _small_object(answer)  # a result may have a status, too
-    return answer.status < 300 and "status" in body and "request_id" in body and "response_payload_size" in body
+    # ------------------------------------------------------------------------------------------------------------- samples
 
+    def sampler(self, number: int = 0, *, model_path: str | None = None) -> SamplingFixture:
+        """Create a sampling session on the base model, or on saved weights."""
+        self.need("sampling.session")
+        body = models.CreateSamplingSessionRequest(
+            session_id=self.session(),
+            sampling_session_seq_id=self.number(number),
+            base_model=self.base_model() if model_path is None else None,
+            model_path=model_path,
+        )
+        return SamplingFixture(self, self.call(sampling_api.create_sampling_session(body)).sampling_session_id)
 
-_SMALL_NBYTES = 1 << 16
-
-
-def _small_object(answer: ReceivedResponse) -> dict[str, Any]:
-    """Return a small JSON object; an empty one for everything else."""
-    if answer.media_type != json.MEDIA_TYPE or len(answer.content) > _SMALL_NBYTES:
-        return {}
-    try:
-        return json.decode(answer.content, dict[str, Any])
-    except ValueError:
-        return {}
+    def prompt_scores(self, found: Sequence[float | None] | None) -> Sequence[float | None]:
+        """Return the logprobs of the tokens of ``PROMPT``. Contradiction unless there is one for each."""
+        about = ("prompt logprobs", "asample", "SampleResponse")
+        scores, count = list(found or ()), "none" if found is None else len(found)
+        how = f"the prompt has {len(PROMPT)} tokens and {count} logprobs; there is one for each, null for the first"
+        self.require(len(scores) == len(PROMPT), how, *about)
+        self.expect(scores[0] is None, f"the first logprob is {scores[0]}, and nothing is before it", *about)
+        return scores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,7 @@ def record(answer: ReceivedResponse, kind: type[T]) -> T:
 
 
 def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exception) -> Contradiction:
-    """The response does not fit; the same misfit of the same record is one cause."""
+    """Describe a response that does not fit. The same misfit of the same record is one cause."""
     cause = f"misfit: {kind.__name__}: {error}"
     return Contradiction(f"{answer.message}: {how}", cause=cause, operation=answer.message.operation, schema=kind.__name__)
 
@@ -46,26 +46,26 @@ def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
         raise _misfit(answer, kind, f"an event is not a {kind.__name__}: {error}: {answer.excerpt}", error) from error
 
 
-def loss_output(answer: ReceivedResponse) -> ForwardBackwardOutput:
-    """Return the result of a loss, in either form. Contradiction when it does not fit."""
-    try:
-        if answer.media_type == proto.MEDIA_TYPE:
-            return proto.decode_loss_output(answer.content)
-        return json.public_loss_output(record(answer, models.ForwardBackwardOutput))
-    except ValueError as error:
-        raise _misfit(
-            answer, models.ForwardBackwardOutput, f"the result is not a ForwardBackwardOutput: {error}", error
-        ) from error
+#: The results that come in two forms: how each form is read, and the record of the JSON form.
+_TWO_FORMS: dict[type[Any], tuple[Callable[[bytes], Any], Callable[[Any], Any], type[Any]]] = {
+    ForwardBackwardOutput: (proto.decode_loss_output, json.public_loss_output, models.ForwardBackwardOutput),
+    SampleResponse: (proto.decode_sample, json.public_sample, models.SampleResponse),
+}
 
 
-def sample_response(answer: ReceivedResponse) -> SampleResponse:
-    """Return the result of a sample, in either form. Contradiction when it does not fit."""
+def has_two_forms(kind: type[Any]) -> bool:
+    """Return whether a result of this type may be JSON or protobuf."""
+    return kind in _TWO_FORMS
+
+
+def result_of_either_form(answer: ReceivedResponse, kind: type[T]) -> T:
+    """Return the result of a loss or of a sample. Contradiction when it does not fit."""
+    read_proto, read_json, schema = _TWO_FORMS[kind]
     try:
-        if answer.media_type == proto.MEDIA_TYPE:
-            return proto.decode_sample(answer.content)
-        return json.public_sample(record(answer, models.SampleResponse))
+        is_proto = answer.media_type == proto.MEDIA_TYPE
+        return cast("T", read_proto(answer.content) if is_proto else read_json(record(answer, schema)))
     except ValueError as error:
-        raise _misfit(answer, models.SampleResponse, f"the result is not a SampleResponse: {error}", error) from error
+        raise _misfit(answer, schema, f"the result is not a {schema.__name__}: {error}", error) from error
 
 
 def anomalies(value: object, where: str = "") -> Iterator[tuple[str, str]]:

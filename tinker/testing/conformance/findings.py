@@ -1,18 +1,38 @@
-"""From rows to findings: one cause is one finding, with the rows that show it and those that it blocks."""
+"""From rows to findings: one cause is one finding, with the rows that show it and those that it blocks.
+
+A finding points to the place in openapi.yaml, and to a recorded exchange of a real client that shows the correct form.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 import attrs
+import msgspec
+from tinker_wire import models
+from tinker_wire.operations import OPERATIONS
 
 from tinker.testing.conformance.causes import KNOWN, group_of
-from tinker.testing.conformance.evidence import RecordedExchange, exchanges_of, place_of_operation, place_of_schema
 from tinker.testing.conformance.outcome import SEVERITY, Observation, Outcome, Report, Row, normalize
 
 _FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
 _MOST_EXCHANGES = 3
 _LONGEST_TITLE = 120
+DOCUMENT = "openapi.yaml"
+_RESULT = "retrieve_future:"
+
+
+class RecordedExchange(msgspec.Struct, frozen=True):
+    """An exchange of a real client. ``recording``: its file in the repository and its number there."""
+
+    recording: str
+    request: str
+    sent: Any
+    status: int
+    answered: Any
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +84,7 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
         blocked=tuple(row.check for row in report.checks if row.blocked_by in ended),
         operations=named,
         places=tuple(_places(named, (one.schema for _, one in seen))),
-        exchanges={name: one for operation in named[:_MOST_EXCHANGES] for name, one in exchanges_of(operation).items()},
+        exchanges={name: one for operation in named[:_MOST_EXCHANGES] for name, one in _exchanges_of(operation).items()},
     )
 
 
@@ -87,18 +107,16 @@ def _shorten(text: str) -> str:
 
 
 def _advice(observation: Observation, row: Row) -> str:
-    operation = observation.operation
-    if observation.cause.startswith("refused: "):
-        return f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`."
-    if observation.cause.startswith("failed: "):
-        return f"`{operation}` was accepted and its result is an error. What must hold: {row.statement}"
-    if observation.cause.startswith("misfit: "):
-        return f"Answer a `{observation.schema}` as the document describes it; clients refuse or misread anything else."
-    if observation.cause.startswith("broken: "):
-        return "Answer before the connection is closed; the server's log may say what failed."
-    if observation.cause.startswith("crash: "):
-        return "Find the exception in the server's log; clients repeat such a request for minutes before they give up."
-    return f"What must hold: {row.statement}"
+    """Return what to do, by the kind of the cause."""
+    operation, kind = observation.operation, observation.cause.partition(": ")[0]
+    by_kind = {
+        "refused": f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`.",
+        "failed": f"`{operation}` was accepted and its result is an error. What must hold: {row.statement}",
+        "misfit": f"Answer a `{observation.schema}` as the document describes it; clients refuse or misread anything else.",
+        "broken": "Answer before the connection is closed; the server's log may say what failed.",
+        "crash": "Find the exception in the server's log; clients repeat such a request for minutes before they give up.",
+    }
+    return by_kind.get(kind, f"What must hold: {row.statement}")
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
@@ -107,8 +125,27 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[str]:
-    yield from (place_of_operation(name) for name in operations)
+    """Yield where the operations and the records are described."""
+    yield from map(_place_of_operation, operations)
     for name in dict.fromkeys(schemas):
-        place = place_of_schema(name)
-        if place is not None:
-            yield place
+        if hasattr(models, name):  # else it is no record of the document
+            yield f"{DOCUMENT}#/components/schemas/{name}"
+
+
+@cache
+def _read_exchanges() -> dict[str, RecordedExchange]:
+    content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[str, RecordedExchange])
+
+
+def _place_of_operation(name: str) -> str:
+    """Return where an operation is described, as the document with a JSON pointer."""
+    operation = OPERATIONS[name]
+    path = operation.path.replace("~", "~0").replace("/", "~1")
+    return f"{DOCUMENT}#/paths/{path}/{operation.method.lower()}"
+
+
+def _exchanges_of(operation: str) -> dict[str, RecordedExchange]:
+    """Return the recorded exchanges of an operation: its request, and the retrieval of its result."""
+    recorded = _read_exchanges()
+    return {name: recorded[name] for name in (operation, _RESULT + operation) if name in recorded}

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.testing.conformance.evidence import RecordedExchange
-from tinker.testing.conformance.findings import Finding, findings
+from tinker.testing.conformance.findings import Finding, RecordedExchange, findings
 from tinker.testing.conformance.outcome import Outcome, Report
 
 _LONGEST_TEXT, _MOST_OBSERVED = 300, 8
@@ -110,7 +109,7 @@ def _codes(names: tuple[str, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that servers may have written, as Markdown that shows it as it is; code between backquotes stays code."""
+    """Escape text that a server may have written, so that Markdown shows it unchanged. Code between backquotes stays code."""
     cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
     joined = " ".join(cut.split())
     if joined.count("`") % 2:

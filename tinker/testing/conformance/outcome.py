@@ -30,7 +30,7 @@ SEVERITY = tuple(Outcome)
 
 
 def _of_operation(outcomes: Sequence[Outcome]) -> Outcome:
-    """An operation of which some features are absent, or were not tried, is there."""
+    """Return the worst outcome. An operation is there if only some of its features are absent or were not tried."""
     there = [outcome for outcome in outcomes if outcome not in (Outcome.ABSENT, Outcome.BLOCKED)]
     return max(there or outcomes, key=SEVERITY.index)
 
@@ -61,9 +61,11 @@ class CheckEnd(Exception):
         self.operation: str = operation
         self.schema: str = schema
 
-    def observation(self, outcome: Outcome | None = None) -> Observation:
-        """Return what is reported."""
-        return Observation(str(self), self.cause, outcome or self.outcome, self.operation, self.schema)
+    def observation(self, *, is_core: bool = False) -> Observation:
+        """Return what is reported. No server may lack what a check with ``is_core`` is about."""
+        must_be_there = is_core and isinstance(self, Absent | Refused | Failed)
+        outcome = Outcome.CONTRADICTION if must_be_there else self.outcome
+        return Observation(str(self), self.cause, outcome, self.operation, self.schema)
 
 
 class Absent(CheckEnd):
@@ -122,6 +124,14 @@ class Failed(CheckEnd):
     def __init__(self, how: str, category: str | None, *, operation: str = "") -> None:
         super().__init__(how, cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}", operation=operation)
         self.category = category
+
+
+def judge(end: CheckEnd | None, observations: Sequence[Observation]) -> Outcome:
+    """Return the outcome of a check: that of its end, unless something worse was observed before."""
+    seen = max((one.outcome for one in observations), key=SEVERITY.index, default=Outcome.SUPPORTED)
+    if isinstance(end, Blocked) and seen is not Outcome.CONTRADICTION:
+        return Outcome.BLOCKED
+    return observations[0].outcome if end is not None and seen is not Outcome.CONTRADICTION else seen
 
 
 @contextmanager
@@ -186,7 +196,7 @@ class Report:
 
     @property
     def operations(self) -> dict[str, Outcome]:
-        """Operation id to what its checks found: the worst, but ``absent`` or ``blocked`` only where all of them were."""
+        """Return the worst outcome by operation id; ``absent`` or ``blocked`` only if all checks of the operation were."""
         found: dict[str, list[Outcome]] = {}
         for row in self.checks:
             for name in row.operations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -65,18 +65,11 @@ def check(
     if unknown or not operations:
         raise ValueError(f"a check names operations of the contract; it has no {', '.join(sorted(unknown)) or 'nothing'}")
 
+    make = partial(Check, operations=operations, core=core, basis=basis, slow=slow, destructive=destructive)
+
     def register(body: Body) -> Body:
         name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
-        _registered[name] = Check(
-            name=name,
-            operations=operations,
-            statement=(body.__doc__ or "").strip(),
-            body=body,
-            core=core,
-            basis=basis,
-            slow=slow,
-            destructive=destructive,
-        )
+        _registered[name] = make(name=name, statement=(body.__doc__ or "").strip(), body=body)
         return body
 
     return register

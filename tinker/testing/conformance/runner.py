@@ -12,20 +12,7 @@ from tinker_wire import CONTRACT_VERSION
 from tinker._http import UNREACHABLE_HINT
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import (
-    SEVERITY,
-    Absent,
-    Blocked,
-    CheckEnd,
-    Contradiction,
-    Failed,
-    LeftOut,
-    Observation,
-    Outcome,
-    Refused,
-    Report,
-    Row,
-)
+from tinker.testing.conformance.outcome import Blocked, CheckEnd, Contradiction, LeftOut, Outcome, Report, Row, judge
 from tinker.testing.conformance.registry import Check, all_checks
 
 if TYPE_CHECKING:
@@ -157,7 +144,7 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
 
 
 def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
-    """Why the check ended early, if it did."""
+    """Run the check; return why it ended early, if it did."""
     try:
         check.body(context)
     except CheckEnd as end:
@@ -168,24 +155,13 @@ def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
 
 
 def _row(check: Check, context: CheckContext, end: CheckEnd | None, seconds: float) -> Row:
-    observations = [*context.observations]
-    if end is not None:
-        must_be_there = check.core and isinstance(end, Absent | Refused | Failed)
-        observations.insert(0, end.observation(Outcome.CONTRADICTION if must_be_there else None))
+    observations = context.observations if end is None else [end.observation(is_core=check.core), *context.observations]
     return Row(
         check=check.name,
         operations=check.operations,
         statement=check.statement,
-        outcome=_outcome(end, observations),
+        outcome=judge(end, observations),
         observations=tuple(observations),
         blocked_by=end.by if isinstance(end, Blocked) else None,
         seconds=seconds,
     )
-
-
-def _outcome(end: CheckEnd | None, observations: list[Observation]) -> Outcome:
-    """What ended the check is its outcome, unless something worse was seen before."""
-    seen = max((one.outcome for one in observations), key=SEVERITY.index, default=Outcome.SUPPORTED)
-    if isinstance(end, Blocked) and seen is not Outcome.CONTRADICTION:
-        return Outcome.BLOCKED
-    return observations[0].outcome if end is not None and seen is not Outcome.CONTRADICTION else seen

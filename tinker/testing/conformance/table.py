@@ -22,17 +22,14 @@ _MOST_OBSERVED = 6
 
 
 def console() -> Console:
-    """On a terminal as wide as it is; on a pipe 120 columns without escape codes."""
+    """Return a console: as wide as the terminal, or in a pipe 120 columns without escape codes."""
     found = Console(highlight=False, soft_wrap=False)
     return found if found.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def show(report: Report, to: Console) -> None:
     """Print the whole report."""
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="bold")
-    table.add_column("check", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("requirement, and where it fails")
+    table = _table("check", "outcome", "requirement, and where it fails")
     for row in report.checks:
         table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _describe(row))
     to.print(table)
@@ -41,6 +38,14 @@ def show(report: Report, to: Console) -> None:
         to.print(_describe_finding(number, finding))
     to.print()
     to.print(summary(report))
+
+
+def _table(*columns: str) -> Table:
+    """Return an empty table, in which names of checks and outcomes are not wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, no_wrap=name in ("check", "outcome"))
+    return table
 
 
 def _describe(row: Row) -> Text:
@@ -87,10 +92,7 @@ def summary(report: Report) -> Text:
 
 def show_checks(checks: tuple[Check, ...], to: Console) -> None:
     """Print what there is to check."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("check", no_wrap=True)
-    table.add_column("requirement")
-    table.add_column("operations")
+    table = _table("check", "requirement", "operations")
     for one in checks:
         table.add_row(one.name, one.statement, ", ".join(one.operations))
     to.print(table)

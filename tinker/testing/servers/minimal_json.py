@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from tinker_wire.operations import OPERATIONS
-
 from tinker.local.profiles import JSONObject, Profile
-from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, keep_fields, require_fields
+from tinker.testing.servers.rewriting import drop_fields, drop_later, keep_fields, offer_only, require_fields
 
-_OFFERED = frozenset(
-    (
-        "healthz",
-        "create_session",
-        "session_heartbeat",
-        "get_server_capabilities",
-        "telemetry",
-        "create_model",
-        "unload_model",
-        "get_info",
-        "forward",
-        "forward_backward",
-        "optim_step",
-        "save_weights",
-        "save_weights_for_sampler",
-        "load_weights",
-        "weights_info",
-        "get_training_run",
-        "create_sampling_session",
-        "get_sampler",
-        "asample",
-        "retrieve_future",
-    )
-)
+_OPTIONAL = ("forward", "get_sampler", "healthz", "session_heartbeat", "telemetry", "unload_model")
+_LATER = ("delete_checkpoint", "list_checkpoints", "list_training_runs")
 
 
 def _read_load(body: JSONObject) -> JSONObject:
@@ -49,7 +25,7 @@ def _read_optim_step(body: JSONObject) -> JSONObject:
 
 MINIMAL_JSON = Profile(
     name="minimal-json",
-    absent={name: 404 for name in OPERATIONS if name not in _OFFERED},
+    absent=offer_only(*_OPTIONAL, without=_LATER),
     protobuf=False,
     announces_size=False,
     pending_status=408,
@@ -60,7 +36,7 @@ MINIMAL_JSON = Profile(
         "load_weights": _read_load,
         "save_weights": drop_fields("overwrite", "ttl_seconds", "user_metadata"),
         "save_weights_for_sampler": drop_fields("kind", "ttl_seconds", "user_metadata"),
-        "asample": drop_fields(*LATER_SAMPLE_FIELDS),
+        "asample": drop_later,
     },
     answers={
         "asample": drop_fields("sample_sequence_ids"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
+
+from tinker_wire.operations import OPERATIONS
 
 from tinker.local.errors import unprocessable
 from tinker.local.profiles import JSONObject, Rewrite
+
+#: Operations that every server has.
+REQUIRED = frozenset(name for name, operation in OPERATIONS.items() if not operation.optional)
 
 
 def drop_fields(*fields: str) -> Callable[..., JSONObject]:
@@ -26,9 +31,16 @@ def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
 
 
 def require_fields(body: JSONObject, *fields: str) -> None:
+    """Refuse a body that lacks one of these fields."""
     for field in fields:
         if body.get(field) is None:
             raise unprocessable(field, "Field required", "missing")
+
+
+def offer_only(*optional: str, without: Collection[str] = ()) -> dict[str, int]:
+    """Return the operations that a server lacks, with the status 404: those it offers are the required and these."""
+    offered = (REQUIRED - set(without)) | set(optional)
+    return {name: 404 for name in OPERATIONS if name not in offered}
 
 
 LATER_SAMPLE_FIELDS = (
@@ -38,3 +50,4 @@ LATER_SAMPLE_FIELDS = (
     "prompt_logprobs_last_n",
     "record_stability_info",
 )
+drop_later: Callable[..., JSONObject] = drop_fields(*LATER_SAMPLE_FIELDS)

@@ -10,7 +10,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.profiles import IdScheme, JSONObject, Profile
-from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, keep_fields, require_fields, rewrite_field
+from tinker.testing.servers.rewriting import drop_fields, drop_later, keep_fields, offer_only, require_fields, rewrite_field
 from tinker.testing.servers.skyrl_losses import SKYRL_LOSSES, check_loss, rewrite_loss_output
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
@@ -85,7 +85,7 @@ def _read_sample(body: JSONObject) -> JSONObject:
     body = rewrite_field(body, "sampling_params", _read_sampling_params)
     if ":" in str(body.get("sampling_session_id")):
         raise APIProblem(400, "sampling_session_id must not contain ':' (the routing-key delimiter)")
-    asked = drop_fields(*LATER_SAMPLE_FIELDS)(_expand_short_path(body))
+    asked = drop_later(_expand_short_path(body))
     asked["prompt_logprobs"] = bool(asked.get("prompt_logprobs") or asked.get("topk_prompt_logprobs"))
     return asked
 
@@ -160,38 +160,19 @@ def _rewrite_problem(problem: APIProblem) -> APIProblem:
     return APIProblem(problem.status, problem.detail, headers)
 
 
-_FUTURES = (
-    "forward_backward",
+_OPTIONAL = (
+    "client_config",
     "forward",
-    "optim_step",
-    "load_weights",
-    "save_weights",
-    "save_weights_for_sampler",
-    "asample",
+    "get_checkpoint_archive",
+    "get_sampler",
+    "healthz",
+    "session_heartbeat",
+    "telemetry",
+    "unload_model",
 )
-_OFFERED = frozenset(
-    (
-        *_FUTURES,
-        "healthz",
-        "client_config",
-        "create_session",
-        "session_heartbeat",
-        "create_sampling_session",
-        "get_sampler",
-        "create_model",
-        "unload_model",
-        "get_info",
-        "get_server_capabilities",
-        "retrieve_future",
-        "telemetry",
-        "list_training_runs",
-        "get_training_run",
-        "get_checkpoint_archive",
-        "delete_checkpoint",
-        "list_checkpoints",
-        "weights_info",
-    )
-)
+_ABSENT = offer_only(*_OPTIONAL)
+#: Operations that answer with a future of its form.
+_FUTURES = [name for name, one in OPERATIONS.items() if one.result and name not in (*_ABSENT, "create_model", "unload_model")]
 #: Paths that its route for deleting a checkpoint matches, with another method or another name.
 _ODD_STATUSES = {
     "publish_checkpoint": 405,
@@ -202,7 +183,7 @@ _ODD_STATUSES = {
 SKYRL = Profile(
     name="skyrl",
     hold_seconds=300.0,
-    absent={name: _ODD_STATUSES.get(name, 404) for name in OPERATIONS if name not in _OFFERED},
+    absent=_ABSENT | _ODD_STATUSES,
     ids=IdScheme(
         session=lambda: _new_id("session"),
         model=lambda session_id, number: _new_id("model"),

@@ -1,4 +1,4 @@
-"""What the scripts share: the model's name, a run with checkpoints, and one line of JSON for each step."""
+"""Helpers of the scripts: the model's name, a run with checkpoints, and one line of JSON for each step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train(name: str = "first") -> Run:
 
 
 def register_tokenizer() -> None:
-    """Give tinker-cookbook the packaged tokenizer under the model's name, by its own hook."""
+    """Give tinker-cookbook the packaged tokenizer under the model's name, by its hook."""
     from tinker_cookbook import tokenizer_utils
 
     tokenizer_utils.register_tokenizer(MODEL, lambda: tokenizer_utils.get_tokenizer(TOKENIZER_FOLDER))

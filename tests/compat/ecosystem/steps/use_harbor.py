@@ -47,7 +47,7 @@ def train_to_say_yes() -> None:
 
 
 async def answer_cut_at_the_limit() -> None:
-    """The base model does not stop; harbor raises, with what was said so far."""
+    """The base model does not stop; harbor raises with the partial output."""
     with pytest.raises(OutputLengthExceededError) as caught:
         await make_llm().call(QUESTION)
     assert caught.value.truncated_response

@@ -25,7 +25,7 @@ model: art.TrainableModel[Any, Any]
 
 
 def in_one_loop(step: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """The endpoint is a task of the backend, and goes on from step to step."""
+    """Run a step on the backend's loop, where the endpoint is a task across steps."""
     return functools.wraps(step)(lambda: asyncio.run_coroutine_threadsafe(step(), loop).result(PATIENCE_SECONDS))
 
 
@@ -82,7 +82,7 @@ async def importance_sampling_steps() -> None:
 
 @in_one_loop
 async def earlier_step() -> None:
-    """The endpoint goes on serving what was before the training."""
+    """The endpoint still serves the weights from before the training."""
     before, after = [[one.logprobs for one in (await ask(step, seed=9)).choices] for step in (0, 6)]
     assert before != after
 

@@ -1,4 +1,4 @@
-"""tinkerscope: what it asks of the service, and its samples with the log-probabilities of their tokens."""
+"""tinkerscope: its calls of the service, and its samples with the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ manager = tinker_sampler.SamplerManager()
 
 
 async def samples(**options: Any) -> list[dict[str, Any]]:
-    """What a chat gets; what tinkerscope says about the connection in between is left out."""
+    """Return the events of a chat, without tinkerscope's reports about the connection."""
     how: dict[str, Any] = {"temperature": 1.0, "max_tokens": 8, "renderer_name": "role_colon", "base_model": MODEL, **options}
     messages = how.pop("messages", [{"role": "user", "content": "Say hi."}])
     stream = tinker_sampler.SamplerManager().sample_stream(messages=messages, n=2, **how)

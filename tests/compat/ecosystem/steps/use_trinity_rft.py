@@ -64,7 +64,7 @@ async def ppo_steps() -> None:
 
 
 async def weights_brought_over() -> None:
-    """The model samples what the trainer has uploaded, to which the good sample is likelier."""
+    """The model samples with the trainer's uploaded weights, which make the good sample likelier."""
     best = rollouts[0]
     await trainer.upload_state_dict()
     assert await model.sync_model_weights(trainer.train_step_num, SyncMethod.MEMORY) == kept[-1][1] == 4
@@ -74,7 +74,7 @@ async def weights_brought_over() -> None:
 
 
 async def resumed_run() -> None:
-    """From a checkpoint with its optimizer, two steps are what they are without a break."""
+    """Two steps from a checkpoint with its optimizer equal those without a break."""
     await trainer.save_checkpoint()
     resumed = make_trainer()
     await resumed.prepare()

@@ -15,7 +15,7 @@ def show_bytes(name: str, make: Callable[[], Any]) -> None:
     """The bytes of a message in the order of its fields, or the kind of error."""
     try:
         show(name, make().SerializeToString(deterministic=True).hex())
-    except Exception as error:  # noqa: BLE001 - what it is is what is shown
+    except Exception as error:  # noqa: BLE001 - any error is shown
         show(name, isinstance(error, ValueError))
 
 

@@ -1,4 +1,4 @@
-"""What is kept about runs, sessions, samplers, use and money, by clients that stand alone and by twins."""
+"""Records of runs, sessions, samplers, usage and billing, read by standalone clients and by coroutine twins."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""What a script found, one JSON line for each thing, the same whoever made it."""
+"""Print a script's findings, one JSON line each, the same for every client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def failure(name: str, call: Callable[[], Any]) -> None:
     try:
         result = call()
         result.result() if hasattr(result, "result") else result
-    except Exception as error:  # noqa: BLE001 - what it is is what is shown
+    except Exception as error:  # noqa: BLE001 - any error is shown
         show(name, [type(error).__name__, getattr(error, "status_code", None)])
     else:
         show(name, "no failure")

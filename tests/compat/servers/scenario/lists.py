@@ -1,4 +1,4 @@
-"""What is there: runs, checkpoints, sessions, samplers."""
+"""Lists: runs, checkpoints, sessions, samplers."""
 
 import urllib.request
 

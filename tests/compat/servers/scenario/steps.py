@@ -1,4 +1,4 @@
-"""What a step is, how one is run within its time, and what is kept of how it ended."""
+"""Steps: how one is run within its timeout, and the record of its outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_MESSAGE = 600
 
 
 class NotReached(Exception):
-    """What a step needs could not be made; the text says what, and why."""
+    """A prerequisite of a step could not be made; the text names it and the reason."""
 
 
 class NotOffered(Exception):
@@ -57,7 +57,7 @@ def step(area: str, title: str, seconds: float = SECONDS) -> Callable[[Callable[
 
 
 def run_step(one: Step, world: Any, seconds: float) -> Outcome:
-    """Run a step on a thread of its own; what is not done in time is given up, and the scenario goes on."""
+    """Run a step on a separate thread; a step that exceeds its timeout is abandoned, and the scenario continues."""
     ended: list[BaseException | None] = []
 
     def work() -> None:

@@ -1,22 +1,28 @@
-"""``tinker checkpoint publish``, ``unpublish``, ``set-ttl`` and ``create``. The first three confirm on stderr only."""
+"""``tinker checkpoint publish``, ``unpublish``, ``set-ttl``, ``create`` and ``delete``."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import datetime
+from collections.abc import Sequence
 from typing import Annotated
 
 import click
 
+import tinker
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.commands.checkpoint.show import parse_pair
-from tinker.cli.errors import CommandFailed
+from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import parse_path
-from tinker.cli.options import ExpiryOption, GlobalOptions, Option, Positive, check_checkpoint_name, check_ttl, command
-from tinker.cli.output import format_count, show, show_properties
+from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
+from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json, show_properties
 
 _RANK = 32
+_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+_ALIASES = {**_TYPES, **{kind: kind for kind in _TYPES.values()}}
 
 
-@command
+@command("tinker checkpoint publish tinker://RUN/weights/final")
 def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a checkpoint public: everybody can load, sample and download it. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
@@ -24,7 +30,7 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     _confirm(options, f"{path} is public.")
 
 
-@command
+@command("tinker checkpoint unpublish tinker://RUN/weights/final")
 def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = parse_path(checkpoint_path).tinker_path
@@ -32,7 +38,7 @@ def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     _confirm(options, f"{path} is private.")
 
 
-@command
+@command("tinker checkpoint set-ttl tinker://RUN/weights/final --ttl 86400")
 def set_ttl(
     options: GlobalOptions,
     checkpoint_path: str,
@@ -43,7 +49,6 @@ def set_ttl(
     path = parse_path(checkpoint_path).tinker_path
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")
-    check_ttl(ttl)
     rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
     _confirm(options, f"{path} never expires." if ttl is None else f"{path} expires in {format_count(ttl, 'second')}.")
 
@@ -53,7 +58,7 @@ def _confirm(options: GlobalOptions, text: str) -> None:
         click.echo(text, err=True)
 
 
-@command
+@command("tinker checkpoint create --model Qwen/Qwen3-8B --name start --sampler")
 def create(
     options: GlobalOptions,
     model: Annotated[str | None, Option("Base model of the new adapter.", "-m", "--model", metavar="NAME")] = None,
@@ -72,7 +77,7 @@ def create(
         bool | None, Option("Whether the output layer gets one. Default: yes.", "--train-unembed/--no-train-unembed")
     ] = None,
     metadata: Annotated[tuple[str, ...], Option("Metadata of the checkpoint; may be repeated.", metavar="KEY=VALUE")] = (),
-    name: Annotated[str, Option("Name of the checkpoint.", metavar="NAME", callback=check_checkpoint_name)] = "initial",
+    name: Annotated[CheckpointName, Option("Name of the checkpoint.", metavar="NAME")] = "initial",
     sampler: Annotated[bool, Option("Also save a checkpoint to sample from.")] = False,
     ttl: ExpiryOption = None,
 ) -> None:
@@ -85,7 +90,6 @@ def create(
         raise click.UsageError("Give either --model or --from.")
     if start is not None and any(value is not None for value in (rank, seed, *layers)):
         raise click.UsageError("--rank, --seed and --train-... cannot be used with --from: the adapter is a copy.")
-    check_ttl(ttl)
     pairs = dict(map(parse_pair, metadata)) or None
     with service_client(options) as service:
         if start is not None:
@@ -99,4 +103,106 @@ def create(
     value = {"training_run_id": training.model_id, "checkpoint_path": path, "sampler_path": sampler_path}
     properties = [("Training Run ID", training.model_id), ("To train on", path)]
     properties += [] if sampler_path is None else [("To sample from", sampler_path)]
-    show(options, value, lambda: show_properties("Checkpoint", properties))
+    show_properties(options, value, "Checkpoint", properties)
+
+
+@command(
+    "tinker checkpoint delete tinker://RUN/weights/final",
+    "tinker checkpoint delete --run-id RUN --before 2026-01-31T08:00Z",
+)
+def delete(
+    options: GlobalOptions,
+    checkpoint_paths: tuple[str, ...] = (),
+    run_id: Annotated[str | None, Option("Delete the checkpoints of this training run.", metavar="ID")] = None,
+    checkpoint_type: Annotated[
+        str | None, Option("With --run-id: only weights, sampler_weights or external_weights.", "--type", metavar="KIND")
+    ] = None,
+    before: Annotated[
+        str | None, Option("With --run-id: only those created before this time, such as 2026-01-31T08:00Z.", metavar="TIME")
+    ] = None,
+    after: Annotated[str | None, Option("With --run-id: only those created after this time.", metavar="TIME")] = None,
+    yes: Annotated[bool, Option("Delete without asking.", "-y", "--yes")] = False,
+) -> None:
+    """Permanently delete the given checkpoints, or those of a run that match every condition.
+
+    Times without a zone are UTC. Exits with 1 if a checkpoint could not be deleted; the others are deleted.
+    """
+    if checkpoint_paths and run_id is not None:
+        raise CommandFailed("Give either checkpoint paths or --run-id")
+    if run_id is None and (checkpoint_type or before or after):
+        raise CommandFailed("--type, --before and --after need --run-id")
+    if run_id is None and not checkpoint_paths:
+        raise CommandFailed("Nothing to delete", "Give checkpoint paths or --run-id.")
+    if run_id is None:
+        paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
+        rest, lines, size = rest_client(options), paths, None
+    else:
+        earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
+        conditions = _parse_kind(checkpoint_type), latest, earliest
+        rest = rest_client(options)
+        chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
+        paths = [one.tinker_path for one in chosen]
+        lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]
+        size = sum(one.size_bytes or 0 for one in chosen)
+    if not paths:
+        _show_none_found(options, run_id or "", filtered=bool(checkpoint_type or before or after))
+    elif yes or _ask(lines, size):
+        _delete(options, rest, paths)
+    else:
+        click.echo("Nothing was deleted.", err=True)
+
+
+def _parse_kind(text: str | None) -> str | None:
+    if text is not None and text not in _ALIASES:
+        raise CommandFailed(f"Invalid checkpoint type: {text}", f"Valid types: {', '.join(_TYPES)}")
+    return None if text is None else _ALIASES[text]
+
+
+def _matches(
+    checkpoint: tinker.Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
+) -> bool:
+    time = with_zone(checkpoint.time)
+    return (
+        (kind is None or checkpoint.checkpoint_type == kind)
+        and (before is None or time < before)
+        and (after is None or time > after)
+    )
+
+
+def _show_none_found(options: GlobalOptions, run_id: str, *, filtered: bool) -> None:
+    if options.format == "json":
+        show_json({"deleted_count": 0, "failed": []}, indent=None)
+    else:
+        click.echo(f"No checkpoints found for run {run_id}{' matching filters' if filtered else ''}")
+
+
+def _ask(lines: Sequence[str], size: int | None) -> bool:
+    """Ask the user; CommandFailed when the input ends without an answer."""
+    click.echo(f"{format_count(len(lines), 'checkpoint')} would be deleted:", err=True)
+    for line in lines:
+        click.echo(f"  - {line}", err=True)
+    if size is not None:
+        click.echo(f"Together: {format_size(size)}", err=True)
+    try:
+        return click.confirm("This cannot be undone. Delete?", err=True)
+    except click.Abort:
+        raise CommandFailed("No answer was given, so nothing was deleted", "Use --yes to delete without asking.") from None
+
+
+def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str]) -> None:
+    """Delete concurrently, and report what failed."""
+    deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
+    with progress(options, "Deleting checkpoints", len(paths)) as advance:
+        for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
+            advance(count)
+    errors = {path: deletion.exception() for deletion, path in deletions.items()}
+    failed = {path: read_message(error) for path, error in errors.items() if isinstance(error, Exception)}
+    deleted = len(paths) - len(failed)
+    if options.format == "json":
+        records = [{"tinker_path": path, "error": reason} for path, reason in failed.items()]
+        show_json({"deleted_count": deleted, "failed": records}, indent=None)
+    elif deleted:
+        click.echo(f"Deleted {format_count(deleted, 'checkpoint')}")
+    if failed:
+        problem = f"{format_count(len(failed), 'checkpoint')} could not be deleted"
+        raise CommandFailed(problem, *(f"{path}: {reason}" for path, reason in failed.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import click
 
@@ -14,7 +14,7 @@ from tinker.cli.clients import service_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import GlobalOptions, Option, Positive, command
-from tinker.cli.output import format_bool, format_size, progress, show, show_properties
+from tinker.cli.output import format_size, progress, show_properties
 
 # What the library calls its arguments, and the options that give them.
 _OPTIONS = {
@@ -24,15 +24,11 @@ _OPTIONS = {
 }
 
 
-class _Transfer(NamedTuple):
-    """A session for moving files, and who shows their progress."""
-
-    service: tinker.ServiceClient
-    report: Callable[[tinker.checkpoints.Progress], None]
-
-
 @contextmanager
-def _transfer(options: GlobalOptions, description: str) -> Generator[_Transfer]:
+def _transfer(
+    options: GlobalOptions, description: str
+) -> Generator[tuple[tinker.ServiceClient, Callable[[tinker.checkpoints.Progress], None]]]:
+    """Open a session for moving files, and show their progress with the function that it yields."""
     with (
         service_client(options, interactive=True) as service,
         progress(options, description, None, nbytes=True) as advance,
@@ -41,10 +37,10 @@ def _transfer(options: GlobalOptions, description: str) -> Generator[_Transfer]:
         def report(now: tinker.checkpoints.Progress) -> None:
             advance(now.done_nbytes, total=now.total_nbytes)
 
-        yield _Transfer(service, report)
+        yield service, report
 
 
-@command
+@command("tinker checkpoint download tinker://RUN/sampler_weights/final --output out")
 def download(
     options: GlobalOptions,
     checkpoint_path: str,
@@ -73,25 +69,17 @@ def download(
     path = parse_path(checkpoint_path).tinker_path
     try:
         with _transfer(options, f"Downloading {path}") as (service, report):
-            done = tinker.checkpoints.download(
-                path, output, form=form, overwrite=force, progress=report, service=service
-            ).result()
+            download = tinker.checkpoints.download
+            done = download(path, output, form=form, overwrite=force, progress=report, service=service).result()
     except FileExistsError as error:
         raise CommandFailed(str(error), "Use --force to replace it, or --output to choose another folder.") from None
-    value = {
-        "checkpoint_path": done.checkpoint_path,
-        "destination": str(done.destination),
-        "file_size_bytes": done.nbytes,
-    }
-    properties = {
-        "Checkpoint Path": done.checkpoint_path,
-        "Total Size": format_size(done.nbytes),
-        "Downloaded to": str(done.destination),
-    }
-    show(options, value, lambda: show_properties(f"Checkpoint Download: {path}", properties))
+    saved, target, nbytes = done.checkpoint_path, str(done.destination), done.nbytes
+    value = {"checkpoint_path": saved, "destination": target, "file_size_bytes": nbytes}
+    properties = {"Checkpoint Path": saved, "Total Size": format_size(nbytes), "Downloaded to": target}
+    show_properties(options, value, f"Checkpoint Download: {path}", properties)
 
 
-@command
+@command("tinker checkpoint push-hf tinker://RUN/sampler_weights/final --repo me/model")
 def push_hf(
     options: GlobalOptions,
     checkpoint_path: str,
@@ -136,13 +124,13 @@ def push_hf(
         "Checkpoint Path": pushed.checkpoint_path,
         "Repository": pushed.repo_id,
         "Revision": pushed.revision or "main",
-        "Public": format_bool(pushed.public),
+        "Public": pushed.public,
         "Commit": pushed.url,
     }
-    show(options, value, lambda: show_properties(f"Pushed: {pushed.repo_id}", properties))
+    show_properties(options, value, f"Pushed: {pushed.repo_id}", properties)
 
 
-@command
+@command("tinker checkpoint upload ./my-adapter --base-model Qwen/Qwen3-8B")
 def upload(
     options: GlobalOptions,
     folder: Path,
@@ -179,7 +167,7 @@ def upload(
         "Base Model": done.base_model,
         "Total Size": format_size(done.nbytes),
     }
-    show(options, attrs.asdict(done), lambda: show_properties(f"Checkpoint Upload: {folder}", properties))
+    show_properties(options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties)
 
 
 def _name_options(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import click
@@ -13,24 +12,22 @@ from tinker.cli.clients import Listing, fetch_pages, rest_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, command
-from tinker.cli.output import (
-    format_bool,
-    format_lora,
-    format_size,
-    format_timestamp,
-    list_metadata,
-    progress,
-    show,
-    show_properties,
-    show_table,
-)
+from tinker.cli.output import Columns, format_lora, format_size, list_metadata, progress, show, show_items, show_properties
 
 _PAGE, _SEARCH_PAGE = 1000, 200
 _OPTIONAL = ("Public",)  # left out on a narrow terminal
-_COLUMNS = ("Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path")
+_COLUMNS: Columns[tinker.Checkpoint] = [
+    ("Checkpoint ID", lambda checkpoint: checkpoint.checkpoint_id),
+    ("Type", lambda checkpoint: checkpoint.checkpoint_type),
+    ("Size", lambda checkpoint: format_size(checkpoint.size_bytes)),
+    ("Public", lambda checkpoint: checkpoint.public),
+    ("Created", lambda checkpoint: checkpoint.time),
+    ("Expires", lambda checkpoint: checkpoint.expires_at or "Never"),
+    ("Path", lambda checkpoint: checkpoint.tinker_path),
+]
 
 
-@command
+@command("tinker checkpoint list --run-id RUN")
 def list_command(
     options: GlobalOptions,
     run_id: Annotated[str | None, Option("Show all checkpoints of this training run.", metavar="ID")] = None,
@@ -55,23 +52,7 @@ def list_command(
 
 
 def _show_listing(listing: Listing[tinker.Checkpoint]) -> None:
-    show_table(_COLUMNS, map(_row, listing.items), listing.title("checkpoint"), optional=_OPTIONAL)
-
-
-def _row(checkpoint: tinker.Checkpoint) -> Sequence[str]:
-    return (
-        checkpoint.checkpoint_id,
-        checkpoint.checkpoint_type,
-        format_size(checkpoint.size_bytes),
-        format_bool(checkpoint.public),
-        format_timestamp(checkpoint.time),
-        _expiry(checkpoint),
-        checkpoint.tinker_path,
-    )
-
-
-def _expiry(checkpoint: tinker.Checkpoint) -> str:
-    return "Never" if checkpoint.expires_at is None else format_timestamp(checkpoint.expires_at)
+    show_items(listing.items, _COLUMNS, listing.title("checkpoint"), optional=_OPTIONAL)
 
 
 def parse_pair(text: str) -> tuple[str, str]:
@@ -82,7 +63,7 @@ def parse_pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-@command
+@command("tinker checkpoint search --type training --metadata step=100")
 def search(
     options: GlobalOptions,
     metadata: Annotated[
@@ -127,7 +108,7 @@ def _search(options: GlobalOptions, request: tinker.types.CheckpointSearchReques
     return found
 
 
-@command
+@command("tinker checkpoint info tinker://RUN/weights/final")
 def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show a checkpoint and its adapter."""
     path, rest = parse_path(checkpoint_path), rest_client(options)
@@ -138,16 +119,13 @@ def info(options: GlobalOptions, checkpoint_path: str) -> None:
         ("Checkpoint ID", checkpoint.checkpoint_id),
         ("Type", checkpoint.checkpoint_type),
         ("Tinker Path", checkpoint.tinker_path),
-        ("Size", format_size(checkpoint.size_bytes)),
-        ("Public", format_bool(checkpoint.public)),
-        ("Created", format_timestamp(checkpoint.time)),
-        ("Expires", _expiry(checkpoint)),
+        *((name, cell(checkpoint)) for name, cell in _COLUMNS[2:-1]),
         ("Training Run ID", path.training_run_id),
         ("LoRA", format_lora(is_lora, rank)),
         *list_metadata(checkpoint.user_metadata),
     ]
     value = {**checkpoint.model_dump(), "is_lora": is_lora, "lora_rank": rank}
-    show(options, value, lambda: show_properties(f"Checkpoint: {checkpoint.checkpoint_id}", properties))
+    show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
 
 
 def _find(rest: tinker.RestClient, path: tinker.ParsedCheckpointTinkerPath) -> tinker.Checkpoint:

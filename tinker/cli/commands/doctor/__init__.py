@@ -10,7 +10,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.options import CommandURL, GlobalOptions, Option, command
 
 
-@command
+@command("tinker doctor", "tinker --base-url http://localhost:8000 doctor --operations")
 def doctor(
     options: GlobalOptions,
     base_url: CommandURL = None,

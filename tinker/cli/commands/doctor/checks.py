@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import email.utils
+import importlib.metadata
+import platform
+import re
 import statistics
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from tinker_wire import models
+from tinker_wire import CONTRACT_VERSION, models
 from tinker_wire.api import service as service_api
 from tinker_wire.operations import OPERATIONS
 
 from tinker._config import Config
-from tinker._http import ConnectionFacts, is_absent
+from tinker._http import ConnectionFacts, find_source, is_absent
+from tinker._installation import inspect_installation
 from tinker._runtime import Runtime, run
+from tinker._version import DISTRIBUTION_VERSION
+from tinker.cli import clients
 from tinker.cli.commands.doctor.capabilities import check_wire, find_operations, summarize_operations
-from tinker.cli.commands.doctor.environment import check_credential, check_installation, check_versions, refuse_credential
 from tinker.cli.commands.doctor.prober import CheckResult, DoctorReport, Prober, Support
+from tinker.cli.commands.installation import find_version, list_packages
+from tinker.cli.errors import CommandFailed
 from tinker.errors import APIResponseValidationError, APIStatusError, AuthenticationError, TinkerError
 from tinker.futures import APIFuture
 
 # Beyond this, the expiry of tokens and of signed URLs is misjudged.
 MAX_SKEW_SECONDS = 60.0
 _LATENCY_SAMPLES = 5
+_TESTED = re.compile(r"(?P<name>[\w-]+)<=(?P<version>[\w.]+) *;.*\btested\b")
 
 
 def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: float) -> DoctorReport:
@@ -29,7 +37,7 @@ def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: f
 
     A request that takes longer than ``exchange_seconds`` (0: no limit) counts as not answered.
     """
-    results = [check_versions(), check_installation(), check_credential(config)]
+    results = [_check_versions(), _check_installation(), _check_credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if results[-1].status == "FAIL":
         return DoctorReport(config.base_url, results, operations)
@@ -73,7 +81,7 @@ def _note_refusal(config: Config, results: list[CheckResult], status: int) -> No
     """Replace the result of the credential check by the refusal of the server."""
     index = next(index for index, result in enumerate(results) if result.name == "credential")
     if results[index].status != "FAIL":
-        results[index] = refuse_credential(config, results[index], status)
+        results[index] = _refuse_credential(config, results[index], status)
 
 
 async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mapping[str, str] | None:
@@ -157,3 +165,76 @@ _CHECKS: Mapping[str, Callable[[Prober], Awaitable[CheckResult]]] = {
     "models": _check_models,
     "wire": check_wire,
 }
+
+
+# Checks of this machine, without a request
+
+
+def _check_versions() -> CheckResult:
+    """List the versions of this package, the contract, Python, and the optional packages."""
+    here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
+    packages = [f"{name} {version}" for name, version in list_packages().items()]
+    untested = list_untested(_find_requirements())
+    return CheckResult("versions", "note" if untested else "ok", "; ".join([", ".join([here, *packages]), *untested]))
+
+
+def list_untested(requirements: Iterable[str]) -> list[str]:
+    """Name the packages that are newer here than the extra ``tested``, one of these requirements, allows."""
+    tested = (_TESTED.match(requirement) for requirement in requirements)
+    bounds = {found["name"]: found["version"] for found in tested if found}
+    here = {name: find_version(name) for name in bounds}
+    return [
+        f"{name} {here[name]} is newer than {version}, the newest release that was tested"
+        for name, version in bounds.items()
+        if _numbers(here[name] or "") > _numbers(version)
+    ]
+
+
+def _find_requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("tinker") or []
+    except importlib.metadata.PackageNotFoundError:  # the package runs from a folder that was never installed
+        return []
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a release, for comparison: what follows them, such as ``+cpu``, does not matter here."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+
+
+def _check_installation() -> CheckResult:
+    """Fail when files of another distribution are mixed with those of this package."""
+    installation = inspect_installation()
+    if installation.problem is not None:
+        return CheckResult("installation", "FAIL", installation.problem)
+    return CheckResult("installation", "ok", str(installation))
+
+
+def _check_credential(config: Config) -> CheckResult:
+    """Find the credential without fetching it. Only the server can check it."""
+    try:
+        clients.check_credential(config)
+        source = find_source(config)
+    except CommandFailed as failure:
+        return CheckResult("credential", "FAIL", f"none for the hosted service. {' '.join(failure.details)}")
+    except TinkerError as error:
+        return CheckResult("credential", "FAIL", str(error))
+    if source is None:
+        return CheckResult("credential", "note", "none; only the hosted service requires one")
+    return CheckResult("credential", "ok", f"found in {_place_of_credential(config)}")
+
+
+def _refuse_credential(config: Config, found: CheckResult, status: int) -> CheckResult:
+    """Turn the result of :func:`_check_credential` into a refusal by the server, with advice."""
+    if found.status == "note":
+        return CheckResult("credential", "FAIL", f"none, and the server requires one ({status}); set TINKER_API_KEY")
+    advice = "run `tinker auth logout` and `tinker auth login`"
+    if config.api_key is not None or config.credential_cmd is not None:
+        advice = f"set {_place_of_credential(config)} to one that this server accepts"
+    return CheckResult("credential", "FAIL", f"{found.detail}, refused by the server ({status}); {advice}")
+
+
+def _place_of_credential(config: Config) -> str:
+    if config.api_key is not None:
+        return "TINKER_API_KEY"
+    return "TINKER_CREDENTIAL_CMD" if config.credential_cmd is not None else str(config.credentials_file)

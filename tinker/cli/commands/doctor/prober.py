@@ -45,19 +45,15 @@ class DoctorReport(NamedTuple):
 
 
 class Prober:
-    """A client for checks. A request fails after ``seconds`` (None: no limit)."""
+    """A client for checks, on the connections of ``runtime``. A request fails after ``seconds`` (None: no limit)."""
 
     def __init__(self, runtime: Runtime, seconds: float | None) -> None:
-        self._runtime, self._seconds = runtime, seconds
-
-    @property
-    def runtime(self) -> Runtime:
-        """Return the connections to the server."""
-        return self._runtime
+        self.runtime: Runtime = runtime
+        self._seconds = seconds
 
     async def read(self, request: Request[T]) -> T:
         """Send a request and return the decoded response. TinkerError for a refusal and for a timeout."""
-        return (await self._in_time(self._runtime.transport.send(request, ONE_SHOT))).value
+        return (await self._in_time(self.runtime.transport.send(request, ONE_SHOT))).value
 
     async def status(self, request: Request[Any]) -> int:
         """Send a request and return the status of the response, also of a refusal."""
@@ -68,7 +64,7 @@ class Prober:
 
     async def answer(self, request: Request[Any]) -> RawResponse:
         """Send a request and return the raw response with its headers. TinkerError as for :meth:`read`."""
-        transport = self._runtime.transport
+        transport = self.runtime.transport
         return await self._in_time(transport.send_once(transport.prepare(request, Purpose.SESSION)))
 
     async def _in_time(self, answer: Awaitable[T]) -> T:

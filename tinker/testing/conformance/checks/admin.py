@@ -45,7 +45,7 @@ class _TokenClaims(msgspec.Struct, frozen=True):
 
 
 def _claims(jwt: str) -> _TokenClaims:
-    """What a JWT says of its time. Contradiction when it is none; its signature is the server's business."""
+    """Return the times in a JWT, whose signature is not checked. Contradiction for anything else."""
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(jwt.split(".")[1] + "=="), type=_TokenClaims)
     except (ValueError, IndexError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from tinker_wire import models
@@ -12,19 +12,16 @@ from tinker_wire.api import service as service_api
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.operations import OPERATIONS
-from tinker_wire.runtime import Request
+from tinker_wire.runtime import Binary, Request
 
 from tinker._version import __version__
+from tinker._wire import json
 from tinker.testing.conformance.checked_requests import encode_body
-from tinker.testing.conformance.connection import ReceivedResponse, SentRequest
+from tinker.testing.conformance.connection import ReceivedResponse
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import CheckEnd, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import TrainingFixture, adopt, create
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
-
-T = TypeVar("T")
 
 _SESSION = models.CreateSessionRequest(tags=[], user_metadata={}, sdk_version=__version__)
 
@@ -64,22 +61,14 @@ def syntax(context: CheckContext) -> None:
     prompt = {"chunks": [{"type": "encoded_text", "tokens": ["five"]}]}
     sample = {"prompt": prompt, "sampling_params": {}, "sampling_session_id": "s", "seq_id": 0}
     bodies: dict[str, object] = {
-        "/api/v1/create_model": {"session_id": context.session(), "model_seq_id": "first", "base_model": 1},
-        "/api/v1/optim_step": {"model_id": "m", "seq_id": 1, "adam_params": {"learning_rate": "fast"}},
-        "/api/v1/asample": sample,
-        "/api/v1/retrieve_future": {"request": "r"},
-        "/api/v1/forward_backward": {"model_id": "m", "seq_id": 1, "forward_backward_input": {"data": {}}},
+        "create_model": {"session_id": context.session(), "model_seq_id": "first", "base_model": 1},
+        "optim_step": {"model_id": "m", "seq_id": 1, "adam_params": {"learning_rate": "fast"}},
+        "asample": sample,
+        "retrieve_future": {"request": "r"},
+        "forward_backward": {"model_id": "m", "seq_id": 1, "forward_backward_input": {"data": {}}},
     }
-    for path, body in bodies.items():
-        message = SentRequest(
-            "POST",
-            path,
-            context.connection.api_key,
-            {"Content-Type": "application/json"},
-            msgspec.json.encode(body),
-            path.rpartition("/")[2],
-        )
-        _judge_misfit(context, context.connection.send(message, context.deadline))
+    for operation, body in bodies.items():
+        _judge_misfit(context, context.send(_plain(operation, body)))
 
 
 #: 404 where the server looks at the ids first, 415 where it does not read JSON at all.
@@ -87,7 +76,7 @@ _MISFITS = frozenset({400, 404, 415, 422})
 
 
 def _judge_misfit(context: CheckContext, found: ReceivedResponse) -> None:
-    """A body that does not fit the document is not accepted."""
+    """Note a response that accepts a body that does not fit the contract, or refuses it with another status."""
     told = f"{found.message} with the body {found.message.content[:80].decode(errors='backslashreplace')!r}"
     if found.status < 400:
         observed = f"{told} answers {found.status}"
@@ -98,7 +87,7 @@ def _judge_misfit(context: CheckContext, found: ReceivedResponse) -> None:
 
 
 def _refuse_content(context: CheckContext, request: Request[Any], content: bytes) -> None:
-    """As ``_judge_misfit``; where 422 is answered its detail lists the places."""
+    """Judge the response to this content as ``_judge_misfit`` does. The detail of status 422 must list the places."""
     try:
         answer = context.send(request, content=content)
     except Crash as error:
@@ -120,7 +109,7 @@ def _detail(content: bytes) -> object:
 @check("forward_backward")
 def protobuf_syntax(context: CheckContext) -> None:
     """A truncated or invalid protobuf body is refused with 400 or 422."""
-    fixture = create(context)
+    fixture = context.create()
     request = fixture.request("proto")
     whole = encode_body(request)
     for content in (whole[:-3], b"\xff\xff\xff"):
@@ -131,90 +120,75 @@ def protobuf_syntax(context: CheckContext) -> None:
 def statuses(context: CheckContext) -> None:
     """A successful response has the documented status: 200, or 204 without a body."""
     context.session()
-    for attempt in (create, SamplingFixture.on_base):
+    for attempt in (context.create, context.sampler):
         with suppress(CheckEnd):  # what fails is another check's matter
-            attempt(context)
+            attempt()
     others = [
         f"{operation} {status}"
         for operation, found in sorted(context.known.statuses.items())
         for status in sorted(found - {200 if OPERATIONS[operation].response_media_types else 204})
     ]
-    context.expect(
-        not others, f"successes have other statuses than 200, or 204 without a body: {', '.join(others)}", "statuses"
-    )
+    told = f"successes have other statuses than 200, or 204 without a body: {', '.join(others)}"
+    context.expect(not others, told, "statuses")
 
 
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Unknown fields are ignored."""
-    _accept(context, service_api.create_session(_SESSION), **msgspec.to_builtins(_SESSION), field_of_tomorrow={"a": [1]})
-    sampler = SamplingFixture.on_base(context)
-    body = msgspec.to_builtins(sampler.body(), enc_hook=str)
+    context.call(_plain("create_session", msgspec.to_builtins(_SESSION) | {"field_of_tomorrow": {"a": [1]}}))
+    body = msgspec.to_builtins(context.sampler().body(), enc_hook=str)
     body["sampling_params"]["knob_of_tomorrow"] = 3
-    _accept(context, sampling_api.asample(sampler.body()), **body)
+    context.call(_plain("asample", body))
 
 
 @check("create_session", "create_model", "optim_step", "forward_backward", "create_sampling_session", "asample")
 def older_bodies(context: CheckContext) -> None:
     """Request bodies from 2025 clients are accepted: they omit defaults and types, and send null for unset fields."""
-    session = _accept(context, service_api.create_session(_SESSION), tags=[], user_metadata={}, sdk_version="0.7.0").session_id
-    request = training_api.create_model(
-        models.CreateModelRequest(session_id=session, model_seq_id=0, base_model=context.base_model())
-    )
-    body = {"session_id": session, "model_seq_id": 0, "base_model": context.base_model(), "user_metadata": None}
-    made = context.accept(request, _send(context, request, {**body, "lora_config": _OLDER_LORA}), models.CreateModelResponse)
-    fixture = adopt(context, context.result(made).model_id)
-    _older_training(context, fixture)
-    _older_sample(context, session)
+    began = context.call(_plain("create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.7.0"}))
+    body = {"session_id": began.session_id, "base_model": context.base_model()}
+    made = {**body, "model_seq_id": 0, "user_metadata": None, "lora_config": _OLDER_LORA}
+    model_id = context.run(_plain("create_model", made), models.CreateModelResponse).model_id
+    context.adopt(model_id)
+    _older_training(context, model_id)
+    opened = {**body, "sampling_session_seq_id": 0, "model_path": None}
+    _older_sample(context, context.call(_plain("create_sampling_session", opened)).sampling_session_id)
 
 
 _UNREAD = frozenset({406, 415})
 _OLDER_LORA = {"rank": 8, "seed": None, "train_unembed": True, "train_mlp": True, "train_attn": True}
 
 
-def _older_training(context: CheckContext, fixture: TrainingFixture) -> None:
+def _older_training(context: CheckContext, model_id: str) -> None:
     inputs: dict[str, object] = {
         "target_tokens": {"data": [6, 7], "dtype": "int64", "shape": [2]},
         "weights": {"data": [1.0, 1.0], "dtype": "float32", "shape": [2]},
     }
     datum = {"loss_fn_inputs": inputs, "model_input": {"chunks": [{"tokens": [5, 6]}]}}
     what = {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": None}
-    request = fixture.request("json")
-    body = {"forward_backward_input": what, "model_id": fixture.model_id, "seq_id": 1}
-    answer = _send(context, request, body)
+    request = _plain("forward_backward", {"forward_backward_input": what, "model_id": model_id, "seq_id": 1})
+    answer = context.send(request)
     if answer.status in _UNREAD:  # the body may be protobuf only, as `wires.json_body` says
         return
-    loss = context.accept(request, answer, ForwardBackwardOutput)
-    context.result(loss, protobuf=False)
-    params: dict[str, object] = {"model_id": fixture.model_id, "seq_id": 2, "adam_params": {"learning_rate": 1e-4}}
-    step = training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id))
-    context.result(context.accept(step, _send(context, step, params), models.OptimStepResponse))
+    context.result(context.accept(request, answer, ForwardBackwardOutput), protobuf=False)
+    step = {"model_id": model_id, "seq_id": 2, "adam_params": {"learning_rate": 1e-4}}
+    context.run(_plain("optim_step", step), models.OptimStepResponse)
 
 
-def _older_sample(context: CheckContext, session: str) -> None:
-    opening: dict[str, object] = {"session_id": session, "sampling_session_seq_id": 0, "base_model": context.base_model()}
-    request = sampling_api.create_sampling_session(
-        models.CreateSamplingSessionRequest(session_id=session, sampling_session_seq_id=0)
-    )
-    sampler = _accept(context, request, **opening, model_path=None).sampling_session_id
+def _older_sample(context: CheckContext, sampling_session_id: str) -> None:
     body = {
         "prompt": {"chunks": [{"tokens": [5, 6]}]},
         "sampling_params": {"max_tokens": 2},
         "num_samples": 1,
-        "sampling_session_id": sampler,
+        "sampling_session_id": sampling_session_id,
         "seq_id": 0,
         "prompt_logprobs": False,
         "topk_prompt_logprobs": 0,
     }
-    sample = sampling_api.asample(SamplingFixture(context, sampler).body())
-    promise = context.accept(sample, _send(context, sample, body), SampleResponse)
-    context.result(promise, protobuf=False)
+    context.result(context.submit(_plain("asample", body), SampleResponse), protobuf=False)
 
 
-def _send(context: CheckContext, request: Request[Any], body: object) -> ReceivedResponse:
-    """The response to a request with another body."""
-    return context.send(request, content=msgspec.json.encode(body))
-
-
-def _accept(context: CheckContext, request: Request[T], **body: object) -> T:
-    return context.decode_accepted(request, _send(context, request, body))
+def _plain(operation: str, body: object) -> Request[Any]:
+    """Return a request whose JSON body is written by hand, as no record of the contract is."""
+    row = OPERATIONS[operation]
+    content = Binary(json.MEDIA_TYPE, [msgspec.json.encode(body)])
+    return Request(operation=operation, method=row.method, path=row.path, body=content, reply=row.reply)

@@ -6,11 +6,10 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.context import CheckContext, SamplingFixture
 from tinker.testing.conformance.outcome import Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import borrow, create, datum
+from tinker.testing.conformance.values import datum
 
 _AS_STATUS = "failure as status"
 _LONGEST_HOLD_SECONDS = 45.0
@@ -19,7 +18,7 @@ _LONGEST_HOLD_SECONDS = 45.0
 @check("retrieve_future")
 def again(context: CheckContext) -> None:
     """A result can be fetched more than once."""
-    fixture = borrow(context)
+    fixture = context.borrow()
     promise = fixture.loss()
     first, second = context.wait_for_response(promise), context.wait_for_response(promise)
     context.require(first.content == second.content, "fetched again, the result is another one")
@@ -35,16 +34,15 @@ def unknown(context: CheckContext) -> None:
 @check("retrieve_future")
 def failure(context: CheckContext) -> None:
     """A failed request reports the reason and the category; the model keeps working."""
-    fixture, ended = create(context), "failed"
+    fixture, ended = context.create(), "failed"
     try:
         context.wait_for_response(fixture.loss(loss_fn="no_such_loss", number=1))
     except Refused as error:
         ended = f"was refused with {error.status}"
         context.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}")
     except Failed as error:
-        context.expect(
-            error.category == "user", f"an unknown loss is a failure of category {error.category!r}, not 'user'", _AS_STATUS
-        )
+        told = f"an unknown loss is a failure of category {error.category!r}, not 'user'"
+        context.expect(error.category == "user", told, _AS_STATUS)
     else:
         raise Contradiction("a loss of the name 'no_such_loss' has a result")
     fixture.number = 2
@@ -58,7 +56,7 @@ def failure(context: CheckContext) -> None:
 @check("retrieve_future")
 def announcement(context: CheckContext) -> None:
     """A large result may be announced by its size if the client allows it; the result then has that size."""
-    fixture = borrow(context)
+    fixture = context.borrow()
     promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
     answer = context.wait_for_response(promise, metadata=True)
     if answer.media_type == proto.MEDIA_TYPE or json.decode(answer.content, models.FutureStatus).status is None:
@@ -71,7 +69,7 @@ def announcement(context: CheckContext) -> None:
 @check("retrieve_future", slow=True)
 def pending(context: CheckContext) -> None:
     """A poll for a request that cannot run yet returns within 45 s, with `try_again` or 408."""
-    fixture = create(context)
+    fixture = context.create()
     promise = fixture.loss(number=2)
     began = context.connection.clock.monotonic()
     answer = context.poll(promise.request_id)
@@ -85,7 +83,7 @@ def pending(context: CheckContext) -> None:
 @check("retrieve_futures")
 def completions(context: CheckContext) -> None:
     """Finished requests of a sampling session are listed once each, with a cursor."""
-    sampler = SamplingFixture.on_base(context)
+    sampler = context.sampler()
     submitted = {sampler.submit().request_id for _ in range(3)}
     found: list[str] = []
     cursor = 0
@@ -112,7 +110,7 @@ def _request_id(completion: models.FutureCompletion) -> str:
 @check("retrieve_futures")
 def completions_of_failures(context: CheckContext) -> None:
     """A failed sample is listed as failed, and its error can be fetched like a result."""
-    sampler = SamplingFixture.on_base(context)
+    sampler = context.sampler()
     context.call(api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))
     with optional(Refused, about="nothing fails after it was accepted"):
         promise = sampler.submit(prompt_logprobs_last_n=10**6, prompt_logprobs=True)
@@ -127,7 +125,7 @@ def completions_of_failures(context: CheckContext) -> None:
 @check("cancel_future")
 def cancel(context: CheckContext) -> None:
     """Cancelling a request is not an error, whether it is running, finished or unknown."""
-    sampler = SamplingFixture.on_base(context)
+    sampler = context.sampler()
     promise = sampler.submit(max_tokens=50)
     for request_id in (promise.request_id, promise.request_id, "no-such-request"):
         context.call(api.cancel_future(models.CancelFutureRequest(request_id=request_id)))

@@ -9,24 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Contradiction, optional
+from tinker.testing.conformance.context import CheckContext, TrainingFixture
+from tinker.testing.conformance.outcome import optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.training_fixture import (
-    DATA,
-    Floats,
-    TrainingFixture,
-    are_alike,
-    borrow,
-    create,
-    datum,
-    distance,
-    effect,
-    logprobs_of,
-    loss_of,
-    measure_learning,
-    targets_alone,
-)
+from tinker.testing.conformance.values import DATA, Floats, are_alike, are_close, datum, distance, effect, logprobs_of
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
@@ -38,20 +24,21 @@ CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 BETA = 0.3
 _TOKENS = ((5, 6, 7, 8), (9, 10, 11))
 _PARTS = (slice(0, 4), slice(4, 7))
+_ABOUT = ("values of losses", "forward_backward", "ForwardBackwardOutput")
 
 
 @check("forward_backward", core=True)
 def cross_entropy(context: CheckContext) -> None:
     """`cross_entropy` is minus the sum of the logprobs of the targets."""
-    output = borrow(context).output(DATA)
+    output = context.borrow().output(DATA)
     _compare(context, output, -logprobs_of(output).sum())
 
 
 @check("forward_backward")
 def without_weights(context: CheckContext) -> None:
     """Without the optional `weights`, each token has weight 1."""
-    data = [targets_alone(one) for one in DATA]
-    output = borrow(context).output(data)
+    data = [Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]}) for one in DATA]
+    output = context.borrow().output(data)
     _compare(context, output, -logprobs_of(output, data).sum())
 
 
@@ -60,7 +47,7 @@ def weights(context: CheckContext) -> None:
     """`weights` scale the terms of `cross_entropy`; a token of weight 0 does not count."""
     scale = np.array([1.0, 0.0, 0.5, 2.0, 0.0, -1.0, 3.0])
     data = _data(weights=scale)
-    output = borrow(context).output(data)
+    output = context.borrow().output(data)
     _compare(context, output, -(scale * logprobs_of(output, data)).sum())
 
 
@@ -71,11 +58,9 @@ def many_targets(context: CheckContext) -> None:
     targets = TensorData.from_numpy(np.array([[6, 7], [7, 8], [5, 9]]))
     inputs = {"target_tokens": targets, "weights": TensorData.from_numpy(scale)}
     data = [Datum(datum((5, 6, 7)).model_input, inputs)]
-    output = _attempt(borrow(context), data, "cross_entropy", None)
+    output = _attempt(context.borrow(), data, "cross_entropy", None)
     values = [fields["logprobs"].to_numpy().size for fields in output.loss_fn_outputs if "logprobs" in fields]
-    if values != [6]:
-        how = f"a datum with 3 places of 2 targets each has logprobs for {values} targets"
-        raise Contradiction(how, cause="values of losses", operation="forward_backward", schema="ForwardBackwardOutput")
+    context.require(values == [6], f"a datum with 3 places of 2 targets each has logprobs for {values} targets", *_ABOUT)
     _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
 
 
@@ -110,7 +95,7 @@ def dro(context: CheckContext) -> None:
 @check("forward_backward")
 def clipping(context: CheckContext) -> None:
     """Tokens that `ppo` clips have no gradient: a step after them alone changes nothing."""
-    fixture = create(context)
+    fixture = context.create()
     fixture.learn()  # which uses up any gradient that the server has kept from another model
     before = fixture.logprobs()
     data = _policy_data(before, np.full(len(before), 3.0), np.ones(len(before)))
@@ -124,26 +109,25 @@ def clipping(context: CheckContext) -> None:
 def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
     context.need("training.seed")
-    plain = create(context)
+    plain = context.create()
     before = plain.logprobs()
     plain.learn()
-    policy = create(context, 1)
+    policy = context.create(1)
     data = _policy_data(policy.logprobs(), np.ones(len(before)), np.ones(len(before)))
     _attempt(policy, data, "importance_sampling", None)
     context.result(policy.step())
     one, other = plain.logprobs(), policy.logprobs()
-    context.expect(
-        are_alike(one, other, distance(before, one)), f"after one step the logprobs differ by {distance(one, other):g}"
-    )
+    same = are_alike(one, other, distance(before, one))
+    context.expect(same, f"after one step the logprobs differ by {distance(one, other):g}")
 
 
 @check("forward_backward", "optim_step")
 def gradient_weights(context: CheckContext) -> None:
     """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as long."""
     context.need("training.seed")
-    before, whole = measure_learning(context, 0, lambda fixture: fixture.learn())
+    before, whole = context.measure(0, lambda fixture: fixture.learn())
     halved = _data(weights=np.full(7, 0.5))
-    _, half = measure_learning(context, 1, lambda fixture: fixture.learn(halved))
+    _, half = context.measure(1, lambda fixture: fixture.learn(halved))
     ratio = distance(before, half) / effect(before, whole)
     told = f"with half the weights the logprobs move {ratio:.2f} times as far, not half as far"
     context.expect(0.35 < ratio < 0.7, told, "values of losses", "forward_backward", "Datum")
@@ -152,8 +136,8 @@ def gradient_weights(context: CheckContext) -> None:
 def _with_ratios(
     context: CheckContext, loss_fn: str, config: Mapping[str, float] | None = None
 ) -> tuple[ForwardBackwardOutput, Floats]:
-    """The loss of tokens whose sampling logprobs make about ``RATIOS``, and the ratios as they came out."""
-    fixture = borrow(context)
+    """Return the loss of tokens whose sampling logprobs give about ``RATIOS``, and the exact ratios."""
+    fixture = context.borrow()
     now = fixture.logprobs()
     data = _policy_data(now, RATIOS, ADVANTAGES)
     output = _attempt(fixture, data, loss_fn, config)
@@ -166,7 +150,7 @@ def _policy_data(now: Floats, ratios: Floats, advantages: Floats) -> list[Datum]
 
 
 def _data(**inputs: Floats) -> list[Datum]:
-    """The two datums of ``_TOKENS``, each with its part of the inputs."""
+    """Return the two datums of ``_TOKENS``, each with its part of the inputs."""
     first, second = ({name: values.astype(np.float32)[part] for name, values in inputs.items()} for part in _PARTS)
     return [datum(_TOKENS[0], None, **first), datum(_TOKENS[1], None, **second)]
 
@@ -174,7 +158,7 @@ def _data(**inputs: Floats) -> list[Datum]:
 def _attempt(
     fixture: TrainingFixture, data: list[Datum], loss_fn: str, config: Mapping[str, float] | None
 ) -> ForwardBackwardOutput:
-    """The result; Absent when the server does not know the loss, or not in this form."""
+    """Return the result. Absent if the server does not know the loss, or not in this form."""
     with optional():
         return fixture.output(data, loss_fn, config)
 
@@ -184,7 +168,6 @@ def _clip(ratios: Floats) -> Floats:
 
 
 def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
-    found = loss_of(context, output)
-    close = abs(found - wanted) <= 1e-3 * (1.0 + abs(wanted))
+    found = context.loss_of(output)
     told = f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g} ({context.check})"
-    context.expect(close, told, "values of losses", "forward_backward", "ForwardBackwardOutput")
+    context.expect(are_close(wanted, found), told, *_ABOUT)

@@ -8,24 +8,23 @@ import numpy as np
 from tinker_wire import models
 from tinker_wire.api import sampling as api
 
-from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.context import CheckContext, SamplingFixture
 from tinker.testing.conformance.outcome import Absent, optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture, prompt_scores
-from tinker.testing.conformance.training_fixture import borrow, datum
+from tinker.testing.conformance.values import PROMPT, PROMPT_DATUM
 from tinker.types.results import SampleResponse
 
 
 @check("create_sampling_session", core=True, basis=True)
 def session(context: CheckContext) -> None:
     """A sampling session can be created for a base model."""
-    SamplingFixture.on_base(context)
+    context.sampler()
 
 
 @check("asample", "retrieve_future", core=True, basis=True)
 def sample(context: CheckContext) -> None:
     """A prompt can be sampled."""
-    result = SamplingFixture.on_base(context).sample()
+    result = context.sampler().sample()
     context.require(bool(result.sequences), "asked for a sample, got none")
 
 
@@ -39,7 +38,7 @@ def of_nothing(context: CheckContext) -> None:
 @check("get_sampler")
 def sampler(context: CheckContext) -> None:
     """A sampling session reports what it samples from."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     found = context.call(api.get_sampler(sampler_id=made.sampling_session_id))
     context.require(found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}")
     context.expect(found.base_model == context.base_model(), f"on {context.base_model()!r}, it says {found.base_model!r}")
@@ -48,7 +47,7 @@ def sampler(context: CheckContext) -> None:
 @check("asample", core=True)
 def samples(context: CheckContext) -> None:
     """The requested number of sequences is returned, with the requested length, a logprob for each token, and an id each."""
-    promise = SamplingFixture.on_base(context).submit(num_samples=3, max_tokens=4)
+    promise = context.sampler().submit(num_samples=3, max_tokens=4)
     result = context.result(promise)
     context.require(len(result.sequences) == 3, f"asked for 3 samples, got {len(result.sequences)}")
     ids = promise.future.sample_sequence_ids or []
@@ -66,7 +65,7 @@ def samples(context: CheckContext) -> None:
 @check("asample")
 def seed(context: CheckContext) -> None:
     """The same seed gives the same tokens; another seed gives others."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     one, again, other = (_tokens(made.sample(seed=seed, max_tokens=24)) for seed in (1, 1, 2))
     context.expect(one == again, f"with seed 1 the tokens are {one}, then {again}")
     context.expect(one != other, f"with seeds 1 and 2 the tokens are both {one}")
@@ -75,7 +74,7 @@ def seed(context: CheckContext) -> None:
 @check("asample")
 def greedy(context: CheckContext) -> None:
     """At temperature 0, the most likely token is always taken."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     one, other = (made.sample(temperature=0.0, topk_sample_logprobs=1, seed=seed) for seed in (1, 2))
     context.expect(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, then {_tokens(other)}")
     rows = one.sequences[0].topk_logprobs
@@ -87,7 +86,7 @@ def greedy(context: CheckContext) -> None:
 @check("asample")
 def stop_tokens(context: CheckContext) -> None:
     """A stop token ends the sequence, with the stop reason `stop`."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     free = _tokens(made.sample(temperature=0.0, max_tokens=8))
     stop = free[2]
     stopped = made.sample(temperature=0.0, max_tokens=8, stop=[stop]).sequences[0]
@@ -99,7 +98,7 @@ def stop_tokens(context: CheckContext) -> None:
 @check("asample")
 def top_k(context: CheckContext) -> None:
     """With `top_k` 1, the tokens are those of temperature 0."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     best, drawn = _tokens(made.sample(temperature=0.0)), _tokens(made.sample(top_k=1, seed=3))
     context.expect(best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}")
 
@@ -107,9 +106,9 @@ def top_k(context: CheckContext) -> None:
 @check("asample")
 def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token except the first has a logprob, equal to that of a forward pass with a fresh adapter."""
-    found = SamplingFixture.on_base(context).sample(prompt_logprobs=True).prompt_logprobs
-    rest = [math.nan if value is None else value for value in prompt_scores(context, found)[1:]]
-    trained = borrow(context).logprobs([datum(PROMPT[:-1], PROMPT[1:])])
+    found = context.sampler().sample(prompt_logprobs=True).prompt_logprobs
+    rest = [math.nan if value is None else value for value in context.prompt_scores(found)[1:]]
+    trained = context.borrow().logprobs([PROMPT_DATUM])
     apart = float(np.max(np.abs(trained - np.array(rest))))
     context.expect(apart <= 0.1, f"sampling says {rest}, training {trained.tolist()}")
 
@@ -117,9 +116,9 @@ def prompt_logprobs(context: CheckContext) -> None:
 @check("asample")
 def last_prompt_logprobs(context: CheckContext) -> None:
     """`prompt_logprobs_last_n` scores the end of the prompt only."""
-    made = SamplingFixture.on_base(context)
-    whole = prompt_scores(context, made.sample(prompt_logprobs=True).prompt_logprobs)
-    part = prompt_scores(context, _optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs)
+    made = context.sampler()
+    whole = context.prompt_scores(made.sample(prompt_logprobs=True).prompt_logprobs)
+    part = context.prompt_scores(_optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs)
     unscored = [value for value in part[:-2] if value is not None]
     context.expect(not unscored, f"before the last 2 positions there are {len(unscored)} logprobs")
     same = np.allclose(np.array(part[-2:], float), np.array(whole[-2:], float), atol=1e-2)
@@ -129,7 +128,7 @@ def last_prompt_logprobs(context: CheckContext) -> None:
 @check("asample")
 def likeliest(context: CheckContext) -> None:
     """`topk_prompt_logprobs` and `topk_sample_logprobs` return the most likely tokens of each position, best first."""
-    result = _optional(SamplingFixture.on_base(context), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True)
+    result = _optional(context.sampler(), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True)
     prompt, sampled = result.topk_prompt_logprobs, result.sequences[0].topk_logprobs
     context.expect(prompt is not None and len(prompt) == len(PROMPT), f"the rows of the prompt are {prompt}")
     context.expect(sampled is not None and len(sampled) == len(_tokens(result)), f"the rows of the sample are {sampled}")
@@ -145,7 +144,7 @@ def target_logprobs(context: CheckContext) -> None:
     """`target_prompt_logprobs` scores the given tokens at the positions of the prompt, and 0.0 for the others."""
     targets = [PROMPT[1], -1, PROMPT[2], 9, PROMPT[3], -1]
     tensor = models.TensorData(data=targets, dtype="int64", shape=[len(PROMPT) - 1, 2])
-    result = _optional(SamplingFixture.on_base(context), prompt_logprobs=True, target_prompt_logprobs=tensor)
+    result = _optional(context.sampler(), prompt_logprobs=True, target_prompt_logprobs=tensor)
     if result.target_prompt_logprobs is None:
         raise Absent("target_prompt_logprobs is ignored")
     found = result.target_prompt_logprobs.to_numpy()
@@ -158,7 +157,7 @@ def target_logprobs(context: CheckContext) -> None:
 @check("asample")
 def alternatives(context: CheckContext) -> None:
     """`prompt_alt_tokens_k` draws that many other tokens for each position of the prompt after the first."""
-    result = _optional(SamplingFixture.on_base(context), prompt_alt_tokens_k=2)
+    result = _optional(context.sampler(), prompt_alt_tokens_k=2)
     if result.prompt_alt_tokens is None:
         raise Absent("prompt_alt_tokens_k is ignored")
     shapes = (result.prompt_alt_tokens.tokens.to_numpy().shape, result.prompt_alt_tokens.logprobs.to_numpy().shape)
@@ -175,14 +174,14 @@ def without_session(context: CheckContext) -> None:
         base_model=context.base_model(),
     )
     with optional():
-        result = context.result(context.submit(api.asample(body), SampleResponse))
+        result = context.run(api.asample(body), SampleResponse)
     context.require(len(result.sequences) == 1, f"asked for one sample, got {len(result.sequences)}")
 
 
 @check("asample", "retrieve_future")
 def json_result(context: CheckContext) -> None:
     """A sample fetched as JSON equals the sample fetched as protobuf."""
-    promise = SamplingFixture.on_base(context).submit(prompt_logprobs=True)
+    promise = context.sampler().submit(prompt_logprobs=True)
     one, other = (context.result(promise, protobuf=form) for form in (True, False))
     context.require(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, as JSON {_tokens(other)}")
     pairs = zip(one.prompt_logprobs or (), other.prompt_logprobs or ())
@@ -192,7 +191,7 @@ def json_result(context: CheckContext) -> None:
 @check("stream_sample")
 def stream(context: CheckContext) -> None:
     """A stream has the requested number of tokens, each with a logprob, and ends with `done`."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     request = api.stream_sample(made.body(num_samples=2, max_tokens=4))
     answer = context.send(request)
     context.require_acceptance(request, answer)
@@ -206,7 +205,7 @@ def stream(context: CheckContext) -> None:
 
 
 def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent]) -> None:
-    """The events of one sample are together what was asked for."""
+    """Check that the events of one sample have the requested tokens."""
     count = sum(len(one.tokens) for one in events)
     logprobs = sum(len(one.logprobs) for one in events)
     reason = events[-1].stop_reason if events else None
@@ -218,7 +217,7 @@ def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent
 @check("join_sampling_session")
 def join(context: CheckContext) -> None:
     """Copies of a sampling client get their own numbers, and can sample under them."""
-    made = SamplingFixture.on_base(context)
+    made = context.sampler()
     body = models.JoinSamplingSessionRequest(sampling_session_id=made.sampling_session_id)
     numbers = [context.call(api.join_sampling_session(body)).client_counter for _ in range(2)]
     context.require(len({0, *numbers}) == 3, f"after client 0 the next two get {numbers}")
@@ -231,6 +230,6 @@ def _tokens(response: SampleResponse) -> list[int]:
 
 
 def _optional(sampler: SamplingFixture, **fields: object) -> SampleResponse:
-    """The sample; Absent when the server refuses what it may not know."""
+    """Return the sample. Absent if the server refuses a field that it may not know."""
     with optional():
         return sampler.sample(**fields)

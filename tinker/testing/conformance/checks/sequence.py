@@ -9,21 +9,11 @@ from tinker_wire import models
 from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import training as training_api
 
-from tinker.testing.conformance.context import CheckContext, PendingResult
+from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import Contradiction, Failed
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.sampling_fixture import SamplingFixture
-from tinker.testing.conformance.training_fixture import (
-    ONE,
-    OTHER,
-    TrainingFixture,
-    are_alike,
-    create,
-    creation,
-    distance,
-    effect,
-    measure_learning,
-)
+from tinker.testing.conformance.session import PendingResult
+from tinker.testing.conformance.values import ONE, OTHER, are_alike, distance, effect
 
 _NUMBERS, _REPETITION = "numbers of training", "repetition"
 
@@ -41,8 +31,8 @@ def pipeline(context: CheckContext) -> None:
         fixture.learn()
         fixture.learn([ONE])
 
-    before, wanted = measure_learning(context, 0, one_by_one)
-    _, found = measure_learning(context, 1, at_once)
+    before, wanted = context.measure(0, one_by_one)
+    _, found = context.measure(1, at_once)
     context.need("training.seed")
     context.expect(are_alike(wanted, found, effect(before, wanted)), f"the logprobs differ by {distance(wanted, found):g}")
 
@@ -61,11 +51,11 @@ def late_arrival(context: CheckContext) -> None:
         except Failed as error:
             raise Contradiction(f"sent before the one below it, {error}", cause=_NUMBERS, operation=error.operation) from error
 
-    before, wanted = measure_learning(context, 0, lambda fixture: fixture.learn())
+    before, wanted = context.measure(0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
-    _, found = measure_learning(context, 1, send_swapped)
-    if are_alike(before, found, moved):
-        raise Contradiction("the step ran before the gradient with the lower seq_id", cause=_NUMBERS)
+    _, found = context.measure(1, send_swapped)
+    is_still = are_alike(before, found, moved)
+    context.require(not is_still, "the step ran before the gradient with the lower seq_id", _NUMBERS)
     context.need("training.seed")
     context.expect(are_alike(wanted, found, moved), f"the logprobs differ by {distance(wanted, found):g}")
 
@@ -93,12 +83,12 @@ def repetition(context: CheckContext) -> None:
         fixture.learn()
 
     context.need("training.seed")
-    before, wanted = measure_learning(context, 0, lambda fixture: fixture.learn())
+    before, wanted = context.measure(0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
-    _, found = measure_learning(context, 1, twice)
+    _, found = context.measure(1, twice)
     if are_alike(wanted, found, moved):
         return
-    if are_alike(measure_learning(context, 2, repeat_both)[1], found, moved):
+    if are_alike(context.measure(2, repeat_both)[1], found, moved):
         raise Contradiction("a repeated loss is computed twice: its gradient counts twice")
     raise Contradiction(f"with repetitions the logprobs move by {distance(before, found):g}, without by {moved:g}")
 
@@ -106,7 +96,7 @@ def repetition(context: CheckContext) -> None:
 @check("forward_backward", "optim_step")
 def conflict(context: CheckContext) -> None:
     """A different request under a used number is refused with 409."""
-    fixture = create(context)
+    fixture = context.create()
     context.wait_for_response(fixture.loss([ONE], number=1))
     assert context.known.form is not None
     context.expect_refusal(fixture.request(context.known.form, [OTHER], number=1), 409, cause=_NUMBERS)
@@ -117,33 +107,30 @@ def conflict(context: CheckContext) -> None:
 @check("create_model")
 def model_again(context: CheckContext) -> None:
     """Repeating the creation of a model under the same number returns the same future; with another body it is refused."""
-    request = creation(context)
+    request = context.creation()
     one, other = (context.submit(request, models.CreateModelResponse) for _ in range(2))
-    same = one.request_id == other.request_id
-    if not same:
-        how = f"sent twice, create_model answers the requests {one.request_id!r} and {other.request_id!r}"
-        raise Contradiction(how, cause=_REPETITION, operation="create_model")
+    told = f"sent twice, create_model answers the requests {one.request_id!r} and {other.request_id!r}"
+    context.require(one.request_id == other.request_id, told, _REPETITION, "create_model")
     ids = {context.result(promise).model_id for promise in (one, other)}
     context.require(len(ids) == 1, f"one number makes the models {', '.join(sorted(ids))}")
-    context.expect_refusal(creation(context, lora_config=models.LoraConfig(rank=4)), 409)
+    context.expect_refusal(context.creation(lora_config=models.LoraConfig(rank=4)), 409)
 
 
 @check("asample")
 def sample_again(context: CheckContext) -> None:
     """Repeating a sample under the same number returns the same sample; a different request is refused with 409."""
-    sampler = SamplingFixture.on_base(context)
+    sampler = context.sampler()
     one, other = (sampler.submit(number=0) for _ in range(2))
     told = f"sent twice, asample answers the requests {one.request_id!r} and {other.request_id!r}"
     context.expect(one.request_id == other.request_id, told, _REPETITION, "asample")
     first, again = (context.result(promise).sequences[0].tokens for promise in (one, other))
-    if first != again:
-        how = f"unseeded samples of the same number are {first} and {again}: it was drawn twice"
-        raise Contradiction(how, cause=_REPETITION, operation="asample")
+    told = f"unseeded samples of the same number are {first} and {again}: it was drawn twice"
+    context.require(first == again, told, _REPETITION, "asample")
     context.expect_refusal(sampling_api.asample(sampler.body(number=0, max_tokens=2)), 409)
 
 
 @check("forward_backward", "optim_step", slow=True)
 def gap(context: CheckContext) -> None:
     """A number that never arrives does not block the model forever."""
-    fixture = create(context)
+    fixture = context.create()
     context.wait_for_response(fixture.loss(number=2))

@@ -11,7 +11,6 @@ from tinker_wire.api import telemetry as telemetry_api
 
 from tinker._version import __version__
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Contradiction
 from tinker.testing.conformance.registry import check
 
 _CONFIG = models.ClientConfigRequest(sdk_version=__version__)
@@ -28,10 +27,10 @@ def health(context: CheckContext) -> None:
 def capabilities(context: CheckContext) -> None:
     """At least one model is offered by name."""
     offered = context.call(api.get_server_capabilities()).supported_models
-    if not any(model.model_name for model in offered):
-        how = f"none of the {len(offered)} entries of supported_models has a model_name"
-        cause = "misfit: SupportedModel: no `model_name`"
-        raise Contradiction(how, cause=cause, operation="get_server_capabilities", schema="SupportedModel")
+    how = f"none of the {len(offered)} entries of supported_models has a model_name"
+    cause = "misfit: SupportedModel: no `model_name`"
+    named = any(model.model_name for model in offered)
+    context.require(named, how, cause, "get_server_capabilities", "SupportedModel")
 
 
 @check("client_config")

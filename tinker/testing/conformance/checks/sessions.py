@@ -13,7 +13,6 @@ from tinker._http import ABSENT_STATUSES
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import Absent
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.training_fixture import create
 
 
 @check("create_session", core=True, basis=True)
@@ -56,7 +55,7 @@ def contents(context: CheckContext) -> None:
     session = context.new_session(user_metadata={"k": "v"}, display_name="conformance check")
     body = models.CreateSamplingSessionRequest(session_id=session, sampling_session_seq_id=0, base_model=context.base_model())
     sampler = context.call(sampling_api.create_sampling_session(body)).sampling_session_id
-    fixture = create(context, session_id=session)
+    fixture = context.create(session_id=session)
     found = context.call(api.get_session(session_id=session))
     context.require(found.training_run_ids == [fixture.model_id], f"the session's runs are {found.training_run_ids}")
     context.require(found.sampler_ids == [sampler], f"the session's samplers are {found.sampler_ids}")

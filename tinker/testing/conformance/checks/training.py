@@ -8,28 +8,10 @@ from tinker_wire import models
 from tinker_wire.api import training as api
 from tinker_wire.runtime import Request
 
-from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Contradiction, Differs, Failed, Refused, optional
+from tinker.testing.conformance.context import CheckContext, TrainingFixture
+from tinker.testing.conformance.outcome import Differs, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.training_fixture import (
-    ADAM,
-    DATA,
-    ONE,
-    OTHER,
-    STILL,
-    Floats,
-    TrainingFixture,
-    are_alike,
-    borrow,
-    create,
-    datum,
-    distance,
-    effect,
-    gradient_params,
-    logprobs_of,
-    loss_of,
-    measure_learning,
-)
+from tinker.testing.conformance.values import ADAM, ONE, OTHER, are_alike, are_close, datum, distance, effect, logprobs_of
 
 _ORDER = "misfit: TrainingRunsResponse: not the run first that was used last"
 
@@ -37,7 +19,7 @@ _ORDER = "misfit: TrainingRunsResponse: not the run first that was used last"
 @check("create_model", core=True, basis=True)
 def model(context: CheckContext) -> None:
     """A model can be created; its id consists of the session's id and its number, as clients that compute it expect."""
-    fixture = create(context, 3)
+    fixture = context.create(3)
     wanted = f"{context.session()}:train:{context.number(3)}"
     told = f"the model id is {fixture.model_id!r} instead of {wanted!r}"
     context.expect(fixture.model_id == wanted, told, "made names", "create_model")
@@ -46,7 +28,7 @@ def model(context: CheckContext) -> None:
 @check("get_info", core=True)
 def info(context: CheckContext) -> None:
     """A model reports what it was created from."""
-    fixture = borrow(context)
+    fixture = context.borrow()
     found = context.call(api.get_info(models.GetInfoRequest(model_id=fixture.model_id)))
     context.require(found.model_id == fixture.model_id, f"asked for {fixture.model_id!r}, answered {found.model_id!r}")
     name = found.model_data.model_name or found.model_name
@@ -57,7 +39,7 @@ def info(context: CheckContext) -> None:
 @check("get_training_run", core=True)
 def run(context: CheckContext) -> None:
     """A training run can be found by the model's id, with its rank and base model."""
-    fixture = create(context)
+    fixture = context.create()
     found = context.call(api.get_training_run(training_run_id=fixture.model_id))
     context.require(found.training_run_id == fixture.model_id, f"the run's id is {found.training_run_id!r}")
     context.expect(found.base_model == context.base_model(), f"the base model is {found.base_model!r}")
@@ -67,7 +49,7 @@ def run(context: CheckContext) -> None:
 @check("list_training_runs", core=True)
 def runs(context: CheckContext) -> None:
     """Runs are listed, most recently used first, with a cursor that counts them."""
-    fixture = create(context)
+    fixture = context.create()
     page = context.call(api.list_training_runs(limit=1))
     found = [one.training_run_id for one in page.training_runs]
     context.require(len(found) <= 1, f"a page of one contains {len(found)} runs")
@@ -80,33 +62,32 @@ def runs(context: CheckContext) -> None:
 @check("forward_backward", "retrieve_future", core=True, basis=True)
 def loss(context: CheckContext) -> None:
     """A loss and its gradient can be computed; each target has a logprob."""
-    fixture = create(context)
+    fixture = context.create()
     logprobs_of(fixture.output())
 
 
 @check("optim_step", core=True, basis=True)
 def step(context: CheckContext) -> None:
     """A step after a gradient changes the logprobs."""
-    effect(*measure_learning(context, 0, lambda fixture: fixture.learn()))
+    effect(*context.measure(0, lambda fixture: fixture.learn()))
 
 
 @check("forward_backward", "optim_step", "retrieve_future", core=True)
 def learns(context: CheckContext) -> None:
     """Steps on the same data lower its loss."""
-    fixture = create(context)
+    fixture = context.create()
     losses = [fixture.loss()]
     for _ in range(8):
         context.result(fixture.step(ADAM))
         losses.append(fixture.loss())
-    values = [loss_of(context, context.result(promise)) for promise in losses]
-    if not values[-1] < values[0]:
-        raise Contradiction(f"eight steps took the loss from {values[0]:g} to {values[-1]:g}")
+    values = [context.loss_of(context.result(promise)) for promise in losses]
+    context.require(values[-1] < values[0], f"eight steps took the loss from {values[0]:g} to {values[-1]:g}")
 
 
 @check("optim_step")
 def zero_rate(context: CheckContext) -> None:
     """A step with a learning rate of 0 changes nothing."""
-    before, after = measure_learning(context, 0, lambda fixture: fixture.learn(params=STILL))
+    before, after = context.measure(0, lambda fixture: fixture.learn(params=models.AdamParams(learning_rate=0.0)))
     context.require(distance(before, after) <= 1e-3, f"the logprobs moved by {distance(before, after):g}")
 
 
@@ -118,7 +99,7 @@ def forward_only(context: CheckContext) -> None:
         context.result(fixture.loss(backward=False))
         context.result(fixture.step())
 
-    before, after = measure_learning(context, 0, script)
+    before, after = context.measure(0, script)
     context.require(distance(before, after) <= 1e-3, f"the logprobs moved by {distance(before, after):g}")
 
 
@@ -132,51 +113,46 @@ def accumulates(context: CheckContext) -> None:
         context.result(fixture.step())
 
     context.need("training.seed")
-    before, together = measure_learning(context, 0, lambda fixture: fixture.learn(DATA))
-    _, summed = measure_learning(context, 1, apart)
+    before, together = context.measure(0, lambda fixture: fixture.learn())
+    _, summed = context.measure(1, apart)
     moved = effect(before, together)
     if are_alike(summed, together, moved):
         return
-    if are_alike(summed, measure_learning(context, 2, lambda fixture: fixture.learn([OTHER]))[1], moved):
-        raise Contradiction("only the last gradient before the step counts: the others are lost")
-    context.note_difference(
-        f"two requests move the logprobs by {distance(before, summed):g}, one request with both by {moved:g}"
-    )
+    _, last = context.measure(2, lambda fixture: fixture.learn([OTHER]))
+    context.require(not are_alike(summed, last, moved), "only the last gradient before the step counts: the others are lost")
+    apart_by = distance(before, summed)
+    context.note_difference(f"two requests move the logprobs by {apart_by:g}, one request with both by {moved:g}")
 
 
 @check("optim_step")
 def clears(context: CheckContext) -> None:
     """A step clears the gradient: the next one, without a gradient and without momentum, changes nothing."""
-    between: list[Floats] = []
-
-    def script(fixture: TrainingFixture) -> None:
-        fixture.learn()
-        between.append(fixture.logprobs())
-        context.result(fixture.step())
-
-    before, after = measure_learning(context, 0, script)
-    moved = effect(before, between[0])
-    context.require(are_alike(between[0], after, moved), "the step after the step used the same gradient again")
+    fixture = context.create()
+    before = fixture.logprobs()
+    fixture.learn()
+    learned = fixture.logprobs()
+    context.result(fixture.step())
+    after = fixture.logprobs()
+    is_clear = are_alike(learned, after, effect(before, learned))
+    context.require(is_clear, "the step after the step used the same gradient again")
 
 
 @check("optim_step")
 def clipping(context: CheckContext) -> None:
     """`grad_clip_norm` bounds the gradient: with a tiny bound the step is tiny."""
-    tight = gradient_params(context, grad_clip_norm=1e-6)
-    before, free = measure_learning(context, 0, lambda fixture: fixture.learn())
-    _, clipped = measure_learning(context, 1, lambda fixture: fixture.learn(params=tight))
+    tight = context.gradient_params(grad_clip_norm=1e-6)
+    before, free = context.measure(0, lambda fixture: fixture.learn())
+    _, clipped = context.measure(1, lambda fixture: fixture.learn(params=tight))
     moved = effect(before, free)
-    context.expect(
-        distance(before, clipped) < 0.1 * moved,
-        "`grad_clip_norm` has no effect: with a tiny bound the step is as long as without",
-    )
+    told = "`grad_clip_norm` has no effect: with a tiny bound the step is as long as without"
+    context.expect(distance(before, clipped) < 0.1 * moved, told)
 
 
 @check("create_model", basis=True)
 def seed(context: CheckContext) -> None:
     """Adapters with the same seed learn the same."""
-    before, one = measure_learning(context, 0, lambda fixture: fixture.learn())
-    _, other = measure_learning(context, 1, lambda fixture: fixture.learn())
+    before, one = context.measure(0, lambda fixture: fixture.learn())
+    _, other = context.measure(1, lambda fixture: fixture.learn())
     if not are_alike(one, other, effect(before, one)):
         raise Differs(
             f"after one step on the same data two models of one seed are {distance(one, other):g} apart in their logprobs",
@@ -189,50 +165,46 @@ def seed(context: CheckContext) -> None:
 @check("create_model", "unload_model", "optim_step")
 def fresh(context: CheckContext) -> None:
     """A new model has no gradient, even if an earlier model was unloaded with one."""
-    former = create(context)
+    former = context.create()
     context.result(former.loss())
-    context.cleanup.models.remove(former.model_id)
-    body = models.UnloadModelRequest(model_id=former.model_id)
-    context.result(context.submit(api.unload_model(body), models.UnloadModelResponse))
-    fixture = create(context, 1)
+    former.unload()
+    fixture = context.create(1)
     before = fixture.logprobs()
     with suppress(Failed, Refused):  # a server may refuse a step without a gradient
         context.result(fixture.step())
     moved = distance(before, fixture.logprobs())
-    context.require(
-        moved <= 1e-3, f"the first step of a new model uses the gradient of an unloaded one: its logprobs move by {moved:g}"
-    )
+    told = f"the first step of a new model uses the gradient of an unloaded one: its logprobs move by {moved:g}"
+    context.require(moved <= 1e-3, told)
 
 
 @check("optim_step")
 def dimuon(context: CheckContext) -> None:
     """A model with the optimizer `dimuon` accepts its parameters and learns."""
     with optional():
-        fixture = create(context, optimizer_config=models.DimuonOptimizerConfig())
+        fixture = context.create(optimizer_config=models.DimuonOptimizerConfig())
     before = fixture.logprobs()
     context.result(fixture.loss())
     params = models.DimuonParams(learning_rate=0.02)
     body = models.OptimStepRequest(model_id=fixture.model_id, seq_id=3, optimizer_params=params)
     fixture.number = 4
     with optional(Refused):  # the server took the model for one with its only optimizer
-        context.result(context.submit(api.optim_step(body), models.OptimStepResponse))
+        context.run(api.optim_step(body), models.OptimStepResponse)
     effect(before, fixture.logprobs())
 
 
 @check("create_custom_loss")
 def custom_loss(context: CheckContext) -> None:
     """An uploaded loss is computed correctly: minus the sum of logprobs times weights equals `cross_entropy`."""
-    fixture = borrow(context)
-    promise = context.submit(_custom_loss(context), models.CreateCustomLossResponse)
-    loss_id = context.result(promise).loss_id
+    fixture = context.borrow()
+    loss_id = context.run(_custom_loss(context), models.CreateCustomLossResponse).loss_id
     data = [datum(weights=[0.5, 1.0, 0.0, 0.5]), datum(weights=[2.0, 1.0, 1.0, 0.0])]
-    plain = loss_of(context, fixture.output(data, backward=False))
-    custom = loss_of(context, fixture.output(data, "custom", {"loss_id": loss_id}, backward=False))
-    context.expect(abs(plain - custom) <= 1e-3 * (1 + abs(plain)), f"cross_entropy is {plain:g}, the same uploaded {custom:g}")
+    plain = context.loss_of(fixture.output(data, backward=False))
+    custom = context.loss_of(fixture.output(data, "custom", {"loss_id": loss_id}, backward=False))
+    context.expect(are_close(plain, custom), f"cross_entropy is {plain:g}, the same uploaded {custom:g}")
 
 
 def _custom_loss(context: CheckContext) -> Request[models.UntypedAPIFuture]:
-    """The graph of ``-(logprobs * weights).sum()`` over all datums."""
+    """Return the request for the graph of ``-(logprobs * weights).sum()`` over all datums."""
     ref = {"ref": "logprobs"}
     nodes = [
         models.CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
@@ -255,8 +227,6 @@ def _custom_loss(context: CheckContext) -> Request[models.UntypedAPIFuture]:
 @check("unload_model")
 def unload(context: CheckContext) -> None:
     """A model can be unloaded."""
-    fixture = create(context)
-    body = models.UnloadModelRequest(model_id=fixture.model_id)
-    found = context.result(context.submit(api.unload_model(body), models.UnloadModelResponse))
-    context.cleanup.models.remove(fixture.model_id)
+    fixture = context.create()
+    found = fixture.unload()
     context.expect(found.model_id == fixture.model_id, f"unloaded {fixture.model_id!r}, answered {found.model_id!r}")

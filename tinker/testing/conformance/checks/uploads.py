@@ -8,18 +8,10 @@ from tinker_wire import models
 from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
-from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.context import CheckContext, TrainingFixture, fresh_name
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.run_state import checkpoint_parts
-from tinker.testing.conformance.training_fixture import (
-    LORA,
-    TrainingFixture,
-    are_near,
-    create,
-    distance,
-    effect,
-    fresh_name,
-)
+from tinker.testing.conformance.values import LORA, are_near, distance, effect
 
 
 @check("external_weights_upload_start", "external_weights_upload_finish")
@@ -43,14 +35,14 @@ def unknown(context: CheckContext) -> None:
 def adapter(context: CheckContext) -> None:
     """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved logprobs."""
     upload = _start(context)
-    fixture = create(context)
+    fixture = context.create()
     before = fixture.logprobs()
     fixture.learn()
     wanted = fixture.logprobs()
     _send(context, upload, _export(context, fixture))
     path, again = (context.call(_finish(upload)).tinker_path for _ in range(2))
     context.expect(path == again, f"finished again, {path} is {again}")
-    other = create(context, 1)
+    other = context.create(1)
     context.result(other.load(path))
     found = other.logprobs()
     context.require(are_near(wanted, found, effect(before, wanted)), f"the logprobs are {distance(wanted, found):g} away")
@@ -69,8 +61,8 @@ def _finish(upload: models.ExternalWeightsUploadStartResult) -> Request[models.E
 
 
 def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
-    """The files of a model's adapter, by name."""
-    path = fixture.export(fresh_name())
+    """Return the files of a model's adapter, by name."""
+    path = fixture.export()
     urls = context.call(api.get_external_weights_urls(**checkpoint_parts(path))).urls
     return {name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()}
 

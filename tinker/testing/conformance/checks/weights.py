@@ -5,31 +5,16 @@ from __future__ import annotations
 import datetime
 
 import msgspec
-import numpy as np
 from tinker_wire import models
 from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
-from tinker.testing.conformance.context import CheckContext
+from tinker.testing.conformance.context import CheckContext, SamplingFixture, TrainingFixture, fresh_name
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.run_state import checkpoint_parts
-from tinker.testing.conformance.sampling_fixture import PROMPT, SamplingFixture, prompt_scores
-from tinker.testing.conformance.training_fixture import (
-    ADAM,
-    ONE,
-    Floats,
-    TrainingFixture,
-    adopt,
-    are_near,
-    borrow,
-    create,
-    datum,
-    distance,
-    effect,
-    fresh_name,
-)
+from tinker.testing.conformance.values import ADAM, ONE, PROMPT_DATUM, Floats, are_near, distance, effect
 
 _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 
@@ -37,7 +22,7 @@ _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 @check("save_weights", core=True, basis=True)
 def save(context: CheckContext) -> None:
     """A save returns a path that consists of the run, the kind and the name."""
-    fixture, name = borrow(context), fresh_name()
+    fixture, name = context.borrow(), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
     context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}", "made names", "save_weights")
 
@@ -45,7 +30,7 @@ def save(context: CheckContext) -> None:
 @check("save_weights")
 def name_conflict(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless overwriting is allowed."""
-    fixture, name = borrow(context), fresh_name()
+    fixture, name = context.borrow(), fresh_name()
     first = fixture.save_and_wait(name)
     try:
         context.wait_for_response(fixture.save(name))
@@ -67,17 +52,16 @@ def name_conflict(context: CheckContext) -> None:
 @check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint reports what it was created from."""
-    found = context.call(_info(borrow(context).save_and_wait(fresh_name())))
-    context.expect(
-        found.base_model == context.base_model(), f"made from {context.base_model()!r}, it says {found.base_model!r}"
-    )
+    found = context.call(_info(context.borrow().save_and_wait()))
+    base_model = context.base_model()
+    context.expect(found.base_model == base_model, f"made from {base_model!r}, it says {found.base_model!r}")
     context.expect(found.is_lora and found.lora_rank in (8, None), f"made with rank 8, it says {found.lora_rank}")
 
 
 @check("list_checkpoints", core=True)
 def of_run(context: CheckContext) -> None:
     """The checkpoints of a run are listed, each with its kind, path and time."""
-    fixture, name = create(context), fresh_name()
+    fixture, name = context.create(), fresh_name()
     path = fixture.save_and_wait(name, user_metadata={"k": "v"})
     fixture.save_for_sampler(path=name)
     listed = context.call(api.list_checkpoints(training_run_id=fixture.model_id)).checkpoints
@@ -95,24 +79,23 @@ def of_run(context: CheckContext) -> None:
 @check("list_user_checkpoints")
 def of_user(context: CheckContext) -> None:
     """The checkpoints of all runs are listed newest first, with a cursor that counts them."""
-    fixture = create(context)
-    older, newer = fixture.save_and_wait(fresh_name()), fixture.save_and_wait(fresh_name())
+    fixture = context.create()
+    older, newer = fixture.save_and_wait(), fixture.save_and_wait()
     page = context.call(api.list_user_checkpoints(limit=2))
     found = [one.tinker_path for one in page.checkpoints]
     context.expect(found == [newer, older], f"the newest two are {[newer, older]}, listed are {found}")
     rest = context.call(api.list_user_checkpoints(limit=1, offset=1)).checkpoints
-    context.expect(
-        [one.tinker_path for one in rest] == [older], "the second page of one does not contain the second checkpoint"
-    )
+    second = [one.tinker_path for one in rest]
+    context.expect(second == [older], "the second page of one does not contain the second checkpoint")
     context.expect(page.cursor is not None and page.cursor.total_count >= 2, f"the cursor is {page.cursor}")
 
 
 @check("search_checkpoints")
 def search(context: CheckContext) -> None:
     """A search returns the checkpoints that match its conditions, newest first, with a cursor to the next ones."""
-    fixture, tag = create(context), {"conformance": fresh_name()}
-    older, newer = (fixture.save_and_wait(fresh_name(), user_metadata=tag) for _ in range(2))
-    fixture.save_and_wait(fresh_name())
+    fixture, tag = context.create(), {"conformance": fresh_name()}
+    older, newer = (fixture.save_and_wait(user_metadata=tag) for _ in range(2))
+    fixture.save_and_wait()
     request = models.CheckpointSearchRequest(user_metadata=tag, base_models=[context.base_model()], limit=1)
     page = context.call(api.search_checkpoints(request))
     found = [one.tinker_path for one in page.checkpoints]
@@ -131,38 +114,32 @@ def search(context: CheckContext) -> None:
 @check("load_weights")
 def load(context: CheckContext) -> None:
     """A new model that loads a checkpoint has the saved logprobs."""
-    path, wanted = _train(create(context))
-    fixture = create(context, 1)
+    path, wanted = _train(context.create())
+    fixture = context.create(1)
     context.result(fixture.load(path))
-    found = fixture.logprobs()
-    context.require(
-        are_near(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
-    )
+    _require_loaded(context, fixture, wanted)
 
 
 @check("load_weights")
 def resume(context: CheckContext) -> None:
     """A model can be created by loading a checkpoint, under the id that a client computes; its first request has number 1."""
-    path, wanted = _train(create(context))
+    path, wanted = _train(context.create())
     session, number = context.session(), context.number(7)
     model_id = f"{session}:train:{number}"
     body = models.LoadWeightsRequest(session_id=session, model_seq_id=number, path=path)
     with optional(Refused):
-        answer = context.result(context.submit(api.load_weights(body), models.LoadWeightsResponse))
+        answer = context.run(api.load_weights(body), models.LoadWeightsResponse)
     context.expect(answer.model_id in (model_id, None), f"the model id is {answer.model_id!r}, not {model_id!r}")
-    found = adopt(context, model_id).logprobs()
-    context.require(
-        are_near(wanted, found, _measure_move(context, wanted)), f"the logprobs are {distance(wanted, found):g} away"
-    )
+    _require_loaded(context, context.adopt(model_id), wanted)
 
 
 @check("load_weights")
 def optimizer_state(context: CheckContext) -> None:
     """With the optimizer state, a loaded model takes the same step as the saved one; without it, a different one."""
-    original = create(context)
+    original = context.create()
     original.learn(params=ADAM)
     original.learn([ONE], ADAM)
-    path = original.save_and_wait(fresh_name())
+    path = original.save_and_wait()
     saved = original.logprobs()
     original.learn([ONE], ADAM)
     wanted = original.logprobs()
@@ -173,7 +150,7 @@ def optimizer_state(context: CheckContext) -> None:
 
 
 def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool) -> Floats:
-    fixture = create(context, number)
+    fixture = context.create(number)
     context.result(fixture.load(path, optimizer=optimizer))
     fixture.learn([ONE], ADAM)
     return fixture.logprobs()
@@ -182,7 +159,7 @@ def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool
 @check("load_weights")
 def missing(context: CheckContext) -> None:
     """Loading an unknown checkpoint fails with the category `user`."""
-    fixture = create(context)
+    fixture = context.create()
     try:
         context.wait_for_response(fixture.load(f"tinker://{fixture.model_id}/weights/no-such-checkpoint"))
     except Refused as error:
@@ -198,41 +175,41 @@ def missing(context: CheckContext) -> None:
 @check("save_weights_for_sampler", core=True)
 def sampler_name(context: CheckContext) -> None:
     """Weights saved under a name can be sampled from, and are the trained weights."""
-    fixture, name = create(context), fresh_name()
+    fixture, name = context.create(), fresh_name()
     fixture.learn()
     saved = fixture.save_for_sampler(path=name)
     wanted = f"tinker://{fixture.model_id}/sampler_weights/{name}"
     told = f"the path is {saved.path!r}, not {wanted!r}"
     context.expect(saved.path == wanted, told, "made names", "save_weights_for_sampler")
     context.require(saved.path is not None, "a named save answers no path")
-    _samples_like(context, SamplingFixture.open(context, 5, model_path=str(saved.path)), fixture)
+    _samples_like(context, context.sampler(5, model_path=str(saved.path)), fixture)
 
 
 @check("save_weights_for_sampler", core=True)
 def sampler_without_name(context: CheckContext) -> None:
     """Weights can be saved directly into a sampling session, and do not change when training continues."""
-    fixture = create(context)
+    fixture = context.create()
     saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5))
     context.require(saved.sampling_session_id is not None, "an unnamed save answers no sampling session")
     context.expect(saved.path is None, f"an unnamed save answers the path {saved.path!r}")
     sampler = SamplingFixture(context, str(saved.sampling_session_id))
-    before = _scores(sampler)
+    before = sampler.scores()
     fixture.learn()
-    context.expect(distance(before, _scores(sampler)) <= 1e-3, "a snapshot changes when training goes on")
+    context.expect(distance(before, sampler.scores()) <= 1e-3, "a snapshot changes when training goes on")
 
 
 @check("save_weights_for_sampler")
 def inflight(context: CheckContext) -> None:
     """Inflight weights follow the later inflight saves of their model."""
-    fixture = create(context)
+    fixture = context.create()
     saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5), kind="inflight")
     context.require(saved.sampling_session_id is not None, "an inflight save answers no sampling session")
     sampler = SamplingFixture(context, str(saved.sampling_session_id))
-    before = _scores(sampler)
+    before = sampler.scores()
     fixture.learn()
     fixture.save_for_sampler(sampling_session_seq_id=context.number(6), kind="inflight")
     for _ in range(_INFLIGHT_TRIES):  # the weights arrive some time after the save
-        if distance(before, _scores(sampler)) > 1e-5:
+        if distance(before, sampler.scores()) > 1e-5:
             return
         context.deadline.pause(_INFLIGHT_PAUSE, "the new weights in the older inflight session")
     waited = _INFLIGHT_TRIES * _INFLIGHT_PAUSE
@@ -242,7 +219,7 @@ def inflight(context: CheckContext) -> None:
 @check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
     """A deleted checkpoint cannot be found; deleting it again is refused with 404, and a bare name with 400."""
-    fixture, name = create(context), fresh_name()
+    fixture, name = context.create(), fresh_name()
     path = fixture.save_and_wait(name)
     request = api.delete_checkpoint(**checkpoint_parts(path))
     context.call(request)
@@ -256,22 +233,21 @@ def delete(context: CheckContext) -> None:
 @check("publish_checkpoint", "unpublish_checkpoint")
 def publish(context: CheckContext) -> None:
     """A checkpoint can be published and unpublished; repeating either is refused with 409."""
-    fixture = create(context)
-    parts = checkpoint_parts(fixture.save_and_wait(fresh_name()))
+    fixture = context.create()
+    parts = checkpoint_parts(fixture.save_and_wait())
     for request, public in ((api.publish_checkpoint(**parts), True), (api.unpublish_checkpoint(**parts), False)):
         context.call(request)
         (listed,) = _find_listed(context, fixture)
-        context.require(
-            listed.public is public, f"after {request.operation} the checkpoint is listed with public={listed.public}"
-        )
+        told = f"after {request.operation} the checkpoint is listed with public={listed.public}"
+        context.require(listed.public is public, told)
         context.expect_refusal(request, 409, cause="already so")
 
 
 @check("set_checkpoint_ttl")
 def time_to_live(context: CheckContext) -> None:
     """A checkpoint expires after the time that is set at its save or later, and stays if the time is removed."""
-    fixture = create(context)
-    parts = checkpoint_parts(fixture.save_and_wait(fresh_name(), ttl_seconds=7200))
+    fixture = context.create()
+    parts = checkpoint_parts(fixture.save_and_wait(ttl_seconds=7200))
     left = _hours_left(_find_listed(context, fixture)[0])
     context.expect(left == 2, f"saved with `ttl_seconds` of two hours, it has {left} hours to live", operation="save_weights")
     for seconds, hours in ((3600, 1), (None, None)):
@@ -283,9 +259,9 @@ def time_to_live(context: CheckContext) -> None:
 @check("save_weights_external", "get_external_weights_urls")
 def external(context: CheckContext) -> None:
     """Weights can be saved as files, whose URLs need no credential."""
-    fixture, name = create(context), fresh_name()
-    saved = fixture.export(name)
-    wanted = f"tinker://{fixture.model_id}/external_weights/{name}"
+    fixture = context.create()
+    saved = fixture.export()
+    wanted = f"tinker://{fixture.model_id}/external_weights/{saved.rpartition('/')[2]}"
     context.expect(saved == wanted, f"the path is {saved!r}, not {wanted!r}")
     answer = context.call(api.get_external_weights_urls(**checkpoint_parts(saved)))
     context.require(bool(answer.urls), "there are no files")
@@ -298,7 +274,7 @@ def external(context: CheckContext) -> None:
 @check("get_checkpoint_archive")
 def archive(context: CheckContext) -> None:
     """A checkpoint can be downloaded as one archive, from a URL that needs no credential."""
-    fixture = create(context)
+    fixture = context.create()
     path = fixture.save_for_sampler(path=fresh_name()).path
     request = api.get_checkpoint_archive(**checkpoint_parts(str(path)))
     answer = context.send(request, headers={"Accept": "application/gzip"})
@@ -314,7 +290,7 @@ def archive(context: CheckContext) -> None:
 @check("copy_weights")
 def copy(context: CheckContext) -> None:
     """A checkpoint can be copied into a run of its own, with the same weights."""
-    path = create(context).save_and_wait(fresh_name())
+    path = context.create().save_and_wait()
     body = models.CopyWeightsRequest(source_path=path, destination_project_id=fresh_name())
     with optional(Refused, Absent, about="not into a project of any name"):
         made = context.call(api.copy_weights(body)).tinker_path
@@ -331,14 +307,16 @@ def _info(path: str) -> Request[models.WeightsInfoResponse]:
 
 
 def _train(fixture: TrainingFixture) -> tuple[str, Floats]:
-    """The path of a model that has learned something, and its logprobs."""
+    """Train the model and save it; return the path and its logprobs."""
     fixture.learn()
-    return fixture.save_and_wait(fresh_name()), fixture.logprobs()
+    return fixture.save_and_wait(), fixture.logprobs()
 
 
-def _measure_move(context: CheckContext, trained: Floats) -> float:
-    """How far the training went from a new model's logprobs."""
-    return effect(create(context, 99).logprobs(), trained)
+def _require_loaded(context: CheckContext, fixture: TrainingFixture, wanted: Floats) -> None:
+    """Raise Contradiction unless the model has the logprobs of the one that was trained and saved."""
+    found = fixture.logprobs()
+    near = are_near(wanted, found, effect(context.create(99).logprobs(), wanted))
+    context.require(near, f"the logprobs are {distance(wanted, found):g} away")
 
 
 def _find_listed(context: CheckContext, fixture: TrainingFixture) -> list[models.Checkpoint]:
@@ -352,14 +330,8 @@ def _hours_left(checkpoint: models.Checkpoint) -> int | None:
     return round(left.total_seconds() / 3600)
 
 
-def _scores(sampler: SamplingFixture) -> Floats:
-    """The logprobs of the prompt after its first token."""
-    found = prompt_scores(sampler.context, sampler.sample(prompt_logprobs=True, max_tokens=1).prompt_logprobs)
-    return np.array([0.0 if value is None else value for value in found[1:]], np.float64)
-
-
 def _samples_like(context: CheckContext, sampler: SamplingFixture, fixture: TrainingFixture) -> None:
-    """The sampler scores the prompt as the model that was trained does, and not as the base model."""
-    wanted = fixture.logprobs([datum(PROMPT[:-1], PROMPT[1:])])
-    apart = distance(wanted, _scores(sampler))
+    """Check that the sampler scores the prompt as the trained model does, and not as the base model."""
+    wanted = fixture.logprobs([PROMPT_DATUM])
+    apart = distance(wanted, sampler.scores())
     context.expect(apart <= 0.1, f"training and sampling are {apart:g} apart about the prompt's logprobs")

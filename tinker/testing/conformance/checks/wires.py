@@ -7,21 +7,12 @@ import numpy as np
 from tinker._installation import install_command
 from tinker._wire import compression, json, proto
 from tinker.testing.conformance.checked_requests import encode_body
-from tinker.testing.conformance.context import CheckContext, PendingResult
+from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import Absent, CheckEnd, Refused, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.run_state import BodyFormat
-from tinker.testing.conformance.training_fixture import (
-    DATA,
-    Floats,
-    TrainingFixture,
-    borrow,
-    create,
-    datum,
-    distance,
-    logprobs_of,
-    loss_of,
-)
+from tinker.testing.conformance.session import PendingResult
+from tinker.testing.conformance.values import DATA, Floats, are_close, datum, distance, logprobs_of
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
@@ -31,7 +22,7 @@ from tinker.types.tensor_data import TensorData
 @check("forward_backward", "retrieve_future")
 def protobuf(context: CheckContext) -> None:
     """A loss can be requested and returned as protobuf."""
-    promise = _submit(borrow(context), "proto")
+    promise = _submit(context.borrow(), "proto")
     answer = context.wait_for_response(promise, protobuf=True)
     context.expect(answer.media_type == proto.MEDIA_TYPE, f"where protobuf is accepted the result is {answer.media_type}")
 
@@ -39,7 +30,7 @@ def protobuf(context: CheckContext) -> None:
 @check("forward_backward", "retrieve_future")
 def json_body(context: CheckContext) -> None:
     """A loss can be requested and returned as JSON, as 2025 clients do."""
-    promise = _submit(borrow(context), "json")
+    promise = _submit(context.borrow(), "json")
     answer = context.wait_for_response(promise, protobuf=False)
     context.require(answer.media_type == json.MEDIA_TYPE, f"where JSON is accepted the result is {answer.media_type}")
     logprobs_of(context.result(promise, protobuf=False))
@@ -48,24 +39,24 @@ def json_body(context: CheckContext) -> None:
 @check("forward")
 def forward_json(context: CheckContext) -> None:
     """The older operation for a forward pass returns the same logprobs and loss as the newer one."""
-    fixture = borrow(context)
+    fixture = context.borrow()
     older, newer = context.result(_submit(fixture, "json", backward=False)), fixture.output()
     _same(context, logprobs_of(newer), logprobs_of(older), "forward_backward", "forward")
-    one, other = loss_of(context, newer), loss_of(context, older)
+    one, other = context.loss_of(newer), context.loss_of(older)
     told = f"the loss by forward_backward is {one:g}, by forward {other:g}"
-    context.expect(abs(one - other) <= 1e-3 * (1 + abs(one)), told, "values of losses", "forward", "ForwardBackwardOutput")
+    context.expect(are_close(one, other), told, "values of losses", "forward", "ForwardBackwardOutput")
 
 
 @check("forward_backward")
 def equal_forms(context: CheckContext) -> None:
     """Both forms of a request give the same result, and both forms of a result have the same content."""
-    fixture = create(context)
+    fixture = context.create()
     one, other = _submit(fixture, "proto", backward=True), _submit(fixture, "json", backward=True)
     results = [context.result(promise, protobuf=form) for promise in (one, other) for form in (True, False)]
     values = [logprobs_of(result) for result in results]
     for what, value in zip(("a protobuf request as JSON", "a JSON request", "a JSON request as JSON"), values[1:]):
         _same(context, values[0], value, "a protobuf request", what)
-    losses = [loss_of(context, result) for result in results]
+    losses = [context.loss_of(result) for result in results]
     context.expect(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
 
 
@@ -74,7 +65,7 @@ def zstd(context: CheckContext) -> None:
     """A protobuf body may be compressed with zstd."""
     if not compression.available():
         raise Absent(f"not tried: this installation has no zstd ({install_command('zstd')})")
-    fixture = create(context)
+    fixture = context.create()
     request = fixture.request("proto", number=1, backward=False)
     body = b"".join(compression.compress([encode_body(request)]))
     with optional(Refused):
@@ -95,14 +86,12 @@ def sparse(context: CheckContext) -> None:
         TensorData([6, 7, 8, 9], "int64", [3, 2], rows, columns),
         TensorData([1.0, 0.5, 0.5, 2.0], "float32", [3, 2], rows, columns),
     )
-    fixture = borrow(context)
+    fixture = context.borrow()
     with optional(CheckEnd, about="several targets at each place are not taken as dense tensors either"):
-        one = loss_of(context, fixture.output([dense], backward=False))
+        one = context.loss_of(fixture.output([dense], backward=False))
     with optional():
-        other = loss_of(context, fixture.output([thin], backward=False))
-    context.expect(
-        abs(one - other) <= 1e-3 * (1 + abs(one)), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}"
-    )
+        other = context.loss_of(fixture.output([thin], backward=False))
+    context.expect(are_close(one, other), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}")
 
 
 @check("forward_backward")
@@ -110,7 +99,7 @@ def chunks(context: CheckContext) -> None:
     """Text in several chunks equals the same text in one chunk."""
     whole = datum((5, 6, 7, 8))
     parts = ModelInput(chunks=[EncodedTextChunk(tokens=[5]), EncodedTextChunk(tokens=[6, 7]), EncodedTextChunk(tokens=[8])])
-    fixture = borrow(context)
+    fixture = context.borrow()
     one, other = (fixture.logprobs([each]) for each in (whole, Datum(parts, whole.loss_fn_inputs)))
     _same(context, one, other, "one chunk", "three chunks")
 
@@ -118,7 +107,7 @@ def chunks(context: CheckContext) -> None:
 @check("forward_backward")
 def order_of_outputs(context: CheckContext) -> None:
     """Outputs are in the order of the data, whatever their lengths."""
-    fixture = borrow(context)
+    fixture = context.borrow()
     data = [datum(range(5, 5 + length)) for length in (4, 1, 7, 2)]
     alone = np.concatenate([fixture.logprobs([each]) for each in data])
     _same(context, alone, fixture.logprobs(data), "the datums one by one", "the datums together")
@@ -129,7 +118,7 @@ def _datum(targets: TensorData, weights: TensorData) -> Datum:
 
 
 def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True) -> PendingResult[ForwardBackwardOutput]:
-    """A loss in a form; Absent when the server does not take it."""
+    """Submit a loss in this format. Absent if the server does not accept it."""
     with optional(Refused):
         return fixture.loss(DATA, form=form, backward=backward)
 

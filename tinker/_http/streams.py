@@ -12,15 +12,9 @@ from tinker_wire import models
 
 from tinker._clock import Clock
 from tinker._futures import TokenQueue
-from tinker._http import (
-    ExchangeFailed,
-    PreparedRequest,
-    RawResponse,
-    SampleAdmission,
-    connection_error,
-    invalid_response,
-    shorten,
-)
+from tinker._http.limits import Admission
+from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
+from tinker._http.responses import connection_error, invalid_response, shorten
 from tinker._wire import EVENT_STREAM, EventDecoder, json
 from tinker.errors import RequestFailedError, TinkerError
 
@@ -42,7 +36,7 @@ class EventReceiver:
     _outcome: Exception | str | None
     _until: float
 
-    def __init__(self, clock: Clock, admit: SampleAdmission, to: TokenQueue) -> None:
+    def __init__(self, clock: Clock, admit: Admission, to: TokenQueue) -> None:
         self._clock, self._admit, self._to = clock, admit, to
 
     @property
@@ -58,7 +52,7 @@ class EventReceiver:
 
     async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
         """Take the events as they come."""
-        self._admit.leave()
+        self._admit.leave(None)  # the server has the request
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != EVENT_STREAM:
             self._outcome = StreamsAbsent(media_type)

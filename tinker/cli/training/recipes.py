@@ -1,4 +1,7 @@
-"""GRPO: sample a group of answers to each prompt, score them with the user's function, and learn from the differences."""
+"""The steps of a run: supervised steps on examples, or GRPO on prompts with a reward function of the user's.
+
+GRPO samples a group of answers to each prompt, scores them, and learns from the differences.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,81 @@ import runpy
 import statistics
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import tinker
 from tinker.cli.errors import CommandFailed
+from tinker.cli.examples import ExampleRow
 from tinker.cli.model_input import Capacity, encode_prompt, read_stops
 from tinker.cli.reading import RowError, check_prompt, read_rows
 from tinker.cli.training.plan import Plan
-from tinker.cli.training.supervised import StepResult
+
+#: A batch and the future of its outputs.
+SentBatch: TypeAlias = "tuple[Sequence[ExampleRow], tinker.APIFuture[tinker.ForwardBackwardOutput]]"
+
+
+class StepResult(NamedTuple):
+    """The result of a step: its metrics by name, with ``loss`` or ``reward``, and its number of tokens."""
+
+    metrics: dict[str, float]
+    tokens: int
+
+
+class SentStep(NamedTuple):
+    """A step whose requests are sent: their futures, that of the optimizer last, and how to wait for the result."""
+
+    futures: Sequence[tinker.APIFuture[Any]]
+    wait: Callable[[], StepResult]
+
+
+class Supervised:
+    """Supervised steps over a file of examples. They are sent before earlier results arrive, so that the server never idles."""
+
+    metric: str = "loss"
+    steps_ahead: int = 2
+
+    def __init__(self, plan: Plan, rows: Sequence[ExampleRow]) -> None:
+        self._plan = plan
+        self._batches = plan.split(rows)
+        self.examples: int = len(rows)
+        self.steps: int = len(self._batches)
+
+    def send(self, training: tinker.TrainingClient, step: int) -> SentStep:
+        """Send the requests of a step, counted from 0."""
+        data = [[row.datum() for row in rows] for rows in self._batches[step]]
+        losses = [training.forward_backward(batch, "cross_entropy") for batch in data]
+        optimizer = training.optim_step(self._plan.adam_at(step, self.steps))
+        return SentStep([*losses, optimizer], partial(_read_step, list(zip(self._batches[step], losses)), optimizer))
+
+
+def _read_step(batches: Sequence[SentBatch], optimizer: tinker.APIFuture[tinker.OptimStepResponse]) -> StepResult:
+    """Wait for a step. The metrics are the loss per token and those of the optimizer."""
+    loss = mean_loss(batches)
+    tokens = sum(len(row.tokens) - 1 for rows, _ in batches for row in rows)
+    return StepResult({"loss": loss, **(optimizer.result().metrics or {})}, tokens)
+
+
+class HeldOutLoss:
+    """The loss on examples that are not trained on."""
+
+    def __init__(self, rows: Sequence[ExampleRow], batch_size: int) -> None:
+        self._batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+
+    def send(self, training: tinker.TrainingClient) -> Sequence[SentBatch]:
+        """Send the requests; they use the weights after all steps sent so far."""
+        return [(rows, training.forward([row.datum() for row in rows], "cross_entropy")) for rows in self._batches]
+
+
+def mean_loss(batches: Sequence[SentBatch]) -> float:
+    """Return the loss per token, computed from log-probabilities, as servers do not agree on the names of their metrics."""
+    total = 0.0
+    for rows, future in batches:
+        for row, output in zip(rows, future.result().loss_fn_outputs):
+            logprobs = output["logprobs"].tolist()
+            total -= sum(weight * value for weight, value in zip(row.weights[1:], logprobs) if weight)
+    return total / sum(row.weight for rows, _ in batches for row in rows)
 
 
 class Reward:
@@ -28,27 +97,25 @@ class Reward:
     def __init__(self, file: str) -> None:
         self._file = file
         try:
-            self._function: Callable[[str, dict[str, Any]], object] | None = runpy.run_path(file).get("reward")
+            function = runpy.run_path(file).get("reward")
         except Exception as error:
             raise CommandFailed(self._describe(error)) from error
-        if not callable(self._function):
+        if not callable(function):
             raise CommandFailed(f"{file} has no function reward", "Define: def reward(answer: str, example: dict) -> float")
-        code = getattr(self._function, "__code__", None)
+        self._function: Callable[[str, dict[str, Any]], object] = function
+        code = getattr(function, "__code__", None)
         self._place = f"{file}:{code.co_firstlineno}" if code is not None and code.co_filename == file else file
         try:
-            signature = inspect.signature(self._function)
-        except ValueError:  # of a function that is not written in Python
-            return
-        try:
-            signature.bind("answer", {})
+            inspect.signature(function).bind("answer", {})
         except TypeError:
-            problem = f"{self._place}: reward{signature} cannot be called as reward(answer, example)"
+            problem = f"{self._place}: reward{inspect.signature(function)} cannot be called as reward(answer, example)"
             raise CommandFailed(problem) from None
+        except ValueError:  # it is not written in Python, and has no signature
+            pass
 
     def score(self, answer: str, example: dict[str, Any]) -> float:
         """Return the reward of an answer. CommandFailed if the function fails or does not return a finite number."""
         shown = f"The answer was {answer!r:.200}"
-        assert self._function is not None
         try:
             reward = self._function(answer, example)
         except Exception as error:
@@ -96,45 +163,33 @@ class GRPO:
     steps_ahead: int = 0
 
     def __init__(self, plan: Plan, rows: Sequence[PromptRow], reward: Reward, tokenizer: Any) -> None:
-        self.plan = plan
-        self.reward = reward
-        self.tokenizer: Any = tokenizer
+        self._plan, self._reward, self._tokenizer = plan, reward, tokenizer
         self.examples: int = len(rows)
         self._prompts = [[row for batch in batches for row in batch] for batches in plan.split(rows)]
         self.steps: int = len(self._prompts)
 
-    def send(self, training: tinker.TrainingClient, step: int) -> Rollout:
-        """Ask for the answers of a step, counted from 0."""
-        sampler, rows, plan = training.save_weights_and_get_sampling_client(), self._prompts[step], self.plan
-        params = tinker.SamplingParams(
-            max_tokens=plan.max_tokens, temperature=plan.temperature, stop=read_stops(plan.stop) or None
-        )
+    def send(self, training: tinker.TrainingClient, step: int) -> SentStep:
+        """Ask for the answers of a step, counted from 0. The step trains on them when they have arrived."""
+        sampler, plan = training.save_weights_and_get_sampling_client(), self._plan
+        stops = read_stops(plan.stop) or None
+        params = tinker.SamplingParams(max_tokens=plan.max_tokens, temperature=plan.temperature, stop=stops)
         futures: list[tinker.APIFuture[tinker.SampleResponse]] = []
-        for index, row in enumerate(rows):
+        for index, row in enumerate(self._prompts[step]):
             seeded = params.model_copy(update={"seed": (plan.seed + 1_000_003 * step + index) % 2**31})
             futures.append(sampler.sample(tinker.ModelInput.from_ints(row.tokens), plan.group_size, seeded))
-        return Rollout(self, training, step, rows, futures)
+        return SentStep(futures, partial(self._learn, training, step, futures))
 
-
-class Rollout(NamedTuple):
-    """A step whose answers are being sampled."""
-
-    recipe: GRPO
-    training: tinker.TrainingClient
-    step: int
-    rows: Sequence[PromptRow]
-    #: The samples. The requests that train are sent when these have arrived.
-    futures: Sequence[tinker.APIFuture[tinker.SampleResponse]]
-
-    def wait(self) -> StepResult:
+    def _learn(
+        self, training: tinker.TrainingClient, step: int, futures: Sequence[tinker.APIFuture[tinker.SampleResponse]]
+    ) -> StepResult:
         """Score the answers and train on them. Nothing is sent if all rewards of every group are equal."""
         data: list[tinker.Datum] = []
         rewards: list[float] = []
         lengths: list[int] = []
-        for row, future in zip(self.rows, self.futures):
+        for row, future in zip(self._prompts[step], futures):
             sequences = future.result().sequences
-            decoded = [self.recipe.tokenizer.decode(list(one.tokens), skip_special_tokens=True) for one in sequences]
-            group = [self.recipe.reward.score(str(answer), row.example) for answer in decoded]
+            answers = [str(self._tokenizer.decode(list(one.tokens), skip_special_tokens=True)) for one in sequences]
+            group = [self._reward.score(answer, row.example) for answer in answers]
             data += compare_group(row.tokens, sequences, group)
             rewards += group
             lengths += [len(one.tokens) for one in sequences]
@@ -145,9 +200,8 @@ class Rollout(NamedTuple):
             "learned": float(len(data)),
         }
         if data:
-            self.training.forward_backward(data, "importance_sampling")
-            adam = self.recipe.plan.adam_at(self.step, self.recipe.steps)
-            metrics |= self.training.optim_step(adam).result().metrics or {}
+            training.forward_backward(data, "importance_sampling")
+            metrics |= training.optim_step(self._plan.adam_at(step, self.steps)).result().metrics or {}
         return StepResult(metrics, sum(lengths))
 
 
@@ -171,3 +225,7 @@ def compare_group(
             }
             data.append(tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), inputs))
     return data
+
+
+#: The steps of a run: their number, and how to send one.
+Recipe: TypeAlias = Supervised | GRPO

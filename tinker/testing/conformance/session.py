@@ -1,0 +1,237 @@
+"""The session of a check: its requests, the results that it waits for, and what it must delete at its end."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import attrs
+import msgspec
+from tinker_wire import models
+from tinker_wire.api import futures as futures_api
+from tinker_wire.api import service as service_api
+from tinker_wire.runtime import Request
+
+from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
+from tinker._version import __version__
+from tinker._wire import json, proto
+from tinker.testing.conformance import decoding
+from tinker.testing.conformance.checked_requests import CheckedRequests, is_without_route
+from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
+from tinker.testing.conformance.outcome import Absent, CheckEnd, Failed, Late
+from tinker.testing.conformance.run_state import Cleanup
+
+T = TypeVar("T")
+
+_SHUTDOWN_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_NUMBERS_OF_A_CHECK = 1000
+#: The server does not have the operation, or does not accept the request.
+_LACKING_STATUSES = ABSENT_STATUSES | {400, 422}
+
+
+@attrs.frozen
+class PendingResult(Generic[T]):
+    """A submitted request: what was answered at once, and the type of the result."""
+
+    operation: str
+    future: models.UntypedAPIFuture
+    kind: type[T]
+
+    @property
+    def request_id(self) -> str:
+        """Return what to ask ``retrieve_future`` for."""
+        return self.future.request_id
+
+
+class CheckSession(CheckedRequests):
+    """The requests of one check and their results. ``cleanup`` is what it has made and must delete."""
+
+    def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
+        super().__init__(connection, deadline, check=check, core=core)
+        self.cleanup: Cleanup = Cleanup()
+        self._session_id: str | None = None
+        self._first_number: int = 0
+
+    # ------------------------------------------------------------------------------------------------------------- results
+
+    def run(self, request: Request[models.UntypedAPIFuture], kind: type[T]) -> T:
+        """Submit a request and return its result."""
+        return self.result(self.submit(request, kind))
+
+    def submit(self, request: Request[models.UntypedAPIFuture], kind: type[T], **options: Any) -> PendingResult[T]:
+        """Submit a request whose result is of this type."""
+        return self.accept(request, self.send(request, **options), kind)
+
+    def accept(self, request: Request[models.UntypedAPIFuture], answer: ReceivedResponse, kind: type[T]) -> PendingResult[T]:
+        """Return the pending result that the response to a submission names."""
+        return PendingResult(request.operation, self.decode_accepted(request, answer), kind)
+
+    def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
+        """Return the result, waited for until the deadline. Failed when the request failed."""
+        answer = self.wait_for_response(promise, protobuf=protobuf)
+        if decoding.has_two_forms(promise.kind):
+            return decoding.result_of_either_form(answer, promise.kind)
+        return self.decode(answer, promise.kind)
+
+    def wait_for_response(
+        self, promise: PendingResult[Any], *, protobuf: bool = True, metadata: bool = False
+    ) -> ReceivedResponse:
+        """Return the response that holds the result. Failed when the request failed, Contradiction when it is lost."""
+        answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
+        if _is_failure(answer):
+            how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
+            self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
+            raise Failed(f"{promise.operation} fails: {decoding.detail(answer)}", None, operation=promise.operation)
+        self.require(answer.status < 300, f"the request {promise.request_id!r} was accepted, and {answer}")
+        self.known.statuses.setdefault("retrieve_future", set()).add(answer.status)
+        if answer.media_type == proto.MEDIA_TYPE:
+            how = f"the result of {promise.operation} comes as protobuf where only JSON is accepted"
+            self.require(protobuf, how, "json results", "retrieve_future")
+            how = f"the result of {promise.operation} is protobuf, which it never is"
+            self.require(decoding.has_two_forms(promise.kind), how)
+        else:
+            self._check_failure(promise, answer)
+        return answer
+
+    def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
+        if "error" in _small_object(answer):
+            failed = self.decode(answer, models.RequestFailedResponse)
+            how = f"{promise.operation} fails: {decoding.first_line(failed.error)} (category {failed.category})"
+            raise Failed(how, failed.category, operation=promise.operation)
+
+    def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
+        pause = _FIRST_PAUSE
+        allow = protobuf or metadata  # clients of 2025, which know only JSON, know no announcements
+        while True:
+            answer = self._poll_again_where_late(promise, protobuf=protobuf, metadata=allow)
+            if is_announced(answer) and not metadata:
+                allow = False
+                continue
+            if not self.is_pending(answer):
+                return answer
+            self.deadline.pause(pause, f"the result of {promise.operation}")
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
+        """Return the response of a poll, which clients ask for again when it is held too long."""
+        while True:
+            try:
+                return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
+            except Late as error:
+                self.deadline.remaining(f"the result of {promise.operation}")
+                self.note_difference(str(error), "late", "retrieve_future")
+
+    def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
+        """Send one ``retrieve_future``, and return any response."""
+        body = models.FutureRetrieveRequest(request_id=request_id, allow_metadata_only=metadata)
+        request = futures_api.retrieve_future(body, expected=object)
+        accepts = request.accepts if protobuf else (json.MEDIA_TYPE,)
+        return self.send(msgspec.structs.replace(request, accepts=accepts))
+
+    def is_pending(self, answer: ReceivedResponse) -> bool:
+        """Return whether the response of a poll says that there is no result yet."""
+        if answer.status in PENDING_STATUSES:
+            return True
+        if answer.status >= 300 or _small_object(answer).get("type") != "try_again":
+            return False
+        self.decode(answer, models.TryAgainResponse)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------ a session
+
+    def base_model(self) -> str:
+        """Return the base model of the run: the one that was asked for, else the first that can be trained."""
+        known = self.known
+        if known.base_model is None:
+            self.need("service.capabilities")
+            offered = self.call(service_api.get_server_capabilities()).supported_models
+            named = [model for model in offered if model.model_name and model.trainable is not False]
+            self.require(bool(named), "get_server_capabilities offers no model that can be trained")
+            known.base_model = named[0].model_name
+        assert known.base_model is not None
+        return known.base_model
+
+    def session(self) -> str:
+        """Return the check's session: its own, or where sessions cannot be finished the one of all checks."""
+        known = self.known
+        if self._session_id is None and "finish_session" in known.lacking:
+            known.shared_session = known.shared_session or self.new_session()
+            self._session_id, self._first_number = known.shared_session, known.numbers_used
+            known.numbers_used += _NUMBERS_OF_A_CHECK
+        self._session_id = self._session_id or self.new_session()
+        return self._session_id
+
+    def number(self, number: int) -> int:
+        """Return the number of a model or sampler in the check's session, where other checks have used some."""
+        self.session()
+        return self._first_number + number
+
+    def new_session(self, **fields: Any) -> str:
+        """Create another session as clients do, and return its id."""
+        self.need("sessions.begin")
+        given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
+        made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
+        self.cleanup.sessions.append(made)
+        self.connection.heartbeats.keep(made)
+        return made
+
+    def finish(self, session_id: str, reason: str = "success") -> None:
+        """End a session."""
+        body = models.FinishSessionRequest(reason={"type": reason}, detail=None)
+        self.call(service_api.finish_session(body, session_id=session_id))
+        self.connection.heartbeats.release(session_id)
+
+    def close(self) -> None:
+        """Delete what the check has made."""
+        self.deadline: CheckDeadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
+        for request in self.cleanup.requests():
+            if request.operation not in self.known.lacking:
+                with suppress(CheckEnd):  # whether cleanup works is the subject of other checks
+                    self._clean_up(request)
+        if "finish_session" not in self.known.lacking:  # else later checks use the session and its models
+            for session in self.cleanup.sessions:
+                self.connection.heartbeats.release(session)
+
+    def _clean_up(self, request: Request[Any]) -> None:
+        """Send a request of the cleanup, and note whether the server has the operation.
+
+        A 404 may be about the thing and not about the operation, which exists if it has deleted something before.
+        """
+        try:
+            answer = self.send(request)
+        except Absent:
+            self.known.lacking.add(request.operation)
+            return
+        if answer.status < 300:
+            self.known.statuses.setdefault(request.operation, set()).add(answer.status)
+        elif answer.status in _LACKING_STATUSES and request.operation not in self.known.statuses:
+            self.known.lacking.add(request.operation)
+
+
+def _is_failure(answer: ReceivedResponse) -> bool:
+    """Return whether the status of a poll tells that the request failed, and not that its result is lost."""
+    explained = answer.status in _MAY_BE_FAILURE and "detail" in _small_object(answer) and not is_without_route(answer)
+    return answer.status in FAILED_STATUSES or explained
+
+
+_MAY_BE_FAILURE = frozenset({404, 409, 422})
+
+
+def is_announced(answer: ReceivedResponse) -> bool:
+    """Return whether the response of a poll says only that the result is there, and how large it is."""
+    body = _small_object(answer)  # a result may have a status, too
+    return answer.status < 300 and "status" in body and "request_id" in body and "response_payload_size" in body
+
+
+_SMALL_NBYTES = 1 << 16
+
+
+def _small_object(answer: ReceivedResponse) -> dict[str, Any]:
+    """Return a small JSON object; an empty one for everything else."""
+    if answer.media_type != json.MEDIA_TYPE or len(answer.content) > _SMALL_NBYTES:
+        return {}
+    try:
+        return json.decode(answer.content, dict[str, Any])
+    except ValueError:
+        return {}
