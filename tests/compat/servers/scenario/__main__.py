@@ -72,7 +72,7 @@ def run(world: World, arguments: argparse.Namespace) -> list[Outcome]:
 
 
 def write(path: Path, outcomes: list[Outcome]) -> None:
-    """Write the results so far."""
+    """Write what is known so far."""
     path.write_text(json.dumps({**environment(), "steps": [as_json(one) for one in outcomes]}, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Clients: the server's information, training clients and sampling clients."""
+"""Clients: what the server says of itself, training clients and sampling clients."""
 
 from steps import step
 from world import TEXT, World, datum, logprobs_of, near, offered, params, prompt, tokens_of, wait

@@ -138,7 +138,7 @@ def pickled(world: World) -> None:
 
 
 def in_process(world: World, code: str, *arguments: str, seconds: float = 80) -> str:
-    """Run a program in a separate process that must end by itself; return its output."""
+    """What a program prints that runs in a process of its own, and has to end by itself."""
     command = [sys.executable, "-c", code, world.base_url, world.api_key, world.model, *arguments]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=world.folder)

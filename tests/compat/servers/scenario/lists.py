@@ -1,4 +1,4 @@
-"""Lists: runs, checkpoints, sessions, samplers."""
+"""What is there: runs, checkpoints, sessions, samplers."""
 
 import urllib.request
 

@@ -84,13 +84,13 @@ def refused_loss(world: World, data: list, loss: str = "cross_entropy", **option
 
 @step(REFUSALS, "an unknown base model")
 def unknown_model(world: World) -> None:
-    assert world.trainer  # valid requests are not refused
+    assert world.trainer  # what is right is not refused
     refused(lambda: wait(world.service.create_lora_training_client(base_model="nobody/no-model", rank=4), 45).get_info())
 
 
 @step(REFUSALS, "a rank that is too large")
 def large_rank(world: World) -> None:
-    assert world.trainer  # valid requests are not refused
+    assert world.trainer  # what is right is not refused
     refused(lambda: wait(world.service.create_lora_training_client(base_model=world.model, rank=4096), 45).get_info())
 
 
@@ -163,7 +163,7 @@ def unknown_weights(world: World) -> None:
 
 @step(REFUSALS, "a key that is wrong")
 def wrong_key(world: World) -> None:
-    assert world.trainer  # valid requests are not refused
+    assert world.trainer  # what is right is not refused
     service = tinker.ServiceClient(base_url=world.base_url, api_key="tml-wrong")
     error = refused(lambda: wait(service.create_lora_training_client(base_model=world.model, rank=4), 45).get_info())
     assert getattr(error, "status_code", None) in (401, 403), repr(error)

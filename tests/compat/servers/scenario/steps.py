@@ -1,4 +1,4 @@
-"""Steps: how one is run within its timeout, and the record of its outcome."""
+"""What a step is, how one is run within its time, and what is kept of how it ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_MESSAGE = 600
 
 
 class NotReached(Exception):
-    """A prerequisite of a step could not be made; the text names it and the reason."""
+    """What a step needs could not be made; the text says what, and why."""
 
 
 class NotOffered(Exception):
@@ -57,7 +57,7 @@ def step(area: str, title: str, seconds: float = SECONDS) -> Callable[[Callable[
 
 
 def run_step(one: Step, world: Any, seconds: float) -> Outcome:
-    """Run a step on a separate thread; a step that exceeds its timeout is abandoned, and the scenario continues."""
+    """Run a step on a thread of its own; what is not done in time is given up, and the scenario goes on."""
     ended: list[BaseException | None] = []
 
     def work() -> None:

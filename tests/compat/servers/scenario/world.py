@@ -87,7 +87,7 @@ def near(one: list[float], other: list[float], tolerance: float = 2e-2) -> bool:
 
 
 class World:
-    """The server under test, and the objects that the steps have made there."""
+    """The server under test, and what the steps have made there."""
 
     def __init__(self, base_url: str, api_key: str, model: str, folder: Path) -> None:
         self.base_url, self.api_key, self.model, self.folder = base_url, api_key, model, folder
@@ -97,7 +97,7 @@ class World:
         self._lock = threading.Lock()
 
     def need(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return an object by its name, made when first needed. A failure fails the first step; it is retried once."""
+        """A thing by its name, made when first needed. The step that needs it first fails with it; it is tried once more."""
         self.used.add(name)
         with self._lock:
             if name in self._made:
@@ -118,13 +118,13 @@ class World:
             return self._made.setdefault(name, made)
 
     def forget(self, names: set[str]) -> None:
-        """Make these again when they are needed next: a step has failed with them."""
+        """Make these anew when they are needed next: a step has failed with them."""
         with self._lock:
             for name in names & {"a training client"}:
                 self._made.pop(name, None)
 
     def open_service(self, **options: Any) -> Any:
-        """Open a service client with a separate session."""
+        """A service client of its own session."""
         return tinker.ServiceClient(base_url=self.base_url, api_key=self.api_key, **options)
 
     @property
