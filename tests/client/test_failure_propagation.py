@@ -720,11 +720,14 @@ def test_an_error_is_received_with_that_of_a_stopped_request(
 ) -> None:
     """The error of a stopped request counts as receipt of the failed one's, whether its future is kept or dropped."""
     wire.fail("forward_backward", 422, body={"detail": "passed on"})
+    release = wire.hold("forward_backward")
     futures = [training.forward_backward([datum()], "cross_entropy")] if kept else []
     if not kept:
         training.forward_backward([datum()], "cross_entropy")
+    step = training.optim_step(ADAM)
+    release()
     with pytest.raises(tinker.PrecedingRequestFailed, match="passed on"):
-        training.optim_step(ADAM).result(10)
+        step.result(10)
     futures.clear()
     assert training.optim_step(ADAM).result(10)
     assert unseen(caplog, "passed on") == []
