@@ -1,4 +1,4 @@
-"""Start Hatchery's gateway and its own worker in one process, on the CPU: `hatchery_host.py MODEL PORT KEY`.
+"""Start Hatchery's gateway and worker in one process, on the CPU: `hatchery_host.py MODEL PORT KEY`.
 
 Hatchery's own launcher takes a scripted worker where there is no GPU, and gives sessions no way to end; this one makes the
 same parts, with the worker that trains.

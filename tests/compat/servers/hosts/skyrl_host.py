@@ -19,7 +19,7 @@ if sys.version_info < (3, 12):
     typing.TypedDict = typing_extensions.TypedDict
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What was compiled for one run is there for the next.
+# The compiled code of one run is reused by the next.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.cwd().parent / "jax-cache"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

@@ -41,7 +41,7 @@ class Completion:
 
 @dataclasses.dataclass
 class Output:
-    """What a request gave: the samples, and for each token of the prompt but the first its logprob and those of the likeliest."""
+    """The result of a request: the samples, and for each prompt token but the first its logprob and those of the likeliest."""
 
     outputs: list[Completion]
     prompt_logprobs: list[dict[int, Logprob] | None] | None

@@ -1,4 +1,4 @@
-"""Start TuFT with its own Hugging Face training model, without Ray actors and without vLLM: `tuft_host.py MODEL PORT FOLDER KEY`.
+"""Start TuFT with its Hugging Face training model, without Ray actors and without vLLM: `tuft_host.py MODEL PORT FOLDER KEY`.
 
 What TuFT would run in Ray actors on GPUs runs on threads of this process. In place of vLLM's engine, which needs a GPU, stands
 `torch_engine.py`; the code of TuFT that prepares requests for it and reads its outputs is TuFT's.
@@ -21,7 +21,7 @@ MODEL, PORT, FOLDER, KEY = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]
 
 
 class Actor:
-    """An object that works on a thread and an event loop of its own, with the calls of a Ray actor: `actor.method.remote()`."""
+    """An object on a separate thread and event loop, with the calls of a Ray actor: `actor.method.remote()`."""
 
     def __init__(self, target: object) -> None:
         self._target = target
@@ -39,7 +39,7 @@ class Actor:
 
 
 async def completed(method: Callable[..., Any], *args: object, **kwargs: object) -> object:
-    """What a method answers, be it a coroutine function or not."""
+    """Call a method, and await its result if it is a coroutine."""
     answer = method(*args, **kwargs)
     return await answer if inspect.isawaitable(answer) else answer
 
