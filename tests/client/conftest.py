@@ -199,6 +199,23 @@ class Wire(httpx.AsyncBaseTransport):
         return self.requests(operation)
 
 
+class Silent(httpx.AsyncBaseTransport):
+    """A transport without timeouts, over which nothing arrives."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.fixture
+def silent_transport() -> Silent:
+    return Silent()
+
+
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[State]:
     """The server's state, with a folder for this test only."""

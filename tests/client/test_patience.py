@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 import tinker
@@ -28,24 +25,12 @@ def test_patience(patience: float, tries: int, connect: Connect, wire: Any) -> N
         rest.list_sessions().result(10)
 
 
-class Silent(httpx.AsyncBaseTransport):
-    """A transport without timeouts, over which nothing arrives."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
 @pytest.mark.parametrize("patience", [0, 12])
-def test_a_silent_transport(connect: Connect, clock: Any, patience: float) -> None:
+def test_a_silent_transport(connect: Connect, silent_transport: Any, clock: Any, patience: float) -> None:
     """The client's patience also ends a request on a transport without timeouts; the time is that of the client's clock."""
-    silent, began = Silent(), clock.now
-    future = connect(patience_seconds=patience, transport=silent).create_rest_client().list_sessions()
-    assert silent.asked.wait(10)
+    began = clock.now
+    future = connect(patience_seconds=patience, transport=silent_transport).create_rest_client().list_sessions()
+    assert silent_transport.asked.wait(10)
     clock.advance(max(patience, SHORTEST_PATIENCE_SECONDS) + CONNECT_SECONDS)
     with pytest.raises(tinker.APITimeoutError, match=f"no response within {max(patience, SHORTEST_PATIENCE_SECONDS):g} s"):
         future.result(10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,23 +128,10 @@ def test_wrong_options_are_refused_on_the_users_line(
     assert wire.exchanges == []
 
 
-class Silent(httpx.AsyncBaseTransport):
-    """A transport over which nothing comes."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-def test_a_silent_server_is_given_up_in_time(connect: Connect, clock: Any) -> None:
+def test_a_silent_server_is_given_up_in_time(connect: Connect, silent_transport: Any, clock: Any) -> None:
     """The timeout ends a call also while the client waits for the server's settings, with an error that names the call."""
-    silent = Silent()
-    future = connect(transport=silent).create_rest_client().list_sessions(timeout=7)
-    assert silent.asked.wait(10)
+    future = connect(transport=silent_transport).create_rest_client().list_sessions(timeout=7)
+    assert silent_transport.asked.wait(10)
     clock.advance(7)
     with pytest.raises(tinker.APITimeoutError, match=r"GET http://server/api/v1/sessions.*: no result within 7 s") as caught:
         future.result(10)
