@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -28,6 +30,39 @@ class Watched:
 sys.meta_path.insert(0, Watched())
 tinker.ModelInput.from_ints([1])
 assert "numpy" in sys.modules
+"""
+
+INTERRUPTED = """
+import sys, threading
+from tinker.types._numpy import np
+
+def interrupt(at):
+    left = at
+    def trace(frame, event, _):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event in ("line", "opcode") and frame.f_code.co_filename.endswith(("_numpy.py", "threading.py")):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+    sys.modules.pop("numpy", None)
+    np.__dict__.clear()
+    sys.settrace(trace)
+    try:
+        np.array
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+at = 0
+while interrupt(at):
+    assert np.array is list
+    at += 1
+assert at > 10
+print(len(threading.enumerate()))
 """
 
 
@@ -196,3 +231,13 @@ def test_ctrl_c_does_not_reach_the_import_of_numpy() -> None:
     """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that later uses wait for."""
     done = subprocess.run([sys.executable, "-c", IMPORTER], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False"]
+
+
+def test_an_interrupt_anywhere_in_the_import_of_numpy_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Wherever Ctrl-C interrupts the first use of numpy, the next use has it, and no thread is left."""
+    (tmp_path / "numpy.py").write_text("array = list")
+    program = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(
+        program, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["1"]
