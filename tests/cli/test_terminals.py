@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 from click.testing import CliRunner, Result
 from support.commands import list_commands
@@ -92,6 +93,51 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:  # nobody has the other end any more
         return b""
+
+
+def show_screen(call: list[str], folder: Path) -> list[str]:
+    """The lines that a command leaves on a terminal of 100 columns, with everything that scrolled away."""
+    screen = pyte.Screen(100, 500)
+    screen.set_mode(pyte.modes.LNM)
+    pyte.Stream(screen).feed(show_on_terminal([call], 100, folder))
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+def test_messages_stand_apart_from_the_progress_bar(server: str, tmp_path: Path) -> None:
+    """What is reported during a training has lines of its own, and no bar is left on the screen."""
+    examples = [json.dumps({"prompt": f"{at} + 1 =", "completion": f" {at + 1}"}) for at in range(8)]
+    (tmp_path / "data.jsonl").write_text("\n".join(examples))
+    train = [
+        "train",
+        "data.jsonl",
+        "--epochs",
+        "3",
+        "--batch-size",
+        "4",
+        "--save-every",
+        "3",
+        "--eval-file",
+        "data.jsonl",
+        "--eval-every",
+        "2",
+    ]
+    lines = show_screen(["--base-url", server, "--patience", "0", *train], tmp_path)
+    assert any(re.match(r"\W*Evaluation loss\W+[0-9.]+ -> [0-9.]+ \(best [0-9.]+ after step \d\)", line) for line in lines), (
+        lines
+    )
+    reported = [line for line in lines if re.search(r"evaluation loss|saved tinker:", line)]
+    assert len(reported) >= 4, lines
+    assert [line for line in reported if not re.match(r"step \d+/6 ", line)] == []
+    assert [line for line in lines if re.search(r"\d/6 +[-0-9]:", line)] == []
+
+
+def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(run: Any, server: str, tmp_path: Path) -> None:
+    """The sentence about the answers has a line of its own, and no bar is left on the screen."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": [1, 2, at]}) + "\n" for at in range(3)))
+    sample = ["sample", "--model", run.sampler, "--file", "prompts.jsonl", "-o", "answers.jsonl", "--max-tokens", "2"]
+    lines = show_screen(["--base-url", server, "--patience", "0", *sample], tmp_path)
+    assert "3 answers in answers.jsonl, 3 of them new" in lines
+    assert [line for line in lines if "━" in line] == []
 
 
 @pytest.mark.parametrize("columns", [80, 140])

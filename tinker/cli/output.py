@@ -41,6 +41,12 @@ def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
         table()
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print text for people on the error stream; unlike ``click.echo``, above the progress bar if there is one."""
+    sys.stderr.write(text + end)
+    sys.stderr.flush()
+
+
 def is_ascii_only() -> bool:
     """Return whether the output stream can only show ASCII."""
     return "utf" not in (sys.stdout.encoding or "").lower()
@@ -68,7 +74,7 @@ def show_table(
         _show_on_screen(columns, lines, title, optional)
         return
     if title is not None:
-        click.echo(title, err=True)
+        say(title)
     widths = [max(map(len, cells)) for cells in zip(columns, *lines)]
     for line in (columns, *lines):
         click.echo(_GAP.join(cell.replace("\n", " ").ljust(width) for cell, width in zip(line, widths)).rstrip())
@@ -86,7 +92,7 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
         spare = width - sum(least) - len(_GAP) * (len(least) - 1)
         if spare >= 0:
             if left := [name for name in columns if name not in names]:
-                click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
+                say(f"Not shown on a terminal of this width: {', '.join(left)}")
             _draw_table(names, cells, title, least, spare)
             return
     _show_records(columns, lines, title)
@@ -174,7 +180,7 @@ def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | 
     if options.format == "table":
         click.echo(chart_text(curves, is_ascii_only()))
         if file is not None:
-            click.echo(f"The chart is in {file}", err=True)
+            say(f"The chart is in {file}")
 
 
 def chart_text(curves: Curves, ascii_only: bool) -> str:
@@ -197,7 +203,7 @@ def progress(options: GlobalOptions, description: str, total: float | None, *, n
         with _bar(description, total, nbytes) as advance:
             yield advance
     else:
-        click.echo(description, err=True)
+        say(description)
         yield _no_advance
 
 
@@ -212,7 +218,7 @@ def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advan
 
     counted = DownloadColumn() if nbytes else MofNCompleteColumn()
     text = TextColumn("{task.description}", markup=False)
-    with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
 
         def advance(done: float, *, total: float | None = None, description: str | None = None) -> None:
