@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,11 @@ def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
     return [["--base-url", server, "--patience", "0", *one] for one in read_only(run)]
 
 
-def show_on_terminal(calls: list[list[str]], columns: int, folder: Path) -> str:
-    """What a terminal of so many columns is sent by the commands, one after the other in one process."""
+def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: Sequence[tuple[str, str]] = ()) -> str:
+    """What a terminal of so many columns is sent by the commands, one after the other in one process.
+
+    ``typed`` is what is typed once a text has appeared, in this order.
+    """
     import fcntl
     import struct
     import termios
@@ -78,14 +81,21 @@ def show_on_terminal(calls: list[list[str]], columns: int, folder: Path) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_") and name != "COLUMNS"}
     environment = {**kept, "HOME": str(folder), "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
     os.close(theirs)
-    pieces: list[bytes] = []
+    shown, since, waiting = b"", 0, list(typed)
     while piece := read(ours):
-        pieces.append(piece)
+        shown += piece
+        while waiting and (found := shown.find(waiting[0][0].encode(), since)) >= 0:
+            text, answer = waiting.pop(0)
+            since = found + len(text)
+            os.write(ours, answer.encode())
     process.wait()
     os.close(ours)
-    return b"".join(pieces).decode()
+    return shown.decode()
 
 
 def read(terminal: int) -> bytes:
@@ -138,6 +148,15 @@ def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(run:
     lines = show_screen(["--base-url", server, "--patience", "0", *sample], tmp_path)
     assert "3 answers in answers.jsonl, 3 of them new" in lines
     assert [line for line in lines if "━" in line] == []
+
+
+def test_ctrl_c_at_the_prompt_keeps_a_conversation(run: Any, server: str, tmp_path: Path) -> None:
+    """Ctrl-C clears the line that is typed and says how to end; Ctrl-D ends."""
+    pytest.importorskip("transformers")
+    typed = [("> ", "hal\x03"), ("Ctrl-D quits", ""), ("> ", "\x04")]
+    shown = show_on_terminal([["--base-url", server, "chat", "--model", run.sampler]], 80, tmp_path, typed)
+    assert "Ctrl-D quits" in shown
+    assert "ended with 0" in shown
 
 
 @pytest.mark.parametrize("columns", [80, 140])

@@ -53,11 +53,13 @@ def is_ascii_only() -> bool:
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02 03:04:05+00:00``."""
+    """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02T03:04:05Z``."""
     click.echo(json.dumps(value, indent=indent, default=_plain))
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat().replace("+00:00", "Z")
     dump = getattr(value, "model_dump", None)
     return str(value) if dump is None else dump()
 
@@ -214,9 +216,16 @@ def _no_advance(done: float, *, total: float | None = None, description: str | N
 @contextlib.contextmanager
 def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    counted = DownloadColumn() if nbytes else MofNCompleteColumn()
+    class SizeColumn(ProgressColumn):
+        """How much of how many bytes, in the units of everything else."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{format_size(task.completed)} of {format_size(task.total)}")
+
+    counted = SizeColumn() if nbytes else MofNCompleteColumn()
     text = TextColumn("{task.description}", markup=False)
     with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)

@@ -67,11 +67,17 @@ def chat(
 
 
 def _read() -> str | None:
-    """Return the next line; None at the end. On a terminal a prompt is shown, and lines can be edited."""
+    """Return the next line; None at the end. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
+    is_terminal = sys.stdin.isatty()
     try:
-        return input("> ") if sys.stdin.isatty() else input()
+        return input("> ") if is_terminal else input()
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not is_terminal:
+            raise
+        say("\nCtrl-D quits")
+        return ""
 
 
 class _ChatSession:
