@@ -19,9 +19,10 @@ _RECORDS = re.compile(r"<!-- records:\s(.*?) -->", re.DOTALL)
 _CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
 _SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
 _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)")
-# Reports that are read by whoever asks about one server, and what a search should show first.
+# Reports are read by whoever asks about one server, so no search shows them. Of the rest, a search shows guides first, and last
+# what is for developers of servers and of this project.
 _UNSEARCHED = ("conformance/", "coverage", "changelog")
-_FIRST = ("reference/types", "sampling", "sft", "rl", "checkpoints", "errors", "getting-started")
+_LATER = ("reference/", "contract/", "server-page", "chaos", "architecture", "ecosystem", "glossary", "examples", "cli")
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([\w./-]+\.svg)" ?/></p>')
 
 
@@ -29,8 +30,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Called for each page."""
     if page.url.startswith(_UNSEARCHED):
         page.meta["search"] = {"exclude": True}
-    elif page.url.rstrip("/") in _FIRST:
-        page.meta["search"] = {"boost": 2}
+    else:
+        page.meta["search"] = {"boost": 0.5 if page.url.startswith(_LATER) else 2}
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
 
