@@ -172,7 +172,7 @@ def test_no_line_is_wider_than_the_terminal(calls: list[list[str]], columns: int
 
 def test_short_cells_are_not_broken(calls: list[list[str]], tmp_path: Path) -> None:
     """Sizes and times are not wrapped if the terminal has room."""
-    listing = next(one for one in calls if one[-2:] == ["checkpoint", "list"])
+    listing = next(one for one in calls if one[-2] == "--run-id")
     shown = ESCAPES.sub("", show_on_terminal([listing], 140, tmp_path))
     assert re.search(r"\d KB +just now", shown), shown
 
