@@ -55,6 +55,10 @@ class APIFuture(concurrent.futures.Future[T]):
         state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
         return f"<{type(self).__name__} {self.operation or 'without operation'}, {state}>"
 
+    def __dir__(self) -> list[str]:
+        """List what users call; the methods that set an outcome are the client's own."""
+        return [name for name in super().__dir__() if not name.startswith("set_")]
+
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: the result arrives in this process, so the future cannot be pickled."""
         raise TypeError("an APIFuture cannot be pickled or copied; pickle future.result() instead")

@@ -78,7 +78,7 @@ def _arrow(arrow: Arrow, boxes: Boxes, graph: Graph, goes_up: bool) -> str:
     x1, x2 = x1 + w1 / 2, x2 + w2 / 2
     y1, y2 = (y1, y2 + BOX_HEIGHT) if goes_up and y1 > y2 else (y1 + BOX_HEIGHT, y2)
     bend = (y2 - y1) / 2 if y1 != y2 else ROW_HEIGHT / 3
-    style = f'stroke="{UPWARD}" stroke-width="1.6"' if goes_up else 'stroke-opacity="0.18"'
+    style = f'stroke="{UPWARD}" stroke-width="1.6"' if goes_up else 'stroke-opacity="0.55"'
     if goes_up and graph.arrows[arrow] == TYPES_ONLY:
         style += ' stroke-dasharray="5 3"'
     path = f"M{x1:.1f} {y1:.1f}C{x1:.1f} {y1 + bend:.1f} {x2:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}"

@@ -162,6 +162,20 @@ class Graph:
         """The arrows that do not go down: they can only be lazy, for type checkers, or part of a ring."""
         return sorted(arrow for arrow in self.arrows if self.floors[arrow[1]] >= self.floors[arrow[0]])
 
+    def reduce(self) -> Graph:
+        """The graph without the arrows that go down and that others make a way of, so that a reader can follow the rest."""
+        upward = set(self.upward)
+        below = {
+            room: {end for start, end in self.arrows if start == room and (start, end) not in upward} for room in self.rooms
+        }
+
+        @cache
+        def reached(room: str) -> frozenset[str]:
+            return frozenset(below[room]).union(*map(reached, below[room]))
+
+        said = {(start, end) for start in self.rooms for middle in below[start] for end in reached(middle)} - upward
+        return Graph(self.rooms, {arrow: ways for arrow, ways in self.arrows.items() if arrow not in said})
+
 
 def draw_graph(imports: Iterable[Import], rooms: Iterable[str]) -> Graph:
     """The graph of these imports among these rooms."""

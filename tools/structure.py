@@ -41,7 +41,7 @@ from pathlib import Path
 
 from call_trace import Route, follow_all, follow_control, trace
 from drawing import draw
-from import_graph import TYPES_ONLY, Graph, Import, draw_graph, find_imports, find_modules, floors, rings
+from import_graph import TYPES_ONLY, Arrow, Graph, Import, Way, draw_graph, find_imports, find_modules, floors, rings
 from naming import Definition, Function, find_functions, find_participles, python_files, repeated_types
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,19 @@ STARTS_A_TASK = frozenset({"create_task", "ensure_future", "Task"})
 NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
 APART = frozenset({"local", "testing", "cli", "__main__"})
 HANDING_ON = frozenset({"lib", "proto", "__init__"})
-DRAWING_TITLE = "What imports what in tinker: a room stands above all that it imports"
+DRAWING_TITLE = "What imports what in tinker: a box stands above all that it imports"
+# Modules that the drawing shows as one box: its name, and what is in it.
+DRAWN_TOGETHER = {
+    "features": "auth recovery regularizers checkpoints usage",
+    "clients": "service_client training_client sampling_client rest_client admin_client _clients _rest",
+    "_training": "custom_loss",
+    "_sampling": "streaming",
+    "_session": "circuit_breaker",
+    "futures": "_futures",
+    "_wire": "wire",
+    "types": "_validate",
+    "basics": "_config _tokenizers _installation _exceptions errors _checks _lazy _version _clock",
+}
 
 
 @dataclass(frozen=True)
@@ -93,9 +105,18 @@ def _short(path: str) -> str:
 
 
 def client_graph(root: Path) -> Graph:
-    """What the drawing shows."""
+    """What the drawing shows: few boxes, and of the arrows those that the others do not say already."""
+    box = {room: name for name, rooms in DRAWN_TOGETHER.items() for room in rooms.split()}
     modules = find_modules(root)
-    return draw_graph(find_imports(modules), {module.room for module in modules.values()} - APART - HANDING_ON)
+    arrows: dict[Arrow, frozenset[Way]] = {}
+    for found in find_imports(modules):
+        start, end = (box.get(room, room) for room in found.arrow)
+        if start != end:
+            arrows[start, end] = arrows.get((start, end), frozenset()) | {found.way}
+    rooms = {box.get(module.room, module.room) for module in modules.values()} - APART - HANDING_ON
+    return Graph(
+        tuple(sorted(rooms)), {arrow: ways for arrow, ways in sorted(arrows.items()) if rooms.issuperset(arrow)}
+    ).reduce()
 
 
 def measure_imports(root: Path) -> list[Figure]:

@@ -1,8 +1,10 @@
-"""What the build of the site fills in: commands, fields of types, the changelog, and drawings in the colors of the page."""
+"""What the build of the site fills in: commands, fields of types, the changelog, examples, and drawings in its colors."""
 
 from __future__ import annotations
 
+import html as entities
 import inspect
+import json
 import posixpath
 import re
 import runpy
@@ -16,28 +18,90 @@ _COMMANDS = re.compile(r"<!-- every command .*? -->", re.DOTALL)
 _RECORDS = re.compile(r"<!-- records:\s(.*?) -->", re.DOTALL)
 _CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
 _SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
+_NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)")
+# Reports are read by whoever asks about one server, so no search shows them. Of the rest, a search shows guides first, and last
+# what is for developers of servers and of this project.
+_UNSEARCHED = ("conformance/", "coverage", "changelog")
+_LATER = ("reference/", "contract/", "server-page", "chaos", "architecture", "ecosystem", "glossary", "examples", "cli")
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([\w./-]+\.svg)" ?/></p>')
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Called for each page."""
+    if page.url.startswith(_UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
+    else:
+        page.meta["search"] = {"boost": 0.5 if page.url.startswith(_LATER) else 2}
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     """Called for each page once it is HTML."""
+    html = _NAMED_FILE.sub(lambda found: link_example(found[0], found[1], page.url), html)
     return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
+
+
+def link_example(shown: str, name: str, url: str) -> str:
+    """A file of the examples as a link to its page; other files stay as they are."""
+    for folder in ("examples", "examples/notebooks"):
+        path = f"{folder}/{name.removeprefix('examples/').removeprefix('notebooks/')}"
+        if (DOCS.parent / path).is_file():
+            return f'<a href="{posixpath.relpath(f"source/{path}.html", url or ".")}">{shown}</a>'
+    return shown
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
     """Called once the site is built: writes the pages of the sources that the reference links to."""
     site = Path(config["site_dir"])
     pages = (page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
-    for name in sorted({name for page in pages for name in _SOURCE.findall(page)}):
-        file = site / "source" / f"{name}.html"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source(name), encoding="utf-8")
+    found = {name for page in pages for name in _SOURCE.findall(page)}
+    examples = {file.relative_to(DOCS.parent).as_posix() for file in (DOCS.parent / "examples").rglob("*.py")}
+    for name in sorted(found | examples):
+        write(site, name, source(name))
+    for file in (DOCS.parent / "examples").rglob("*.ipynb"):
+        write(site, file.relative_to(DOCS.parent).as_posix(), notebook(file))
+
+
+def write(site: Path, name: str, text: str) -> None:
+    """The page of a file of the repository."""
+    file = site / "source" / f"{name}.html"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def notebook(file: Path) -> str:
+    """A notebook as a page: its texts, its code, and the outputs and plots of its run."""
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    parts = [_text_cell("".join(cell["source"])) if cell["cell_type"] == "markdown" else _code_cell(cell) for cell in cells]
+    style = "body{max-width:50rem;margin:2rem auto;padding:0 1rem;font-family:sans-serif;line-height:1.5}pre{overflow-x:auto}"
+    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{file.name}</title><style>{style}</style>'
+    return head + "\n".join(parts) + "</html>"
+
+
+def _text_cell(text: str) -> str:
+    import markdown
+
+    page = str(markdown.markdown(text, extensions=["tables", "fenced_code"]))
+    return re.sub(r'href="([\w-]+\.(?:ipynb|py))"', r'href="\1.html"', page)
+
+
+def _code_cell(cell: dict[str, Any]) -> str:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    code = str(highlight("".join(cell["source"]), PythonLexer(), HtmlFormatter(noclasses=True)))
+    return code + "".join(map(_output, cell["outputs"]))
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f'<img alt="The plot of this cell" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+    if "text/html" in data:
+        return "".join(data["text/html"])
+    return f"<pre>{entities.escape(''.join(output.get('text', data.get('text/plain', ''))))}</pre>"
 
 
 def source(name: str) -> str:

@@ -28,9 +28,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server of two models with a key and one run of four steps, two of whose checkpoints can be sampled from."""
+    """A server of two models with a key and three runs: the newest has four steps, and two checkpoints to sample from."""
     with running_server(Settings(data_dir=tmp_path, api_key=KEY), "toy", model=["tinker/toy", "org/other"]) as url:
-        training = tinker.ServiceClient(base_url=url, api_key=KEY).create_lora_training_client(base_model="tinker/toy", rank=8)
+        service = tinker.ServiceClient(base_url=url, api_key=KEY)
+        other = service.create_lora_training_client(base_model="org/other", rank=4)
+        other.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
+        service.create_lora_training_client(base_model="org/other", rank=2).result()
+        training = service.create_lora_training_client(base_model="tinker/toy", rank=8, user_metadata={"name": "first try"})
         text = [101] * 32
         datum = tinker.Datum(
             model_input=tinker.ModelInput.from_ints(text[:-1]),
@@ -90,6 +94,23 @@ def test_the_page_shows_runs_and_curves(page: Any) -> None:
     assert picker.input_value() == "loss per token"
     picker.select_option("loss:sum")
     page.locator(".u-legend").first.filter(has_text="loss:sum").wait_for()
+
+
+def test_runs_are_found_and_compared(page: Any) -> None:
+    """Runs have their names and can be filtered; several are in one chart, and the address keeps which."""
+    enter_key(page)
+    rows = page.locator("#runs tbody tr")
+    assert rows.count() == 3
+    assert rows.first.locator("td").first.inner_text() == "first try"
+    page.get_by_label("with steps").check()
+    assert rows.count() == 2
+    rows.nth(1).get_by_role("checkbox").check()
+    page.locator(".u-legend").first.filter(has_text="first try").wait_for()
+    assert "beside=" in page.url
+    page.reload()
+    page.locator(".u-legend").first.filter(has_text="first try").wait_for()
+    page.get_by_label("filter").fill("first")
+    assert rows.count() == 1
 
 
 def test_the_page_shows_each_model(page: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,13 @@ def window() -> tuple[str, str]:
 
 
 def test_run_list_json(ask: Ask, run: Any) -> None:
-    """A list of runs, each with all of its fields; times have a space before the hour."""
+    """A list of runs, each with all of its fields; times are in the form of RFC 3339."""
     value = ask("run", "list")
     assert list(value) == ["runs", "shown", "total"]
     found = next(one for one in value["runs"] if one["training_run_id"] == run.run_id)
     assert list(found) == RUN
     assert list(found["last_checkpoint"]) == CHECKPOINT
-    assert datetime.datetime.strptime(found["last_request_time"], "%Y-%m-%d %H:%M:%S.%f%z")
+    assert datetime.datetime.strptime(found["last_request_time"], "%Y-%m-%dT%H:%M:%S.%fZ")
     assert found["user_metadata"] == {"k": "v"}
 
 
@@ -180,7 +181,7 @@ def test_model_list(ask: Ask, call: Call) -> None:
 
 
 def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
-    """JSON says all; CSV and the table have the particulars of each kind of use as columns."""
+    """JSON says all, and the table has sums; CSV and the rows have the particulars of each kind of use as columns."""
     value = ask("billing", "usage", *window())
     assert list(value) == ["data", "sessions", "cost_data_through"]
     assert all(list(event) == EVENT for event in value["data"])
@@ -194,8 +195,13 @@ def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
     assert (storage["estimated_cost_usd"], storage["free"]) == ("", "True")
     with (tmp_path / "s.csv").open(newline="") as file:
         assert {"session_id": run.session_id, "user_metadata": '{"k": "v"}'} in list(csv.DictReader(file))
-    table = call("billing", "usage", *window())
-    assert "hourly usage row" in table.stderr
+    sums = call("billing", "usage", *window())
+    assert "hourly usage row" in sums.stderr
+    assert re.match(
+        r"storage +tinker/toy +0 +[\d.]+ +at least 0.0000", next(line for line in sums.stdout.splitlines() if "storage" in line)
+    )
+    assert sums.stdout.splitlines()[-1].startswith("Total")
+    table = call("billing", "usage", *window(), "--rows")
     assert any("storage" in line and line.count("null") == 2 for line in table.stdout.splitlines())
     assert call("billing", "usage", *window(), "--csv", "-").stdout.startswith("bucket_start,bucket_end,")
 

@@ -7,10 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 from click.testing import CliRunner, Result
 from support.commands import list_commands
@@ -66,8 +67,11 @@ def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
     return [["--base-url", server, "--patience", "0", *one] for one in read_only(run)]
 
 
-def show_on_terminal(calls: list[list[str]], columns: int, folder: Path) -> str:
-    """What a terminal of so many columns is sent by the commands, one after the other in one process."""
+def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: Sequence[tuple[str, str]] = ()) -> str:
+    """What a terminal of so many columns is sent by the commands, one after the other in one process.
+
+    ``typed`` is what is typed once a text has appeared, in this order.
+    """
     import fcntl
     import struct
     import termios
@@ -77,14 +81,21 @@ def show_on_terminal(calls: list[list[str]], columns: int, folder: Path) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_") and name != "COLUMNS"}
     environment = {**kept, "HOME": str(folder), "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
     os.close(theirs)
-    pieces: list[bytes] = []
+    shown, since, waiting = b"", 0, list(typed)
     while piece := read(ours):
-        pieces.append(piece)
+        shown += piece
+        while waiting and (found := shown.find(waiting[0][0].encode(), since)) >= 0:
+            text, answer = waiting.pop(0)
+            since = found + len(text)
+            os.write(ours, answer.encode())
     process.wait()
     os.close(ours)
-    return b"".join(pieces).decode()
+    return shown.decode()
 
 
 def read(terminal: int) -> bytes:
@@ -92,6 +103,60 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:  # nobody has the other end any more
         return b""
+
+
+def show_screen(call: list[str], folder: Path) -> list[str]:
+    """The lines that a command leaves on a terminal of 100 columns, with everything that scrolled away."""
+    screen = pyte.Screen(100, 500)
+    screen.set_mode(pyte.modes.LNM)
+    pyte.Stream(screen).feed(show_on_terminal([call], 100, folder))
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+def test_messages_stand_apart_from_the_progress_bar(server: str, tmp_path: Path) -> None:
+    """What is reported during a training has lines of its own, and no bar is left on the screen."""
+    examples = [json.dumps({"prompt": f"{at} + 1 =", "completion": f" {at + 1}"}) for at in range(8)]
+    (tmp_path / "data.jsonl").write_text("\n".join(examples))
+    train = [
+        "train",
+        "data.jsonl",
+        "--epochs",
+        "3",
+        "--batch-size",
+        "4",
+        "--save-every",
+        "3",
+        "--eval-file",
+        "data.jsonl",
+        "--eval-every",
+        "2",
+    ]
+    lines = show_screen(["--base-url", server, "--patience", "0", *train], tmp_path)
+    assert any(re.match(r"\W*Evaluation loss\W+[0-9.]+ -> [0-9.]+ \(best [0-9.]+ after step \d\)", line) for line in lines), (
+        lines
+    )
+    reported = [line for line in lines if re.search(r"evaluation loss|saved tinker:", line)]
+    assert len(reported) >= 4, lines
+    assert [line for line in reported if not re.match(r"step \d+/6 ", line)] == []
+    assert [line for line in lines if re.search(r"\d/6 +[-0-9]:", line)] == []
+
+
+def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(run: Any, server: str, tmp_path: Path) -> None:
+    """The sentence about the answers has a line of its own, and no bar is left on the screen."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": [1, 2, at]}) + "\n" for at in range(3)))
+    sample = ["sample", "--model", run.sampler, "--file", "prompts.jsonl", "-o", "answers.jsonl", "--max-tokens", "2"]
+    lines = show_screen(["--base-url", server, "--patience", "0", *sample], tmp_path)
+    assert "3 answers in answers.jsonl, 3 of them new" in lines
+    assert [line for line in lines if "━" in line] == []
+
+
+def test_ctrl_c_at_the_prompt_keeps_a_conversation(run: Any, server: str, tmp_path: Path) -> None:
+    """Ctrl-C clears the line that is typed and says how to end; Ctrl-D ends."""
+    pytest.importorskip("transformers")
+    typed = [("> ", "hal\x03"), ("Ctrl-D quits", ""), ("> ", "\x04")]
+    shown = show_on_terminal([["--base-url", server, "chat", "--model", run.sampler]], 80, tmp_path, typed)
+    assert "Ctrl-D quits" in shown
+    assert "ended with 0" in shown
 
 
 @pytest.mark.parametrize("columns", [80, 140])
@@ -107,7 +172,7 @@ def test_no_line_is_wider_than_the_terminal(calls: list[list[str]], columns: int
 
 def test_short_cells_are_not_broken(calls: list[list[str]], tmp_path: Path) -> None:
     """Sizes and times are not wrapped if the terminal has room."""
-    listing = next(one for one in calls if one[-2:] == ["checkpoint", "list"])
+    listing = next(one for one in calls if one[-2] == "--run-id")
     shown = ESCAPES.sub("", show_on_terminal([listing], 140, tmp_path))
     assert re.search(r"\d KB +just now", shown), shown
 

@@ -29,7 +29,7 @@ def find_pages(site: Path, word: str, part: str) -> set[str]:
     ("word", "page"),
     [
         ("GRPO", "rl"),
-        ("PPO", "ppo"),
+        ("PPO", "rl"),
         ("DPO", "dpo"),
         ("distillation", "distillation"),
         ("resume", "checkpoints"),
@@ -38,7 +38,7 @@ def find_pages(site: Path, word: str, part: str) -> set[str]:
         ("evaluate", "evaluation"),
         ("tools", "multi-turn"),
         ("proxy", "configuration"),
-        ("perplexity", "forward"),
+        ("perplexity", "evaluation"),
         ("SamplingParams", "reference/types"),
     ],
 )

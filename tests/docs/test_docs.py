@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -285,7 +286,9 @@ def test_the_figure_of_kl_is_of_such_runs() -> None:
 
 def test_command_reference() -> None:
     """What the build writes about the command line names each command with its options."""
-    text = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))["on_page_markdown"]((DOCS / "cli.md").read_text())
+    text = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))["on_page_markdown"](
+        (DOCS / "cli.md").read_text(), page=SimpleNamespace(url="cli/", meta={})
+    )
     assert "### tinker checkpoint set-ttl" in text
     assert "--any-base-model" in text
     assert "<!--" not in text

@@ -343,8 +343,8 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
     again = restart(kept, make_api)
     facts = overview(again, model)
     assert facts["curves"] == curves
-    assert [(one["id"], one["steps"], one["state"]) for one in facts["runs"]] == [
-        (model, 2, "ended before the server was started again")
+    assert [(one["id"], one["steps"], one["state"], one["reason"]) for one in facts["runs"]] == [
+        (model, 2, "ended", "ended before the server was started again")
     ]
 
 

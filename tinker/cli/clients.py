@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,7 +13,7 @@ import click
 import tinker
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
-from tinker.cli.output import format_count, progress
+from tinker.cli.output import format_count, progress, say
 
 T = TypeVar("T")
 
@@ -70,7 +69,7 @@ def _observers(options: GlobalOptions) -> list[tinker.observing.Observer]:
     def report_loading(event: tinker.observing.Event) -> None:
         if isinstance(event, tinker.observing.ModelLoading) and event.what not in reported:
             reported.add(event.what)
-            sys.stderr.write(f"Loading {event.what} ...\n")  # unlike click.echo, this is printed above a progress bar
+            say(f"Loading {event.what} ...")
 
     return [report_loading] if options.format == "table" else []
 

@@ -41,17 +41,25 @@ def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
         table()
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print text for people on the error stream; unlike ``click.echo``, above the progress bar if there is one."""
+    sys.stderr.write(text + end)
+    sys.stderr.flush()
+
+
 def is_ascii_only() -> bool:
     """Return whether the output stream can only show ASCII."""
     return "utf" not in (sys.stdout.encoding or "").lower()
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02 03:04:05+00:00``."""
+    """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02T03:04:05Z``."""
     click.echo(json.dumps(value, indent=indent, default=_plain))
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat().replace("+00:00", "Z")
     dump = getattr(value, "model_dump", None)
     return str(value) if dump is None else dump()
 
@@ -68,7 +76,7 @@ def show_table(
         _show_on_screen(columns, lines, title, optional)
         return
     if title is not None:
-        click.echo(title, err=True)
+        say(title)
     widths = [max(map(len, cells)) for cells in zip(columns, *lines)]
     for line in (columns, *lines):
         click.echo(_GAP.join(cell.replace("\n", " ").ljust(width) for cell, width in zip(line, widths)).rstrip())
@@ -86,7 +94,7 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
         spare = width - sum(least) - len(_GAP) * (len(least) - 1)
         if spare >= 0:
             if left := [name for name in columns if name not in names]:
-                click.echo(f"Not shown on a terminal of this width: {', '.join(left)}", err=True)
+                say(f"Not shown on a terminal of this width: {', '.join(left)}")
             _draw_table(names, cells, title, least, spare)
             return
     _show_records(columns, lines, title)
@@ -174,7 +182,7 @@ def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | 
     if options.format == "table":
         click.echo(chart_text(curves, is_ascii_only()))
         if file is not None:
-            click.echo(f"The chart is in {file}", err=True)
+            say(f"The chart is in {file}")
 
 
 def chart_text(curves: Curves, ascii_only: bool) -> str:
@@ -197,7 +205,7 @@ def progress(options: GlobalOptions, description: str, total: float | None, *, n
         with _bar(description, total, nbytes) as advance:
             yield advance
     else:
-        click.echo(description, err=True)
+        say(description)
         yield _no_advance
 
 
@@ -208,11 +216,18 @@ def _no_advance(done: float, *, total: float | None = None, description: str | N
 @contextlib.contextmanager
 def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    counted = DownloadColumn() if nbytes else MofNCompleteColumn()
+    class SizeColumn(ProgressColumn):
+        """How much of how many bytes, in the units of everything else."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{format_size(task.completed)} of {format_size(task.total)}")
+
+    counted = SizeColumn() if nbytes else MofNCompleteColumn()
     text = TextColumn("{task.description}", markup=False)
-    with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
 
         def advance(done: float, *, total: float | None = None, description: str | None = None) -> None:

@@ -14,7 +14,7 @@ import tinker
 from tinker.cli.clients import config_of, connect, rest_client, send
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
-from tinker.cli.output import show, show_properties
+from tinker.cli.output import say, show, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
@@ -37,7 +37,7 @@ def login(options: GlobalOptions) -> None:
     if default_key(config.credentials_file) is not None:
         raise CommandFailed("Already logged in", "To replace the stored key, run `tinker auth logout` first.")
     query = urlencode({"new_key": "true", "key_name": f"tinker-cli-{platform.node()}"})
-    click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
+    say(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n")
     key = _read_key()
     answer = _send_with_key(options, key, api.get_api_key())
     details = answer.details.model_dump()

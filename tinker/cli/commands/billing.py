@@ -13,7 +13,7 @@ import click
 
 from tinker.cli.clients import admin_client
 from tinker.cli.options import GlobalOptions, Option, command, parse_time
-from tinker.cli.output import format_count, show, show_table
+from tinker.cli.output import format_count, format_value, show, show_table
 
 _UsageRow: TypeAlias = Mapping[str, object]
 
@@ -39,24 +39,46 @@ def usage(
     ending_before: str,
     csv_path: CSVFile = None,
     sessions_csv_path: SessionsFile = None,
+    rows: Annotated[bool, Option("Show every row instead of the sums.")] = False,
 ) -> None:
     """Show the hourly usage from STARTING_ON until before ENDING_BEFORE.
 
     Both are full hours, such as 2026-07-13, 2026-07-13T08:00Z or yesterday, of UTC without a time zone, and at most 14 days
-    apart. There is one row per hour,
-    kind of usage, model, session and user. Costs are estimates before credits, not invoices: up to cost_data_through (in the
-    JSON output) they use invoiced rates, after it the price list. An unknown cost is `null` in JSON and empty in CSV. The data
-    can be several hours late.
+    apart. The sums are by kind of usage and model; there is one row per hour, kind, model, session and user. Costs are
+    estimates before credits, not invoices: up to cost_data_through (in the JSON output) they use invoiced rates, after it the
+    price list. An unknown cost is `null` in JSON and empty in CSV. The data can be several hours late.
     """
     answer = admin_client(options).get_billing_usage(parse_time(starting_on), parse_time(ending_before)).result()
     value: dict[str, Any] = answer.model_dump(mode="json")
-    rows = [_flatten(event) for event in value["data"]]
+    events = [_flatten(event) for event in value["data"]]
     if csv_path is not None:
-        _write_csv(csv_path, _names(rows), rows)
+        _write_csv(csv_path, _names(events), events)
     if sessions_csv_path is not None:
         _write_csv(sessions_csv_path, ("session_id", "user_metadata"), _sessions(value["sessions"]))
     if csv_path is None and sessions_csv_path is None:
-        show(options, value, lambda: _show_rows(rows, format_count(len(rows), "hourly usage row")))
+        title = format_count(len(events), "hourly usage row")
+        show(options, value, lambda: _show_rows(events, title) if rows else _show_sums(events, title))
+
+
+def _show_sums(rows: Sequence[_UsageRow], title: str) -> None:
+    """Print the sums by kind and model, and the total."""
+    groups: dict[tuple[str, str], list[_UsageRow]] = {}
+    for row in rows:
+        groups.setdefault((str(row["type"]), format_value(row.get("base_model"))), []).append(row)
+    lines = [(*names, *_sum_up(group)) for names, group in sorted(groups.items())]
+    show_table(("Kind", "Base Model", "Tokens", "GB hours", "Cost (USD)"), [*lines, ("Total", "", *_sum_up(rows))], title)
+
+
+def _sum_up(rows: Sequence[_UsageRow]) -> tuple[str, str, str]:
+    """Return the tokens, the storage and the cost; costs that are not known make it a lower bound."""
+    tokens, hours, cost = (sum(_read_number(row, name) for row in rows) for name in ("token_count", "gigabyte_hours", _COST))
+    is_unknown = any(row.get(_COST) is None for row in rows if _COST in _unknown_costs(row))
+    return f"{tokens:,.0f}", f"{hours:,.2f}", f"{'at least ' if is_unknown else ''}{cost:,.4f}"
+
+
+def _read_number(row: _UsageRow, name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:

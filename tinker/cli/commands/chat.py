@@ -23,6 +23,7 @@ from tinker.cli.model_input import (
     first_sampleable,
 )
 from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
+from tinker.cli.output import say
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -56,7 +57,7 @@ def chat(
     with service_client(options, interactive=True) as service:
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
         conversation = _ChatSession(service, model, system, params, tokenizer_id)
-        click.echo(f"{model}. /help lists the commands.", err=True)
+        say(f"{model}. /help lists the commands.")
         while (line := _read()) is not None:
             if line.startswith("/"):
                 if not conversation.run_command(*line.partition(" ")[::2]):
@@ -66,11 +67,17 @@ def chat(
 
 
 def _read() -> str | None:
-    """Return the next line; None at the end. On a terminal a prompt is shown, and lines can be edited."""
+    """Return the next line; None at the end. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
+    is_terminal = sys.stdin.isatty()
     try:
-        return input("> ") if sys.stdin.isatty() else input()
+        return input("> ") if is_terminal else input()
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not is_terminal:
+            raise
+        say("\nCtrl-D quits")
+        return ""
 
 
 class _ChatSession:
@@ -113,26 +120,26 @@ class _ChatSession:
         elif command == "/model" and rest:
             try:
                 self._open(rest)
-                click.echo(f"now {rest}", err=True)
+                say(f"now {rest}")
             except CommandFailed as failure:
                 failure.show()
             except (tinker.TinkerError, ValueError, OSError) as error:
                 to_failure(error).show()
         elif command in _ARGUMENTS:
-            click.echo(f"{command} needs {_ARGUMENTS[command]}", err=True)
+            say(f"{command} needs {_ARGUMENTS[command]}")
         else:
             if command != "/help":
-                click.echo(f"unknown command {command}", err=True)
-            click.echo(_HELP, err=True)
+                say(f"unknown command {command}")
+            say(_HELP)
         return True
 
     def _save(self, file: Path) -> None:
         try:
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"messages": self._messages()}, ensure_ascii=False) + "\n")
-            click.echo(f"saved to {file}", err=True)
+            say(f"saved to {file}")
         except OSError as error:
-            click.echo(f"{error}", err=True)
+            say(f"{error}")
 
     def answer(self, text: str) -> None:
         """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
@@ -140,7 +147,7 @@ class _ChatSession:
         prompt, answer = self._prompt(), ""
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
-            click.echo(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over", err=True)
+            say(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over")
             return
         try:
             for piece in self._stream(prompt):
@@ -148,7 +155,7 @@ class _ChatSession:
                 click.echo(piece, nl=False)
                 sys.stdout.flush()
         except KeyboardInterrupt:
-            click.echo(" [stopped]", err=True, nl=False)
+            say(" [stopped]", end="")
         click.echo()
         self._turns.append({"role": "assistant", "content": answer.strip()})
 

@@ -12,7 +12,7 @@ import click
 
 from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
 from tinker.cli.options import ChartFile, GlobalOptions, Option, command
-from tinker.cli.output import is_ascii_only, show, show_chart, show_table
+from tinker.cli.output import is_ascii_only, say, show, show_chart, show_table
 
 _POLL_SECONDS = 1.0
 
@@ -109,7 +109,7 @@ def compare(
         columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
         show_table(columns, [["" if cell is None else cell for cell in row.values()] for row in rows], name)
         for message in filter(None, (run.explain_missing(name) for run in read)):
-            click.echo(message, err=True)
+            say(message)
 
     show(options, {"metric": name, "runs": rows}, table)
     show_chart(options, {run.name: run.curve(name) for run in read}, name, plot)

@@ -14,7 +14,17 @@ from tinker.cli.clients import connect, fetch_pages, rest_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import format_lora, format_size, format_value, list_metadata, progress, show, show_items, show_properties
+from tinker.cli.output import (
+    format_lora,
+    format_size,
+    format_value,
+    list_metadata,
+    progress,
+    say,
+    show,
+    show_items,
+    show_properties,
+)
 
 PAGE = 100
 _TRAIN = ":train:"
@@ -186,7 +196,7 @@ def export_trace(
     from tinker._checkpoints import save_url
 
     runtime = connect(options)
-    click.echo(f"Waiting for the server to write the trace of session {session_id} ...", err=True)
+    say(f"Waiting for the server to write the trace of session {session_id} ...")
     url = tinker.RestClient(runtime).export_session_trace(session_id).result()
     if url_only:
         show(options, {"session_id": session_id, "url": url}, lambda: click.echo(url))

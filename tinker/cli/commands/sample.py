@@ -121,15 +121,16 @@ def sample(
 
         if output is not None and lines:
             _write_answers(unanswered, output, ask, read, advance, len(lines) - len(unanswered))
-            saved = {"out": str(output), "answers": len(lines), "new": len(unanswered)}
-            text = f"{format_count(len(lines), 'answer')} in {output}, {len(unanswered)} of them new"
-            show(options, saved, lambda: click.echo(text))
-            return
-        futures = list(map(ask, prompts))
         samples: list[dict[str, Any]] = []
+        futures = list(map(ask, prompts))
         for count, (asked, future) in enumerate(zip(prompts, futures), start=1):
             samples += [{"prompt": asked, **read(one)} for one in future.result().sequences]
             advance(count)
+    if output is not None and lines:
+        saved = {"out": str(output), "answers": len(lines), "new": len(unanswered)}
+        text = f"{format_count(len(lines), 'answer')} in {output}, {len(unanswered)} of them new"
+        show(options, saved, lambda: click.echo(text))
+        return
     value = {"model": model, "samples": samples}
     if output is None:
         show(options, value, lambda: _print_samples(samples))

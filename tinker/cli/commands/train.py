@@ -16,7 +16,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow, check_lines, read_examples
 from tinker.cli.model_input import TRAINED_CHECKPOINT, Capacity, explain_refusal, find_tokenizer, load_tokenizer, parse_path
 from tinker.cli.options import GivenFile, GlobalOptions, command
-from tinker.cli.output import format_count, progress, show_properties
+from tinker.cli.output import format_count, progress, say, show_properties
 from tinker.cli.training.loop import Loop
 from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
 from tinker.cli.training.recipes import GRPO, HeldOutLoss, Recipe, Reward, Supervised, read_prompts
@@ -128,13 +128,13 @@ class _TrainingJob:
             self._print(f"Continuing after step {self._position.step} of {steps}")
             return
         if (unfinished := self._bookmark.find()) is not None:
-            click.echo(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).", err=True)
-            click.echo("To continue that run instead, use --resume.", err=True)
+            say(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).")
+            say("To continue that run instead, use --resume.")
         self._print(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
 
     def _print(self, line: str) -> None:
         if self._options.format == "table":
-            click.echo(line, err=True)
+            say(line)
 
     def _load_tokenizer(self, service: tinker.ServiceClient) -> Any:
         """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
@@ -208,6 +208,7 @@ class _TrainingJob:
                 ("Training Run ID", training.model_id),
                 ("Steps", str(len(values))),
                 *([(report.metric.capitalize(), f"{values[0]:.4f} -> {values[-1]:.4f}")] if values else []),
+                *report.summarize_evaluations(),
                 ("To train on", path),
                 ("To sample from", sampler_path),
                 *count_properties(usage.total, cost),

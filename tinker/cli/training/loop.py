@@ -19,6 +19,7 @@ import click
 
 import tinker
 from tinker.cli.errors import INTERRUPTED, read_message
+from tinker.cli.output import say
 from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions
 from tinker.cli.training.recipes import HeldOutLoss, Recipe, SentBatch, SentStep, mean_loss
 from tinker.cli.training.report import RunReport
@@ -132,7 +133,7 @@ class Loop:
         try:
             self._save()
         except tinker.TinkerError as error:
-            click.echo(f"The weights could not be saved: {read_message(error)}", err=True)
+            say(f"The weights could not be saved: {read_message(error)}")
         self._explain_resume("" if is_exact else " A later step is partly in the checkpoint.")
 
     def _receive_rest(self) -> bool:

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import click
-
 from tinker.cli.options import GlobalOptions
-from tinker.cli.output import Advance, show_chart, show_json
+from tinker.cli.output import Advance, say, show_chart, show_json
 from tinker.cli.training.recipes import StepResult
 
 
@@ -56,6 +54,14 @@ class RunReport:
         self._record("evaluation", {"step": done, "loss": loss})
         self._print(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
 
+    def summarize_evaluations(self) -> list[tuple[str, str]]:
+        """Return the property with the first, last and lowest loss on the evaluation file; nothing if there is none."""
+        if not self.evaluations:
+            return []
+        (_, first), (_, last) = self.evaluations[0], self.evaluations[-1]
+        at, best = min(self.evaluations, key=lambda one: one[1])
+        return [("Evaluation loss", f"{first:.4f} -> {last:.4f} (best {best:.4f} after step {at:,.0f})")]
+
     def add_save(self, done: int, path: str) -> None:
         """Report a checkpoint."""
         self._record("save", {"step": done, "checkpoint_path": path})
@@ -63,15 +69,13 @@ class RunReport:
 
     def explain_resume(self, done: int, note: str = "") -> None:
         """Explain how to continue the run."""
-        click.echo(
-            f"Saved after step {done} of {self._steps}.{note} To continue, run the same command with --resume.", err=True
-        )
+        say(f"Saved after step {done} of {self._steps}.{note} To continue, run the same command with --resume.")
 
     def explain_divergence(self, saved: int, path: str | None) -> None:
         """Explain that the weights were not saved, and how to start again."""
-        click.echo("The weights were not saved. Run the command again with a lower --learning-rate.", err=True)
+        say("The weights were not saved. Run the command again with a lower --learning-rate.")
         if path is not None:
-            click.echo(f"To start from the checkpoint after step {saved}, if it is good, add --from {path}.", err=True)
+            say(f"To start from the checkpoint after step {saved}, if it is good, add --from {path}.")
 
     def end(self, facts: Mapping[str, Any]) -> None:
         """Report the result as JSON. The caller prints the table."""
@@ -84,7 +88,7 @@ class RunReport:
 
     def _print(self, line: str) -> None:
         if self._options.format == "table":
-            click.echo(line, err=True)
+            say(line)
 
     def _record(self, kind: str, value: Mapping[str, Any]) -> None:
         """Write a line of JSON to the output and the log, and flush both."""

@@ -29,16 +29,21 @@ from tinker.local.web.traffic import Traffic, write_metrics
 PageFacts: TypeAlias = dict[str, Any]
 MAX_ROWS = 200  # of each table, the newest
 MAX_POINTS = 400  # of one curve
+MAX_BESIDE = 5  # runs in one chart, beside the one that is chosen
 
 
 def describe_server(
-    state: State, engines: Sequence[Engine], traffic: Traffic, records: Sequence[CheckpointRecord], run: str
+    state: State,
+    engines: Sequence[Engine],
+    traffic: Traffic,
+    records: Sequence[CheckpointRecord],
+    run: str,
+    beside: Sequence[str],
 ) -> PageFacts:
-    """Return everything that the page shows; the curves of one run, which may be empty."""
+    """Return everything that the page shows; the curves of one run, which may be empty, and of others to compare with it."""
     with state.lock() as shared:
         sessions = shared.store.sessions()[:MAX_ROWS]
         runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
-        history = _find_history(shared, run)
         return {
             "now": state.now(),
             "clock": state.clock(),
@@ -53,7 +58,8 @@ def describe_server(
             ],
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
             "runs": [*(_describe_run(model) for model in runs), *map(_describe_former_run, shared.former_runs)][:MAX_ROWS],
-            "curves": {} if history is None else describe_curves(list(history.points)),
+            "curves": _describe_curves_of(shared, run),
+            "beside": {other: _describe_curves_of(shared, other) for other in beside[:MAX_BESIDE]},
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
             "stored_bytes": sum(record.nbytes for record in records),
         }
@@ -104,14 +110,21 @@ def _find_history(shared: SharedData, run: str) -> RunHistory | None:
     return next((one for one in shared.former_runs if one.model_id == run), None)
 
 
+def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[float]]]:
+    history = _find_history(shared, run)
+    return {} if history is None else describe_curves(list(history.points))
+
+
 def _describe_run(model: ModelRecord) -> PageFacts:
     return {
         "id": model.model_id,
+        "name": (model.user_metadata or {}).get("name"),
         "base_model": model.base_model,
         "rank": model.spec.rank,
         **_describe_steps(model.history),
         "last_request_at": model.last_request_at,
-        "state": model.closed_reason or model.creation_error or "open",
+        "state": "failed" if model.creation_error else "ended" if model.closed_reason else "open",
+        "reason": model.creation_error or model.closed_reason or "",
     }
 
 
@@ -122,7 +135,8 @@ def _describe_former_run(run: RunHistory) -> PageFacts:
         "rank": run.rank,
         **_describe_steps(run),
         "last_request_at": run.points[-1].at if run.points else 0.0,
-        "state": "ended before the server was started again",
+        "state": "ended",
+        "reason": "ended before the server was started again",
     }
 
 
@@ -180,7 +194,8 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
         state.accounts.admit("overview", read_any_credential(request.headers))
         engines = await state.engines()
         records = await state.offload_always(state.checkpoints.list)
-        facts = describe_server(state, engines, traffic, records, request.query_params.get("run", ""))
+        run, beside = request.query_params.get("run", ""), request.query_params.getlist("beside")
+        facts = describe_server(state, engines, traffic, records, run, beside)
         return Response(json.encode(facts), headers={**HEADERS, "cache-control": "no-store"}, media_type=json.MEDIA_TYPE)
 
     return [

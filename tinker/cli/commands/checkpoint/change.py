@@ -15,7 +15,7 @@ from tinker.cli.commands.checkpoint.show import parse_pair
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
-from tinker.cli.output import format_count, format_size, format_timestamp, progress, show_json, show_properties
+from tinker.cli.output import format_count, format_size, format_timestamp, progress, say, show_json, show_properties
 
 _RANK = 32
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -55,7 +55,7 @@ def set_ttl(
 
 def _confirm(options: GlobalOptions, text: str) -> None:
     if options.format == "table":
-        click.echo(text, err=True)
+        say(text)
 
 
 @command("tinker checkpoint create --model Qwen/Qwen3-8B --name start --sampler")
@@ -149,7 +149,7 @@ def delete(
     elif yes or _ask(lines, size):
         _delete(options, rest, paths)
     else:
-        click.echo("Nothing was deleted.", err=True)
+        say("Nothing was deleted.")
 
 
 def _parse_kind(text: str | None) -> str | None:
@@ -178,11 +178,11 @@ def _show_none_found(options: GlobalOptions, run_id: str, *, filtered: bool) -> 
 
 def _ask(lines: Sequence[str], size: int | None) -> bool:
     """Ask the user; CommandFailed when the input ends without an answer."""
-    click.echo(f"{format_count(len(lines), 'checkpoint')} would be deleted:", err=True)
+    say(f"{format_count(len(lines), 'checkpoint')} would be deleted:")
     for line in lines:
-        click.echo(f"  - {line}", err=True)
+        say(f"  - {line}")
     if size is not None:
-        click.echo(f"Together: {format_size(size)}", err=True)
+        say(f"Together: {format_size(size)}")
     try:
         return click.confirm("This cannot be undone. Delete?", err=True)
     except click.Abort:

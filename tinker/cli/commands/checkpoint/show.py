@@ -15,7 +15,7 @@ from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, com
 from tinker.cli.output import Columns, format_lora, format_size, list_metadata, progress, show, show_items, show_properties
 
 _PAGE, _SEARCH_PAGE = 1000, 200
-_OPTIONAL = ("Public",)  # left out on a narrow terminal
+_OPTIONAL = ("Public", "Checkpoint ID", "Type")  # left out on a narrow terminal; the path has the last two
 _COLUMNS: Columns[tinker.Checkpoint] = [
     ("Checkpoint ID", lambda checkpoint: checkpoint.checkpoint_id),
     ("Type", lambda checkpoint: checkpoint.checkpoint_type),

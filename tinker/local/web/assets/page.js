@@ -29,6 +29,7 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 const precise = (value) => (value === undefined ? "" : Number(value.toPrecision(4)).toString());
 
 // Identifiers begin with the session's, which says less than their end.
+const nameOf = (run) => run.name ?? brief(run.id);
 const brief = (id) => id.replace(/([0-9a-f]{6})[0-9a-f]{2}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/, "$1…");
 
 function bytes(count) {
@@ -49,9 +50,9 @@ function ago(seconds) {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const COLORS = ["--mark", "--good", "--faint"];
+const COLORS = ["--mark", "--good", "--faint", "--bad", "--third", "--fourth"];
 
-function Chart({ x, series, names, label }) {
+function Chart({ x, series, names, label, log = false }) {
   const place = useRef(null);
   const plot = useRef(null);
   const data = useMemo(() => [x, ...series], [x, series]);
@@ -65,30 +66,37 @@ function Chart({ x, series, names, label }) {
     const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
-      width: width(), height: 190, scales: { x: { time: false } },
+      width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
       axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
-      series: [{ label }, ...names.map((name, at) => ({ label: name, stroke: color(COLORS[at]), width: 2, points: { show: data[0].length < 2 } }))],
+      series: [{ label }, ...names.map((name, at) => ({ label: name, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current.destroy(); };
-  }, [theme, names.join("\n"), label]);
+  }, [theme, names.join("\n"), label, log]);
   useEffect(() => { plot.current?.setData(data); }, [data]);
   return html`<div class="chart" ref=${place} role="img" aria-label=${names.join(", ")}></div>`;
 }
 
-function Curve({ curves, first, title }) {
-  const names = Object.keys(curves);
+// The curves of the chosen run, and of those beside it: one metric, one line for each run.
+function Curve({ facts, runs, first, title }) {
+  const all = [facts.curves, ...runs.slice(1).map((one) => facts.beside[one.id] ?? {})];
+  const names = [...new Set(all.flatMap((curves) => Object.keys(curves)))];
   const [wanted, setWanted] = useState(null);
+  const [log, setLog] = useState(false);
   const name = names.includes(wanted) ? wanted : names.find(first) ?? names[0];
-  const points = curves[name] ?? [];
-  const x = useMemo(() => points.map((point) => point[0]), [points]);
-  const series = useMemo(() => [points.map((point) => point[1])], [points]);
+  const lines = all.map((curves) => new Map(curves[name] ?? []));
+  const key = JSON.stringify(all.map((curves) => curves[name] ?? []));
+  const x = useMemo(() => [...new Set(lines.flatMap((line) => [...line.keys()]))].sort((one, other) => one - other), [key]);
+  const positive = lines.every((line) => [...line.values()].every((value) => value > 0));
+  const series = useMemo(() => lines.map((line) => x.map((step) => line.get(step) ?? null)), [key]);
   if (!names.length) return html`<p class="faint">Nothing to draw yet: the first optimizer step brings the first point.</p>`;
+  const labels = runs.length > 1 ? runs.map(nameOf) : [name];
   return html`<div class="row"><label>${title} <select value=${name} onChange=${(event) => setWanted(event.target.value)}>
       ${names.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
-      <span class="faint">last ${precise(points.at(-1)?.[1])}</span></div>
-    <${Chart} x=${x} series=${series} names=${[name]} label="step" />`;
+      ${positive && html`<label><input type="checkbox" checked=${log} onChange=${(event) => setLog(event.target.checked)} /> log scale</label>`}
+      <span class="faint">last ${precise(facts.curves[name]?.at(-1)?.[1])}</span></div>
+    <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && positive} />`;
 }
 
 // Sections
@@ -107,19 +115,31 @@ function Tiles({ facts, rates }) {
   return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}</div>`;
 }
 
-function Runs({ facts, run, choose }) {
+function Runs({ facts, run, choose, beside, setBeside }) {
+  const [text, setText] = useState("");
+  const [trained, setTrained] = useState(false);
+  const [open, setOpen] = useState(false);
+  const shown = facts.runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model}`.toLowerCase().includes(text.toLowerCase())
+    && (!trained || one.steps > 0) && (!open || one.state === "open"));
+  const drawn = [run, ...beside].map((id) => facts.runs.find((one) => one.id === id)).filter(Boolean);
+  const toggle = (id) => setBeside(beside.includes(id) ? beside.filter((one) => one !== id) : [...beside, id].slice(-5));
   return html`<section class="wide" id="runs"><h2>Training runs</h2>
     ${facts.runs.length === 0 && html`<p class="faint">No run yet. A client starts one with create_lora_training_client.</p>`}
-    ${facts.runs.length > 0 && html`<div class="scroll"><table><thead><tr><th>run</th><th>base model</th><th class="number">rank</th>
-      <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th></tr></thead>
-      <tbody>${facts.runs.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
-        <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${brief(one.id)}</button></td><td>${one.base_model}</td>
+    ${facts.runs.length > 0 && html`<div class="row"><label>filter <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+      <label><input type="checkbox" checked=${open} onChange=${(event) => setOpen(event.target.checked)} /> open</label>
+      <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
+      <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
+      <div class="scroll"><table><thead><tr><th>run</th><th>base model</th><th class="number">rank</th>
+      <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th><th>compare</th></tr></thead>
+      <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
+        <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button></td><td>${one.base_model}</td>
         <td class="number">${one.rank}</td><td class="number">${one.steps}</td><td class="number">${precise(one.metrics["loss per token"])}</td>
-        <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"}>${one.state}</td></tr>`)}</tbody></table></div>`}
+        <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"} title=${one.reason}>${one.state}</td>
+        <td>${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>`}
     </section>
-    <section><h2>Loss</h2><${Curve} key=${run} curves=${facts.curves} title="metric" first=${(name) => name === "loss per token"} /></section>
+    <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => name === "loss per token"} /></section>
     <section><h2>Rewards and other metrics</h2>
-      <${Curve} key=${run} curves=${facts.curves} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
+      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
       <p class="faint">The server sees what losses and optimizer steps report. Rewards appear here if your loss reports them as metrics.</p></section>`;
 }
 
@@ -207,13 +227,13 @@ function Throughput({ rates }) {
     <p class="faint">Tokens per second since this page was opened.</p>` : html`<p class="faint">Measured from now on.</p>`}</section>`;
 }
 
-function Sessions({ facts }) {
+function Sessions({ facts, dead }) {
   return html`<section class="wide"><h2>Sessions and queue</h2>
     <div class="scroll"><table id="queue"><thead><tr><th>waiting or running for</th><th class="number">training</th><th class="number">sampling</th></tr></thead>
       <tbody>${facts.models.map((one) => html`<tr><td>${one.base_model}</td><td class="number">${one.pending.training}</td><td class="number">${one.pending.sampling}</td></tr>`)}</tbody></table></div>
     ${facts.sessions.length > 0 && html`<div class="scroll"><table><thead><tr><th>session</th><th>project</th><th class="number">runs</th><th class="number">samplers</th><th>begun</th><th>last seen</th><th>client</th></tr></thead>
       <tbody>${facts.sessions.map((one) => html`<tr><td class="id" title=${one.id}>${one.name ?? brief(one.id)}</td><td>${one.project}</td><td class="number">${one.runs}</td>
-        <td class="number">${one.samplers}</td><td>${ago(facts.now - one.created_at)}</td><td class=${one.alive ? "good" : "faint"}>${one.alive ? ago(one.silent_seconds) : "ended"}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
+        <td class="number">${one.samplers}</td><td>${ago(facts.now - one.created_at)}</td><td class=${one.alive && !dead ? "good" : "faint"}>${!one.alive ? "ended" : dead ? "not known" : ago(one.silent_seconds)}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
 }
 
 function KeyForm({ wrong, done }) {
@@ -239,27 +259,38 @@ function rate(before, facts) {
   return { at: facts.clock, total: kinds.reduce((total, [, value]) => total + value, 0), ...Object.fromEntries(kinds) };
 }
 
+// Which runs are drawn is kept behind the # of the address, so that it survives a reload and can be sent to somebody.
+function readSelection() {
+  const kept = new URLSearchParams(location.hash.slice(1));
+  return { run: kept.get("run") ?? "", beside: kept.getAll("beside") };
+}
+
 function Page() {
   const [facts, setFacts] = useState(null);
   const [rates, setRates] = useState([]);
-  const [run, setRun] = useState("");
+  const [selected, setSelected] = useState(() => readSelection());
+  const { run, beside } = selected;
+  const setRun = (id) => setSelected((before) => ({ run: id, beside: before.beside.filter((one) => one !== id) }));
+  const setBeside = (ids) => setSelected((before) => ({ ...before, beside: ids }));
   const [chosen, setChosen] = useState(["", ""]);
   const [fault, setFault] = useState(null);
   const [round, setRound] = useState(0);
   const last = useRef(null);
+  const query = new URLSearchParams([["run", run], ...beside.map((id) => ["beside", id])]).toString();
   useEffect(() => {
     let timer = null;
     let ended = false;
+    if (run) history.replaceState(null, "", `#${query}`);
     const load = async () => {
       try {
         if (!document.hidden || !last.current) {
-          const found = await (await ask(`overview?run=${encodeURIComponent(run)}`)).json();
+          const found = await (await ask(`overview?${query}`)).json();
           if (ended) return;
           if (last.current && found.clock > last.current.clock) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
           last.current = found;
           setFacts(found);
           setFault(null);
-          setRun((before) => before || found.runs[0]?.id || "");
+          setSelected((before) => (before.run ? before : { ...before, run: found.runs[0]?.id ?? "" }));
           setChosen((before) => (before[0] ? before : [found.models[0].base_model, before[1]]));
         }
       } catch (error) {
@@ -271,7 +302,7 @@ function Page() {
     };
     load();
     return () => { ended = true; clearTimeout(timer); };
-  }, [run, round]);
+  }, [query, round]);
   const needKey = () => setFault(new NeedsKey());
   if (fault instanceof NeedsKey) return html`<${KeyForm} wrong=${sessionStorage.getItem(KEY)} done=${() => { setFault(null); setRound(round + 1); }} />`;
   const choose = (side, name) => setChosen((before) => before.map((one, at) => (at === side ? name : one)));
@@ -279,10 +310,10 @@ function Page() {
   return html`<header><h1><img src="assets/icon.svg" alt="" /> tinker</h1><span class="faint">${facts?.models.map((one) => one.base_model).join(", ") ?? "connecting"}</span>
     <nav><a href="docs">API</a></nav></header>
     <main>${fault && html`<div class="notice" role="alert">The server does not answer: ${fault.message}</div>`}
-    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} run=${run} choose=${setRun} />
+    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} run=${run} choose=${setRun} beside=${beside} setBeside=${setBeside} />
       <${Checkpoints} facts=${facts} sampleFrom=${sampleFrom} />
       <${Playground} facts=${facts} chosen=${chosen} choose=${choose} needKey=${needKey} />
-      <${Throughput} rates=${rates} /><${Usage} facts=${facts} /><${Sessions} facts=${facts} />`}</main>`;
+      <${Throughput} rates=${rates} /><${Usage} facts=${facts} /><${Sessions} facts=${facts} dead=${Boolean(fault)} />`}</main>`;
 }
 
 const place = document.getElementById("page");
