@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch import mixture as mixture_module
 from tinker.local.engines.torch import prefixes as prefixes_module
 from tinker.local.engines.torch.decoding import NUCLEUS, truncate
 from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim
@@ -119,6 +121,52 @@ def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | Non
         assert tokens_of(done[index]) == tokens_of(expected)
         for ours, theirs in zip(done[index].sequences, expected.sequences, strict=True):
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """Let torch have two threads in a test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+def test_a_small_pass_takes_one_thread(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """A pass below the limit runs in one thread, a larger one in all, and other passes have all again; results are equal."""
+    seen, results = list[int](), list[Any]()
+    engine._model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    data = [TrainingExample(tokens=prompt(20), loss_inputs={"target_tokens": prompt(20).astype(np.int64)})]
+    for limit, expected in ((2**28, 1), (0, threads)):
+        monkeypatch.setattr(mixture_module, "SMALL_PASS", limit)
+        seen.clear()
+        engine._parts.prefixes = Prefixes()
+        loss = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        norm = engine.optim_step("a", Adam(learning_rate=0.0))["grad_norm:mean"]
+        sampled = sample_jobs(engine, [job(40, weights=engine.snapshot("a"))])[0].sequences[0]
+        assert (set(seen), torch.get_num_threads()) == ({expected}, threads)
+        results.append([loss.metrics["loss:sum"], norm, *sampled.tokens, *sampled.logprobs])
+    assert results[0] == pytest.approx(results[1], abs=1e-5)
+
+
+def test_company_decides_no_number_of_threads(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Samples are drawn in as many threads in any number of rows, but a large training call runs in more than a small one."""
+    seen = list[int]()
+    engine._model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    for rows, limit, sampled, trained in (
+        (1, 65, 1, 1),
+        (100, 65, 1, threads),
+        (1, 64, threads, 1),
+        (100, 64, threads, threads),
+    ):
+        monkeypatch.setattr(mixture_module, "SMALL_PASS", limit * engine._model.num_parameters())
+        seen.clear()
+        sample_jobs(engine, [job(6, num_samples=rows, max_tokens=3)])
+        assert set(seen) == {sampled}
+        seen.clear()
+        data = [TrainingExample(tokens=prompt(6), loss_inputs={"target_tokens": prompt(6).astype(np.int64)})] * rows
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        assert set(seen) == {trained}
 
 
 def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:

@@ -256,9 +256,8 @@ class TorchBatch:
     def _advance(self, group: RowGroup) -> None:
         """Draw the next token of each row of a group; sequences that end are added to the prefix cache."""
         with self._parts.mixer.activate(group.mixture):
-            logits = self._parts.split.advance(group.cache, **group.inputs())
+            group.tokens = extend(group.runs, self._parts.split.advance(group.cache, **group.inputs()))
         self.tally.add([1] * len(group.runs))
-        group.tokens = extend(group.runs, logits)
         if self._keeps:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
