@@ -20,14 +20,14 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 
 from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
-from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch import mixture as mixture_module
 from tinker.local.engines.torch import prefixes as prefixes_module
 from tinker.local.engines.torch.decoding import NUCLEUS, truncate
 from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import MAX_RANK
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes, PrefixNode
-from tinker.local.engines.torch.rows import is_alike, split_batches
+from tinker.local.engines.torch.rows import RowStates, is_alike, make_cache, split_batches
 from tinker.local.engines.torch.sampling import PassTally, TorchBatch
 
 
@@ -379,7 +379,7 @@ def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
 def states(tokens: Any) -> Any:
     """Keys and values of two layers, which identify their tokens."""
     keys = torch.from_numpy(np.asarray(tokens)).float()[None, :, None].repeat(2, 1, 3)
-    return [(keys, -keys), (keys + 0.5, -keys)]
+    return RowStates([(keys, -keys), (keys + 0.5, -keys)])
 
 
 def remember(prefixes: Prefixes, weights: Any, tokens: Any) -> list[tuple[int, int]]:
@@ -406,15 +406,50 @@ def test_the_longest_known_beginning_is_found() -> None:
     for tokens, length in ((first, 60), (second, 65), (np.concatenate([second[:50], first]), 50), (first[:SHORTEST], SHORTEST)):
         count, found = prefixes.find(None, tokens)
         assert count == length
-        for pair, expected in zip(found, states(tokens[:length]), strict=True):
+        for pair, expected in zip(found.columns, states(tokens[:length]).columns, strict=True):
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(pair, expected, strict=True))
-    assert prefixes.find(None, first[: SHORTEST - 1]) == (0, [])
-    assert prefixes.find(None, prompt(60, seed=9)) == (0, [])
+    assert prefixes.find(None, first[: SHORTEST - 1])[0] == 0
+    assert prefixes.find(None, prompt(60, seed=9))[0] == 0
+
+
+def test_a_whole_beginning_ends_where_its_end_was_kept() -> None:
+    """States that cannot be cut serve only sequences that begin with all of their tokens; each is kept once, and counted."""
+    prefixes, long, fork = Prefixes(), prompt(60), np.concatenate([prompt(45), prompt(20, seed=1)])
+    for tokens in (long, fork, long[:40], long[:40], long):
+        end = [torch.full((3,), float(len(tokens)))]
+        prefixes.add(None, tokens, lambda start, stop, tokens=tokens, end=end: kept(tokens[start:stop], end), whole=True)
+    columns = states(np.concatenate([long, fork[45:]])).nbytes
+    assert prefixes.nbytes == columns + 3 * end[0].nbytes
+    for tokens, length in ((long[:44], 40), (fork[:50], 40), (fork, 65), (np.concatenate([long, fork]), 60), (long[:39], 0)):
+        count, found = prefixes.find(None, tokens, whole=True)
+        assert count == length
+        if length:
+            assert torch.equal(found.columns[0][0], states(tokens[:length]).columns[0][0])
+            assert found.end is not None
+            assert found.end[0].tolist() == [length] * 3
+
+
+def kept(tokens: Any, end: Any) -> RowStates:
+    return RowStates(states(tokens).columns, end)
+
+
+def test_a_model_that_cannot_continue_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a prompt in two parts, with kept states between them, gives other logits, prompts are computed again."""
+    forget = {"make_cache": lambda config, rows, length: make_cache(config, [RowStates(rows[0].columns[:1] * 2)], length)}
+    for broken in ({}, forget):
+        for name, value in broken.items():
+            monkeypatch.setattr(sampling, name, value)
+        engine = TorchEngine(write_tiny_llama(tmp_path / f"{len(broken)}"), device="cpu")
+        batch = engine.open_batch(1000)
+        for number in range(2):
+            batch.add(number, job(50, max_tokens=1))
+            finish(batch, 1)
+        assert batch.tally.real == (100 if broken else 51)
 
 
 def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None:
     """The least recently used prefixes are dropped at the limit, and those of a snapshot with their weights."""
-    one = sum(tensor.nbytes for pair in states(prompt(40)) for tensor in pair)
+    one = states(prompt(40)).nbytes
     prefixes = Prefixes(3 * one)
     for seed in range(3):
         remember(prefixes, None, prompt(40, seed=seed))
@@ -446,7 +481,9 @@ def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pyte
         tokens = np.concatenate([names[number // 8 :][:SHORTEST], names[number:][:8]])
         CountedNode.reads = 0
         prefixes.add(
-            None, tokens, lambda start, end: [(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]
+            None,
+            tokens,
+            lambda start, end: RowStates([(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]),
         )
         assert CountedNode.reads < 200, number
     assert prefixes.nbytes <= 1000 * 8 * 2
