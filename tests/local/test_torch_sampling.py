@@ -208,6 +208,20 @@ def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
     assert tokens_of(result) == tokens_of(alone)
 
 
+def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) -> None:
+    """A cached prompt draws its first token in the pass of the samples that run; tokens are those of requests alone."""
+    jobs = [job(50, seed=number, max_tokens=12) for number in range(8)]
+    alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
+    engine._parts.prefixes = Prefixes()
+    batch, done = engine.open_batch(4000), dict[Any, Any]()
+    for number, one in enumerate(jobs):
+        batch.add(number, one)
+        done.update(batch.step())
+    done.update(finish(batch, 8))
+    assert [tokens_of(done[number]) for number in range(8)] == alone
+    assert batch.tally == PassTally(passes=12 + 7, real=50 + 11 + 7 * 12, padded=50 + 11 + 7 * 12)
+
+
 def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> None:
     """Only new tokens of a conversation are computed, all with other weights; results are those of a fresh start."""
     batch = engine.open_batch(4000)

@@ -1,7 +1,7 @@
 """The samples in progress of one engine: prompts that wait, rows that draw token by token, and jobs that end.
 
-A step draws one token of every row, and computes at most one batch of prompts, whose first tokens it draws. Rows of like
-length share a cache, whatever their adapters.
+A step draws one token of every row, and computes at most one batch of prompts, whose first tokens it draws. A prompt that is
+cached but for its last token is a row from the start. Rows of like length share a cache, whatever their adapters.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -156,9 +156,10 @@ class TorchBatch:
 
     @torch.no_grad()
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
+        batch = self._next_prefill()
         for group in list(self._groups):
             self._guard(group.runs, partial(self._advance, group))
-        if (batch := self._next_prefill()) is not None:
+        if batch is not None:
             self._guard(batch.runs, partial(self._begin, batch))
         ended = self._collect()
         self._regroup()
@@ -195,6 +196,8 @@ class TorchBatch:
             prompts = collect_prompts(self._admit(), self._is_unscored)
             scored = [prompt for prompt in prompts if prompt.is_scored]
             others = [self._recall(prompt) for prompt in prompts if not prompt.is_scored]
+            others = [prompt for prompt in others if not self._enters(prompt)]
+            self._regroup()
             for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
                 self._prompts += split_prompts(chosen, cells, self._evenness, self._parts.is_apart)
         return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
@@ -240,6 +243,19 @@ class TorchBatch:
         if self._keeps:
             prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1], whole=self._is_whole)
         return prompt
+
+    def _enters(self, prompt: PendingPrompt) -> bool:
+        """Begin a prompt as rows if all but its last token is cached; return whether it is."""
+        if not prompt.known or len(prompt.fresh) > 1 or prompt.images:
+            return False
+        self._guard(prompt.runs, partial(self._enter, prompt))
+        return True
+
+    def _enter(self, prompt: PendingPrompt) -> None:
+        mask = torch.ones((len(prompt.runs), prompt.known), dtype=torch.long, device=self._parts.model.device)
+        cache = make_cache(self._parts.config, [prompt.states], prompt.known)
+        select_rows(cache, mask.new_zeros(len(mask)))
+        self._groups.append(RowGroup(prompt.runs, cache, mask, mask.new_full((len(mask),), int(prompt.tokens[-1]))))
 
     def _begin(self, batch: Prefill) -> None:
         """Compute and score the next piece of prompts; after the last piece their runs start."""
