@@ -301,6 +301,13 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def model(session: nox.Session) -> None:
+    """The order of requests: every state of all programs of four, with two faults and a restart; `-- GSGS` for one."""
+    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
+    session.run("python", "-m", "model.explore", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Put small faults into the core modules and see whether a test fails: about half an hour; `-- MODULE ...` for some."""
     install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
