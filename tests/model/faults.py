@@ -85,8 +85,8 @@ def server_faults(program: str, state: State) -> Moves:
     if (one := first(state)) is not None and not state.ran >> one.request & 1:
         yield from breaks(program, state, one)
     for i, phase in enumerate(state.phase):
-        if state.results[i] is Result.OK and phase is Phase.WAITING:
-            yield ("expire", i), state._replace(results=put(state.results, i, Result.GONE))
+        if state.results[i] is not Result.NONE and phase is Phase.WAITING and not state.gone >> i & 1:
+            yield ("expire", i), state._replace(gone=state.gone | 1 << i)
     if not state.is_over:
         yield ("end", 0), state._replace(is_over=True)
 
@@ -109,7 +109,10 @@ def breaks(program: str, state: State, one: Accepted) -> Moves:
 
 
 def restart(program: str, state: State, rules: Rules) -> State:
-    """Kill the server. What is on its way breaks. It goes on after the last step; gradients behind that run again."""
+    """Kill the server. What is on its way breaks. It goes on after the last step; gradients behind that run again.
+
+    A request that failed for its content, and whose result is gone, would fail again, so it is left as it is.
+    """
     maybe = state.maybe
     for one in (*state.net, *state.answers):
         maybe |= 1 << one.request
@@ -119,7 +122,8 @@ def restart(program: str, state: State, rules: Rules) -> State:
         return state._replace(is_over=True, is_forgotten=True, journal=(), applied=())
     journal = tuple(one for one in state.journal if not state.unwritten >> one.request & 1)
     behind = {one.request for one in journal if one.number > state.kept}
-    repeated = {i for i in behind if program[i] == "G" and state.results[i] in (Result.OK, Result.GONE)}
+    repeated = {i for i in behind if state.results[i] is Result.OK and (program[i] == "G" or state.gone >> i & 1)}
     results = tuple(Result.NONE if i in repeated else result for i, result in enumerate(state.results))
     applied = tuple(i for i in state.applied if i not in behind)
-    return pass_over(state._replace(journal=journal, unwritten=0, results=results, applied=applied))
+    gone = state.gone & ~sum(1 << i for i in repeated)
+    return pass_over(state._replace(journal=journal, unwritten=0, results=results, applied=applied, gone=gone))

@@ -51,7 +51,6 @@ class Result(IntEnum):
     OK = 1
     FAILED = 2
     NOT_RUN = 3
-    GONE = 4
 
 
 class Message(NamedTuple):
@@ -95,6 +94,7 @@ class State(NamedTuple):
     journal: tuple[Accepted, ...] = ()
     unwritten: int = 0  # accepted requests that a restart forgets: none, unless a rule is broken
     results: tuple[Result, ...] = ()
+    gone: int = 0  # requests whose results are no longer kept
     turn: int = 1  # the number that the server runs next
     skipped: frozenset[int] = frozenset()
     failure: int = 0  # the number of the last request that changes the run and failed by itself
@@ -258,11 +258,12 @@ def fetch(program: str, state: State, i: int) -> Moves:
     move, result = ("fetch", i), state.results[i]
     if state.is_forgotten:
         yield move, fail(program, state, i, Phase.LOST, PROTOCOL)
+    elif state.gone >> i & 1:
+        yield move, fail(program, state, i, Phase.EXPIRED, PROTOCOL)
     elif result is Result.OK:
         yield move, state._replace(phase=put(state.phase, i, Phase.DONE))
-    elif result in (Result.FAILED, Result.GONE):
-        kind = Phase.FAILED if result is Result.FAILED else Phase.EXPIRED
-        yield move, fail(program, state, i, kind, PROTOCOL)
+    elif result is Result.FAILED:
+        yield move, fail(program, state, i, Phase.FAILED, PROTOCOL)
     elif result is Result.NOT_RUN and all(phase >= Phase.DONE for phase in state.phase[:i]):
         before = state.blocks & (1 << i) - 1
         cause = before.bit_length() - 1

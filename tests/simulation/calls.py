@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from simulation.effects import Effects
-
 import tinker
+from simulation.effects import Effects
 from tinker.futures import failure_of
 
 CHANGES = "GSL"
@@ -21,7 +20,7 @@ class Violation(AssertionError):
 class Call:
     """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing)."""
 
-    def __init__(self, index: int, kind: str, future: Any, seen: frozenset[int], path: str = "") -> None:
+    def __init__(self, index: int, kind: str, future: Any, seen: frozenset[int | str], path: str = "") -> None:
         self.index, self.kind, self.future, self.seen, self.path = index, kind, future, seen, path
         self.is_cancelled = False
         self.is_received = False
@@ -39,10 +38,20 @@ class Call:
         return isinstance(self.error, tinker.PrecedingRequestFailed)
 
     @property
-    def failed_on_server(self) -> bool:
-        """Return whether the server has run it and it failed, or was not run there for a failure before it."""
+    def cause(self) -> str:
+        """Return the failure that it is due to: its own, or that of one that stopped it, which may have been cancelled."""
         error = self.error.__cause__ if self.is_stopped and self.error is not None else self.error
-        return isinstance(error, tinker.RequestFailedError)
+        return f"{type(error).__name__}: {error}"
+
+    @property
+    def has_expired(self) -> bool:
+        """Return whether the server no longer has its result, so that nobody knows why it has no effect."""
+        return isinstance(self.error, tinker.APIStatusError) and self.error.status_code in (404, 410)
+
+    @property
+    def failed_on_server(self) -> bool:
+        """Return whether the server has run it and it failed, or did not run it because of a failure before it."""
+        return isinstance(self.error, tinker.RequestFailedError) or (self.is_stopped and "was not run" in str(self.error))
 
 
 class Run:
@@ -51,7 +60,7 @@ class Run:
     def __init__(self, client: Any, service: Any) -> None:
         self.client, self.service = client, service
         self.calls: list[Call] = []
-        self.received: frozenset[int] = frozenset()
+        self.received: frozenset[int | str] = frozenset()  # numbers of calls, and what their failures were due to
 
     @property
     def model_id(self) -> str | None:
@@ -73,26 +82,30 @@ class Run:
         """Receive the outcome of a call, as `result()` does."""
         if call.future.done() and not call.future.cancelled() and call.future.exception(0) is not None:
             call.is_received = True
-            self.received |= {call.index, *self._root(call)}
+            self.received |= {call.index, call.cause, *self._root(call)}
 
     def _root(self, call: Call) -> Iterator[int]:
         """Return the failure that stopped a call, by the cause of its error."""
         cause = None if call.error is None or not call.is_stopped else call.error.__cause__
         for earlier in self.calls[: call.index] if cause is not None else ():
-            if (type(earlier.error), str(earlier.error)) == (type(cause), str(cause)):
+            is_it = (type(earlier.error), str(earlier.error)) == (type(cause), str(cause))
+            if is_it and earlier.index not in call.seen:
                 yield earlier.index
                 return
 
-    def causes(self, call: Call) -> frozenset[int]:
+    def causes(self, call: Call) -> frozenset[int | str]:
         """Return the failures of which one is known to everybody who knows why a call has no effect."""
-        found = {call.index, *self._root(call)}
-        if call.is_stopped and call.failed_on_server:
-            found |= {one.index for one in self.calls[: call.index] if one.failed_on_server}
+        found: set[int | str] = {call.index, call.cause, *self._root(call)}
+        if call.has_expired or (call.is_stopped and call.failed_on_server):
+            earlier = self.calls[: call.index]
+            found |= {one.index for one in earlier if one.failed_on_server or one.has_expired}
         return frozenset(found)
 
     def describe(self, effects: Effects | None) -> str:
         """Return every call with its outcome, for the trace."""
-        lines = [f"{one.index}{one.kind} {one.future!r} {sorted(one.seen)[-3:]} {str(one.error)[:90]}" for one in self.calls]
+        lines = [
+            f"{one.index}{one.kind} {one.future!r} {sorted(map(str, one.seen))[:3]} {str(one.error)[:90]}" for one in self.calls
+        ]
         return "\n  ".join([f"{self.model_id}: {effects}", *lines])
 
     # ------------------------------------------------------------------------------------------------------ what must hold
@@ -112,8 +125,8 @@ class Run:
                 raise Violation(f"a call behind known failures is sent: call {call.index}: {call.error}")
 
     def _has_unknown_failure(self, call: Call) -> bool:
-        earlier = self.calls[: call.index]
-        return any((one.error is not None or one.future.cancelled()) and not self.causes(one) & call.seen for one in earlier)
+        failed = (one for one in self.calls[: call.index] if one.error is not None or one.future.cancelled())
+        return any(not call.seen & {one.index, *self._root(one)} for one in failed)
 
     def check_effects(self, effects: Effects) -> None:
         """Compare the calls with what took effect on the run, which still lives."""

@@ -114,6 +114,7 @@ def simulated_loop(seed: object) -> Generator[SimulatedLoop]:
     loop, before, uuid4 = SimulatedLoop(seed), _loop._current, uuid.uuid4
     identifiers = random.Random(f"{seed!r} identifiers")
     _loop._current = _loop.LoopThread(loop)
+    _loop._current._is_watched = True  # nothing holds this loop up
     uuid.uuid4 = lambda: uuid.UUID(int=identifiers.getrandbits(128), version=4)
     try:
         yield loop

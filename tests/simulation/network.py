@@ -1,18 +1,18 @@
 """The way between client and server: an HTTP engine whose exchanges are events of the loop, and what goes wrong with them.
 
-    fault         what the client sees
-    ------------  ----------------------------------------------------------------------------------------
-    reset         the connection breaks before the server has the request
-    reset after   the connection breaks when the server has carried the request out
-    lost          nothing arrives at the server, and nothing comes back
-    silent        the server carries the request out, and nothing comes back
-    late          as lost, but the request arrives after the client has given it up
-    twice         the request arrives a second time, some time later
-    slow          the response takes long
-    garbage       the body of the response is no JSON and no protobuf
-    cut           the connection breaks in the middle of the response
-    status        another response in place of the server's, before or after it carried the request out
-    refused       no connection can be made
+fault         what the client sees
+------------  ----------------------------------------------------------------------------------------
+reset         the connection breaks before the server has the request
+reset after   the connection breaks when the server has carried the request out
+lost          nothing arrives at the server, and nothing comes back
+silent        the server carries the request out, and nothing comes back
+late          as lost, but the request arrives after the client has given it up
+twice         the request arrives a second time, some time later
+slow          the response takes long
+garbage       the body of the response is no JSON and no protobuf
+cut           the connection breaks in the middle of the response
+status        another response in place of the server's, before or after it carried the request out
+refused       no connection can be made
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 
 from simulation.loop import SimulatedLoop
 from simulation.server import Request, Response, SimulatedServer
-
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, RawResponse, late
 from tinker._wire import proto
 from tinker.errors import ClientClosedError
@@ -158,9 +157,7 @@ class Exchange:
     def __init__(self, network: Network, request: PreparedRequest, outcome: asyncio.Future[Response]) -> None:
         self._network, self._outcome = network, outcome
         body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
-        self._call = Request(
-            request.method, request.url.removeprefix(ORIGIN), request.headers, bytes(body), request.operation
-        )
+        self._call = Request(request.method, request.url.removeprefix(ORIGIN), request.headers, bytes(body), request.operation)
         self._fault = network.draw(request.operation)
         self._number = network.exchanges
         if network.trace is not None:

@@ -11,7 +11,6 @@ from urllib.parse import unquote
 
 from simulation.effects import EffectLog, RecordingEngine
 from simulation.loop import SimulatedLoop
-
 from tinker.local import Settings, State, create_app
 from tinker.local import state as state_module
 from tinker.local.app import HANDLERS

@@ -7,12 +7,11 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import tinker
 from simulation.calls import SHARES, Call, Run
 from simulation.effects import LEARNING_RATE
 from simulation.network import ORIGIN
 from simulation.server import Request
-
-import tinker
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -91,9 +90,7 @@ class User:
             self.world.reached["call on a closed client"] += 1
 
     def _open_service(self) -> None:
-        self.services.append(
-            tinker.ServiceClient(base_url=ORIGIN, api_key="tml-simulated", clock=self.world.loop.clock())
-        )
+        self.services.append(tinker.ServiceClient(base_url=ORIGIN, api_key="tml-simulated", clock=self.world.loop.clock()))
 
     def _open_run(self, number: float = 0.99) -> None:
         service = _pick(self.services, number)
@@ -216,11 +213,19 @@ class User:
             self.world.reached["not run" if "was not run" in str(error) else "not sent"] += 1
 
     async def cancel(self, number: float) -> None:
-        run, calls = self._calls(number)
+        _, calls = self._calls(number)
         if calls:
             call = _pick(calls, number * 7 % 1)
             progress = call.future.progress
-            when = "done" if call.future.done() else "sending" if progress.is_sending else "waiting" if progress.request_id else "queued"
+            when = (
+                "done"
+                if call.future.done()
+                else "sending"
+                if progress.is_sending
+                else "waiting"
+                if progress.request_id
+                else "queued"
+            )
             call.future.cancel()
             self.world.reached[f"cancelled while {when}"] += 1
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulation.calls import Run, Violation
-from simulation.effects import EffectLog, weights_differ
-from simulation.loop import SimulatedLoop, simulated_loop
-from simulation.network import FAULTS, ORIGIN, Network, SimulatedEngine
-from simulation.server import SimulatedServer
-from simulation.user import WEIGHTS, User
 from tinker_wire import models
 from workload import taken_slots
 
+from simulation.calls import Violation
+from simulation.effects import EffectLog, weights_differ
+from simulation.loop import SimulatedLoop, simulated_loop
+from simulation.network import FAULTS, Network, SimulatedEngine
+from simulation.server import SimulatedServer
+from simulation.user import WEIGHTS, User
 from tinker import _runtime
+from tinker._loop import loop_thread
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 END_SECONDS = 20_000.0  # of simulated time, until everything must have ended
@@ -126,6 +127,8 @@ class World:
             async with asyncio.timeout(END_SECONDS):
                 for future in futures:
                     await future.wait()
+        if self.server.lives > 1:  # it repeats gradients, and waits for numbers that it had refused
+            await asyncio.sleep(3 * self.server.settings.gap_seconds + 60.0)
         self.judge()
         await self.close()
         self.check_loop()
@@ -158,10 +161,8 @@ class World:
         slots = [name for service in self.user.services if not service._closed for name in _slots(service)]
         for service in self.user.services:
             await service.close()
-        await asyncio.sleep(120.0)
-        from tinker._loop import loop_thread
-
-        left = [task.get_name() for task in loop_thread()._tasks if task.get_name() != "watch of the loop"]
+        await asyncio.sleep(10.0)
+        left = [task.get_name() for task in loop_thread()._tasks]
         exchanges = sum(one.open_count for one in self.exchanges)
         pending = [] if self.server.state is None else list(self.server.state.futures._pending)
         if slots or left or exchanges or pending:
