@@ -301,6 +301,23 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def model(session: nox.Session) -> None:
+    """The order of requests: every state of all programs of four, with two faults and a restart; `-- GSGS` for one."""
+    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
+    session.run("python", "-m", "model.explore", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """Client, network and server in one loop with a seed: 20,000 operations of a new one; `-- --seed N --operations M`."""
+    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
+    variables = {"PYTHONPATH": os.pathsep.join(("tests", "tests/stress")), **ONE_THREAD}
+    session.run("python", "-m", "simulation", *session.posargs, env=variables)
+    if not session.posargs:
+        session.run("pytest", "tests/simulation/check_planted_faults.py", env=ONE_THREAD)
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Put small faults into the core modules and see whether a test fails: about half an hour; `-- MODULE ...` for some."""
     install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")

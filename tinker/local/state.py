@@ -232,7 +232,7 @@ class State(ServerEvents):
             self.journal.flush()
 
     def handle_dropped_result(self, request_id: str) -> None:
-        self.journal.drop_result(request_id)
+        self.journal.drop_superseded_result(request_id, SUPERSEDED)
 
     def handle_session_end(self, session: SessionRecord) -> None:
         self._shared.recorded.drop_session(session.session_id)
