@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 from collections import deque
@@ -128,7 +129,7 @@ class State(ServerEvents):
         self._locked = LockedData(lock, self._shared)
         openers = [open_engine] if callable(open_engine) else open_engine
         pairs = itertools.zip_longest(openers, samplers[: len(openers)])
-        self.served: ServedModels = ServedModels([ServedModel(one, self._new_samples(), other) for one, other in pairs])
+        self.served: ServedModels = ServedModels([ServedModel(one, self._new_samples(other), other) for one, other in pairs])
         self._worker: Worker[Engine] = Worker(self.served.models[0].open, lock, clock)
         self._samplers: list[Worker[Sampler]] = []
         self._add_queues(lock)
@@ -221,8 +222,10 @@ class State(ServerEvents):
         self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
 
-    def _new_samples(self) -> SampleQueue:
-        return SampleQueue(self.futures, self.settings.sample_batch_tokens, self.settings.sample_seconds)
+    def _new_samples(self, sampler: OpenSampler | None) -> SampleQueue:
+        """Make a queue; a sampler that is elsewhere has limits of its own."""
+        batch_tokens = self.settings.sample_batch_tokens if sampler is None else sys.maxsize
+        return SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the engine's thread, between two steps. Work still queued when the server closes is dropped."""
