@@ -48,6 +48,8 @@ class Settings:
     CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads the model over all GPUs: ``auto``,
     ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``recompute``: whether training computes
     activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
+    ``replicas``: how many processes have the whole model and train and sample together, as actors of Ray. ``ray``: the address
+    of the cluster that they run in; None starts Ray on this machine.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
     ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and in the answer's
@@ -100,6 +102,8 @@ class Settings:
     dtype: DType = "auto"
     device_map: DeviceMap | None = None
     recompute: Recompute = "auto"
+    replicas: int = 1
+    ray: str | None = None
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     strict: bool = False
     hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))
@@ -139,7 +143,7 @@ class Settings:
     @property
     def placement(self) -> Placement:
         """Return where the engine computes. Raises ValueError for settings that exclude one another."""
-        return Placement(device=self.device, dtype=self.dtype, device_map=self.device_map, recompute=self.recompute)
+        return Placement(**{field.name: getattr(self, field.name) for field in attrs.fields(Placement)})
 
     def __attrs_post_init__(self) -> None:
         _ = self.placement  # raises ValueError for what excludes one another
