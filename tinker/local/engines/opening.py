@@ -165,7 +165,7 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
         raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
     check_directory(model)
     if placement.replicas > 1:
-        from tinker.local.engines.replicas import ReplicatedEngine
+        from tinker.local.engines.replicas.engine import ReplicatedEngine
 
         return ReplicatedEngine(model, placement)
     from tinker.local.engines.torch import TorchEngine

@@ -3,7 +3,3 @@
 Ray runs the processes (``workers``), torch.distributed sums their gradients (``worker``), and the engine that the server sees
 gives each its share of the work and gathers the results (``engine``, ``batch``). Only the workers import torch.
 """
-
-from tinker.local.engines.replicas.engine import ReplicatedEngine
-
-__all__ = ["ReplicatedEngine"]

@@ -83,8 +83,10 @@ class ReplicatedEngine:
         self._numbers = itertools.count()
         self._released: deque[int] = deque()
         try:
-            facts: Facts = self.workers.call_all("describe")[0]
-            self._form_group()
+            facts = self._start()
+        except WorkersLost as error:
+            self.workers.close()
+            raise OSError(f"Ray could not start {placement.replicas} workers: {error}") from error
         except BaseException:
             self.workers.close()
             raise
@@ -94,6 +96,12 @@ class ReplicatedEngine:
         self.max_context_length: int = facts.max_context_length
         self.adapter_files: frozenset[str] = facts.adapter_files
         self.vocabulary: int = facts.vocabulary
+
+    def _start(self) -> Facts:
+        self.workers.addresses()
+        facts: Facts = self.workers.call_all("describe")[0]
+        self._form_group()
+        return facts
 
     def close(self) -> None:
         self.workers.close()
@@ -106,7 +114,10 @@ class ReplicatedEngine:
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         method = "unpack" if optimizer else "unpack_weights"
-        return self._make(adapter_id, Run((method, self.workers.store(AdapterState(files=_read_folder(directory))))))
+        spec: AdapterSpec = self._make(
+            adapter_id, Run((method, self.workers.store(AdapterState(files=_read_folder(directory)))))
+        )
+        return spec
 
     def _make(self, adapter_id: str, run: Run) -> Any:
         """Make or replace an adapter, which is left as it was if that is refused."""
@@ -245,6 +256,7 @@ class ReplicatedEngine:
         lost = [rank for rank, answer in enumerate(answers) if isinstance(answer, Exception)]
         for rank in lost:
             self.workers.replace(rank)
+        self.workers.addresses()
         require_all(self.workers.call([Call(rank, "describe") for rank in lost]))
         self._form_group()
         for weights in list(self._frozen.values()):
@@ -254,7 +266,7 @@ class ReplicatedEngine:
             self._restore(adapter_id, run, [steps.get(adapter_id, -1) for steps in held])
 
     def _form_group(self) -> None:
-        host, size = self.workers.address(0), len(self.workers)
+        host, size = self.workers.addresses()[0], len(self.workers)
         port: int = self.workers.call_one(0, "meet", host)
         require_all(self.workers.call(Call(rank, "join", (rank, size, host, port)) for rank in range(size)))
 

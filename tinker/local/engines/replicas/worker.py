@@ -16,6 +16,7 @@ from pathlib import Path
 import attrs
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tinker.local.engines.opening import PACKAGED_MODEL, Placement
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
@@ -43,12 +44,13 @@ TURN_SECONDS = 0.02  # of sampling between two messages
 class ReplicaWorker(TorchEngine):
     """A torch engine that joins others. Equal calls keep their adapters equal, bit by bit."""
 
-    def __init__(self, model: str | None, placement: Placement) -> None:
+    def __init__(self, model: str | None, placement: Placement, threads: int) -> None:
+        torch.set_num_threads(threads)
         super().__init__(model or PACKAGED_MODEL, **placement.of_engine())
         self._done: dict[str, tuple[int, Metrics]] = {}
         self._frozen: dict[int, LoraWeights] = {}
         self._turns: _Turns | None = None
-        self._store: dist.Store | None = None
+        self._store: TCPStore | None = None
 
     def describe(self) -> Facts:
         """Return what the engine that the server sees needs to know."""
@@ -72,13 +74,13 @@ class ReplicaWorker(TorchEngine):
 
     def meet(self, host: str) -> int:
         """Open the port on which a new group meets, at the worker of rank 0, and return it."""
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return self._store.port
 
     def join(self, rank: int, size: int, host: str, port: int) -> None:
         """Join the group that meets there. Returns when all have."""
         timeout = timedelta(seconds=GROUP_SECONDS)
-        store = self._store if rank == 0 and self._store else dist.TCPStore(host, port, is_master=False, timeout=timeout)
+        store = self._store if rank == 0 and self._store else TCPStore(host, port, is_master=False, timeout=timeout)
         backend = "nccl" if self._model.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
@@ -127,7 +129,8 @@ class ReplicaWorker(TorchEngine):
             dist.all_reduce(flat)
         except RuntimeError as error:
             raise WorkersLost(str(error)) from error
-        adapter.gradient = [part.view_as(like) for part, like in zip(flat.split([len(p.flatten()) for p in parts]), parts)]
+        summed = torch.split(flat, [part.numel() for part in parts])
+        adapter.gradient = [total.view_as(part) for total, part in zip(summed, parts, strict=True)]
 
     # Adapters as files
 
@@ -162,6 +165,10 @@ class ReplicaWorker(TorchEngine):
             self._frozen.pop(other, None)
         with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
             self._frozen[number] = self.load_snapshot(write_files(files, Path(folder)))
+
+    def frozen_numbers(self) -> set[int]:
+        """Return the numbers of the weights that can be sampled from."""
+        return set(self._frozen)
 
     def sample(self, turn: Turn) -> TurnResult:
         """Sample for a moment, or until a job ends."""

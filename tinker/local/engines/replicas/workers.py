@@ -34,8 +34,8 @@ ANSWER_SECONDS = 60.0  # of a worker that is asked whether it lives, when anothe
 class Host:
     """An actor, which loads the model in a call of its own, so that its error is that of the call."""
 
-    def __init__(self, model: str | None, placement: Placement) -> None:
-        self._model, self._placement = model, placement
+    def __init__(self, model: str | None, placement: Placement, threads: int) -> None:
+        self._model, self._placement, self._threads = model, placement, threads
         self._worker: ReplicaWorker | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -43,12 +43,13 @@ class Host:
         if self._worker is None:
             from tinker.local.engines.replicas.worker import ReplicaWorker
 
-            self._worker = ReplicaWorker(self._model, self._placement)
+            self._worker = ReplicaWorker(self._model, self._placement, self._threads)
         return getattr(self._worker, method)(*arguments)
 
     def address(self) -> str:
         """Return the address of its machine."""
-        return str(ray.util.get_node_ip_address())
+        address: str = ray.util.get_node_ip_address()
+        return address
 
 
 @attrs.frozen(eq=False)
@@ -67,10 +68,13 @@ class Workers:
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             _start_ray(placement.ray)
-        make, ranks = ray.remote(**_share(placement))(Host), range(placement.replicas)
-        self._make: Callable[[], Any] = lambda: make.remote(model, placement)
-        self._actors: list[Any] = [self._make() for _ in ranks]
-        self.processes: list[int] = [0 for _ in ranks]
+        found: dict[str, float] = ray.cluster_resources()
+        has_gpus = placement.device != "cpu" and found.get("GPU", 0) > 0
+        threads = max(1, int(found.get("CPU", 1)) // placement.replicas)
+        make: Any = ray.remote(num_cpus=0, num_gpus=int(has_gpus), scheduling_strategy="SPREAD")(Host)
+        self._make: Callable[[], Any] = lambda: make.remote(model, placement, threads)
+        self._actors: list[Any] = [self._make() for _ in range(placement.replicas)]
+        self.processes: list[int] = [0 for _ in self._actors]
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -90,9 +94,9 @@ class Workers:
         """Call one of them; raises its failure."""
         return require_all(self.call([Call(rank, method, arguments)]))[0]
 
-    def address(self, rank: int) -> str:
-        """Return the address of the machine of a worker."""
-        return str(require_all([_finish(self._actors[rank].address.remote(), ANSWER_SECONDS)])[0])
+    def addresses(self) -> list[str]:
+        """Return the address of the machine of each worker. Raises WorkersLost if the cluster has no room for one."""
+        return require_all([_finish(one, ANSWER_SECONDS) for one in [actor.address.remote() for actor in self._actors]])
 
     def replace(self, rank: int) -> None:
         """End a worker, if it has not ended, and start another one."""
@@ -140,11 +144,3 @@ def _start_ray(address: str | None) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError) as error:
         raise OSError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
-
-
-def _share(placement: Placement) -> dict[str, float]:
-    """Return the part of the cluster that each worker gets: a GPU where there is one for each, and its part of the cores."""
-    found = ray.cluster_resources()
-    gpus = placement.device != "cpu" and found.get("GPU", 0) >= placement.replicas
-    cores = int(found.get("CPU", 1) // placement.replicas)
-    return {"num_gpus": int(gpus), "num_cpus": max(1, cores) if cores else 0}
