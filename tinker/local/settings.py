@@ -62,6 +62,8 @@ class Settings:
     activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
     ``sampler``: ``vllm`` samples with a vLLM that is started beside the engine, URLs with one or more vLLMs that run; without,
     the engine samples. ``sampler_args``: more arguments for the ``vllm serve`` that is started.
+    ``replicas``: how many processes have the whole model and train and sample together, as actors of Ray. ``ray``: the address
+    of the cluster that they run in; None starts Ray on this machine.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
     ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and in the answer's
@@ -116,6 +118,8 @@ class Settings:
     recompute: Recompute = "auto"
     sampler: tuple[str, ...] = attrs.field(default=(), converter=_to_samplers, validator=_check_samplers)
     sampler_args: str = ""
+    replicas: int = 1
+    ray: str | None = None
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     strict: bool = False
     hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))
@@ -155,7 +159,7 @@ class Settings:
     @property
     def placement(self) -> Placement:
         """Return where the engine computes. Raises ValueError for settings that exclude one another."""
-        return Placement(device=self.device, dtype=self.dtype, device_map=self.device_map, recompute=self.recompute)
+        return Placement(**{field.name: getattr(self, field.name) for field in attrs.fields(Placement)})
 
     def __attrs_post_init__(self) -> None:
         _ = self.placement  # raises ValueError for what excludes one another
