@@ -51,8 +51,8 @@ class Choice(msgspec.Struct):
 
     @property
     def drawn(self) -> list[DrawnToken]:
-        """Return its tokens."""
-        return (self.logprobs and self.logprobs.content) or []
+        """Return its tokens; appending to them adds to the choice."""
+        return [] if self.logprobs is None or self.logprobs.content is None else self.logprobs.content
 
 
 class ScoredToken(msgspec.Struct):

@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,9 +163,10 @@ class VLLMSampler:
     # End
 
     def close(self) -> None:
-        """Unload the adapters, and end the vLLMs that were started here."""
+        """Unload the adapters, and end the vLLMs that were started here. Callable where another loop runs."""
         try:
-            self.run(self._disconnect())
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(lambda: self.run(self._disconnect())).result()
         finally:
             for one in self._replicas:
                 one.stop()
