@@ -31,6 +31,7 @@ T = TypeVar("T")
 FOLDER = ".samplers"
 STEP_SECONDS = 0.02  # a new sample waits this long at most while others run
 CANCEL_SECONDS = 1.0
+SOCKET_SECONDS = 0.001  # the loop closes a socket after the task that used it
 CLOSE_SECONDS = 5.0
 MAX_ATTEMPTS = 3  # of a sample, which may be what ends vLLM
 BLOCK_TOKENS = 64  # of a prompt, for finding the vLLM that has its beginning in the cache
@@ -205,7 +206,7 @@ class VLLMBatch:
         """End a request; vLLM ends the sample when the connection is closed."""
         if (task := self._tasks.pop(ticket, None)) is not None:
             task.cancel()
-            self._sampler.run(asyncio.wait([task], timeout=CANCEL_SECONDS))
+            self._sampler.run(_close(task))
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         """Wait, briefly, for a request that ends."""
@@ -220,6 +221,11 @@ class VLLMBatch:
             await asyncio.wait_for(self._has_ended.wait(), STEP_SECONDS)
         except TimeoutError:
             pass
+
+
+async def _close(task: asyncio.Task[SampleResult]) -> None:
+    await asyncio.wait([task], timeout=CANCEL_SECONDS)
+    await asyncio.sleep(SOCKET_SECONDS)
 
 
 def _outcome(task: asyncio.Task[SampleResult]) -> SampleResult | Exception:
