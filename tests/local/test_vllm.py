@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import fake_vllm
 from support.fake_vllm import FakeVLLM, running
+from tinker_wire import models
 
 import tinker
 from tinker import ModelInput, SamplingParams
@@ -188,16 +189,18 @@ def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
     assert [drawn[0], drawn[1]] == [sequence.tokens for sequence in whole.sequences]
 
 
-def test_a_cancelled_sample_ends_in_vllm(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None:
     """Cancelling a sample closes its connection to vLLM, which then stops drawing."""
     fake.is_open.clear()
-    sampler = client.create_sampling_client(base_model="tinker/toy")
-    future = sampler.sample(PROMPT, 1, GREEDY)
-    assert fake.has_asked.wait(SECONDS)
-    future.cancel()
-    assert fake.has_left.wait(SECONDS)
-    fake.is_open.set()
-    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+    config = models.ClientDynamicConfigResponse(sample_cancel_enabled=True)
+    with running(fake) as url, service(tmp_path, url, client_dynamic_config=config) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        future = sampler.sample(PROMPT, 1, GREEDY)
+        assert fake.has_asked.wait(SECONDS)
+        future.cancel()
+        assert fake.has_left.wait(SECONDS)
+        fake.is_open.set()
+        assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
 
 def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake: FakeVLLM) -> None:

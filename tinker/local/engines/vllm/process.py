@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -43,7 +44,7 @@ class VLLMProcess:
         if self._process is not None and code is None:
             return
         if code is not None:
-            self._process = None
+            self.stop()
             if not self.has_started:
                 raise OSError(f"vLLM ended with code {code} when it was started; {self._output} ends with:\n{self._tail()}")
             log.error("vLLM ended with code %d, and is started again; its samples are sent again", code)
@@ -72,16 +73,12 @@ class VLLMProcess:
             return
         process, self._process = self._process, None
         process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
-        if os.name == "posix":
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         process.kill()
+        if os.name == "posix":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its engine's processes do not end with it
         process.wait()
 
     def _tail(self) -> str:
