@@ -19,7 +19,7 @@ from tinker_wire import models
 import tinker
 from tinker import ModelInput, SamplingParams
 from tinker.local import Settings
-from tinker.local.engines.protocol import EngineError, PromptTargets, SampleJob
+from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.engines.vllm.requests import write_params
 from tinker.local.serving import running_server
@@ -58,29 +58,38 @@ def client(fake: FakeVLLM, tmp_path: Path) -> Iterator[tinker.ServiceClient]:
         yield client
 
 
-def test_samples_and_scores_are_those_of_the_own_sampler(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
-    """Tokens, log-probabilities, likeliest tokens and scores of the prompt are those that the engine's own sampler returns."""
-    options: dict[str, Any] = {
-        "include_prompt_logprobs": True,
-        "topk_prompt_logprobs": 3,
-        "topk_sample_logprobs": 2,
-        "target_prompt_logprobs": tinker.TensorData.from_numpy(np.array([[7, -1], [8, 9], [-1, -1], [10, 7]])),
-    }
+def test_samples_are_those_of_the_own_sampler(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
+    """Tokens, log-probabilities and likeliest tokens of an adapter are those that the engine's own sampler returns."""
     with service(tmp_path / "own") as own:
         mine, theirs = [
-            trained(one).save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY, **options).result()
+            trained(one).save_weights_and_get_sampling_client().sample(PROMPT, 2, GREEDY, topk_sample_logprobs=2).result()
             for one in (own, client)
         ]
     assert fake.asked[0]["model"] in fake.loaded
-    assert theirs.sequences[0].tokens == mine.sequences[0].tokens
-    assert theirs.sequences[0].stop_reason == mine.sequences[0].stop_reason
-    for name in ("prompt_logprobs", "topk_prompt_logprobs"):
-        assert getattr(theirs, name) == getattr(mine, name), name
-    assert theirs.sequences[0].logprobs == pytest.approx(mine.sequences[0].logprobs, abs=1e-6)
-    assert theirs.sequences[0].topk_logprobs == mine.sequences[0].topk_logprobs
-    assert theirs.target_prompt_logprobs is not None
-    assert mine.target_prompt_logprobs is not None
-    np.testing.assert_allclose(theirs.target_prompt_logprobs.to_numpy(), mine.target_prompt_logprobs.to_numpy(), atol=1e-6)
+    for one, other in zip(theirs.sequences, mine.sequences, strict=True):
+        assert (one.tokens, one.stop_reason) == (other.tokens, other.stop_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+        assert one.topk_logprobs == other.topk_logprobs
+
+
+def test_scores_of_prompts_are_the_engines(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
+    """A request for scores of the prompt is the engine's, with the weights of the sampling session; vLLM is not asked."""
+    options: dict[str, Any] = {
+        "include_prompt_logprobs": True,
+        "topk_prompt_logprobs": 3,
+        "target_prompt_logprobs": tinker.TensorData.from_numpy(np.array([[7, -1], [8, 9], [-1, -1], [10, 7]])),
+    }
+    with service(tmp_path / "own") as own:
+        mine, theirs = [trained(one).save_weights_and_get_sampling_client() for one in (own, client)]
+        for params in (SamplingParams(max_tokens=0), GREEDY):
+            expected, found = (one.sample(PROMPT, 2, params, **options).result() for one in (mine, theirs))
+            assert found.sequences[0].tokens == expected.sequences[0].tokens
+            assert found.prompt_logprobs == expected.prompt_logprobs
+            assert found.topk_prompt_logprobs == expected.topk_prompt_logprobs
+            assert found.target_prompt_logprobs == expected.target_prompt_logprobs
+    assert not fake.asked
+    theirs.sample(PROMPT, 1, GREEDY).result()
+    assert len(fake.asked) == 1
 
 
 def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(client: tinker.ServiceClient) -> None:
@@ -124,15 +133,12 @@ def test_a_closed_server_leaves_no_adapter_and_no_folder(fake: FakeVLLM, tmp_pat
 
 
 def test_what_vllm_cannot_do_is_refused_by_name(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A parameter that vLLM refuses, an adapter that it does not load and what it lacks fail with a sentence, at once."""
+    """A parameter that vLLM refuses and an adapter that it does not load fail at once, with its sentence."""
     sampler = client.create_sampling_client(base_model="tinker/toy")
     with pytest.raises(tinker.RequestFailedError, match=r"vLLM refuses the request: temperature must be in \[0, 2\]"):
         sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, temperature=5.0)).result()
     with pytest.raises(tinker.RequestFailedError, match="LoRA rank 64 is greater than max_lora_rank 32"):
         trained(client, rank=64).save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
-    job = SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, prompt_alternatives=2)
-    with pytest.raises(EngineError, match="prompt_alt_tokens_k is not available here"):
-        write_params(job)
     assert len(fake.asked) == 1
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
@@ -156,26 +162,6 @@ def test_neighboring_seeds_share_no_sample() -> None:
     seeds = [write_params(job)["seed"] + index for job in jobs for index in range(job.num_samples)]
     assert len(set(seeds)) == len(seeds)
     assert write_params(jobs[3])["seed"] == write_params(jobs[3])["seed"]
-
-
-def test_targets_become_rows_and_come_back_in_their_order() -> None:
-    """Tokens to score are sent as rows from their first position on, several at one position side by side."""
-    targets = PromptTargets(positions=np.array([5, 2, 5, 3]), tokens=np.array([50, 20, 51, 30]))
-    params = write_params(SampleJob(tokens=np.arange(9, dtype=np.int32), weights=None, max_tokens=0, prompt_targets=targets))
-    assert params["prompt_logprob_start"] == 1
-    assert params["prompt_logprob_token_ids"] == [[20, -1], [30, -1], [-1, -1], [50, 51]]
-    assert (params["max_tokens"], params["n"]) == (1, 1)
-
-
-def test_a_prompt_is_scored_without_a_sample(client: tinker.ServiceClient) -> None:
-    """`max_tokens` of 0 scores the prompt, although vLLM draws at least one token."""
-    params = SamplingParams(max_tokens=0)
-    scored = (
-        client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 2, params, include_prompt_logprobs=True).result()
-    )
-    assert [sequence.tokens for sequence in scored.sequences] == [[], []]
-    assert scored.prompt_logprobs is not None
-    assert len(scored.prompt_logprobs) == 5
 
 
 def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:

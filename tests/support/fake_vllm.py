@@ -8,9 +8,7 @@ exists from then on.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -29,10 +27,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tinker.local.engines.protocol import PromptTargets, SampleJob, SampleResult
+from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 
-NO_TOKEN = -1
 MAX_RANK = 32
 
 
@@ -116,9 +113,6 @@ class FakeVLLM:
             top_p=params["top_p"],
             seed=params["seed"],
             stop=stop,
-            prompt_logprobs="prompt_logprobs" in params,
-            topk_prompt_logprobs=params.get("prompt_logprobs", 0),
-            prompt_targets=read_targets(params),
             topk_sample_logprobs=params["logprobs"],
         )
         return self.engine.sample([job])[0]
@@ -149,39 +143,7 @@ def write(result: SampleResult, body: dict[str, Any]) -> dict[str, Any]:
             others = [likely(*cell) for cell in rows if cell[0] != token]
             content.append({**likely(token, logprob), "top_logprobs": [likely(token, logprob), *others][:shown]})
         choices.append({"index": index, "logprobs": {"content": content}, "finish_reason": drawn.stop_reason, "token_ids": []})
-    return {"choices": choices, **write_prompt(result, body)}
-
-
-def write_prompt(result: SampleResult, body: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if result.prompt_logprobs is not None:
-        rows = [dict[int, float]() for _ in body["token_ids"]]
-        if result.topk_prompt is not None:
-            rows = [
-                dict(zip(ids.tolist(), values.tolist(), strict=True)) for ids, values in zip(*result.topk_prompt, strict=True)
-            ]
-        for row, token, logprob in zip(rows, body["token_ids"], result.prompt_logprobs.tolist(), strict=True):
-            row[token] = logprob
-        cells = [{str(token): {"logprob": logprob, "rank": 1} for token, logprob in row.items()} for row in rows]
-        found["prompt_logprobs"] = [None, *cells[1:]]
-    if (targets := read_targets(body["sampling_params"])) is not None and result.target_logprobs is not None:
-        grid = np.array(body["sampling_params"]["prompt_logprob_token_ids"])
-        scores = np.full(grid.shape, -np.inf, np.float32)
-        scores[grid != NO_TOKEN] = result.target_logprobs
-        assert len(targets.tokens) == (grid != NO_TOKEN).sum()
-        file = io.BytesIO()
-        np.save(file, scores)
-        found["prompt_token_id_logprobs"] = base64.b64encode(file.getvalue()).decode()
-    return found
-
-
-def read_targets(params: dict[str, Any]) -> PromptTargets | None:
-    """Return the tokens of a grid, row by row: row i has those at the position i + 1 behind the first one."""
-    if "prompt_logprob_token_ids" not in params:
-        return None
-    grid = np.array(params["prompt_logprob_token_ids"])
-    rows, _ = np.nonzero(grid != NO_TOKEN)
-    return PromptTargets(positions=rows + 1 + params["prompt_logprob_start"], tokens=grid[grid != NO_TOKEN])
+    return {"choices": choices}
 
 
 async def stream(result: SampleResult) -> AsyncIterator[str]:

@@ -129,7 +129,12 @@ class State(ServerEvents):
         self._locked = LockedData(lock, self._shared)
         openers = [open_engine] if callable(open_engine) else open_engine
         pairs = itertools.zip_longest(openers, samplers[: len(openers)])
-        self.served: ServedModels = ServedModels([ServedModel(one, self._new_samples(other), other) for one, other in pairs])
+        self.served: ServedModels = ServedModels(
+            [
+                ServedModel(one, self._new_samples(self.settings.sample_batch_tokens), self._new_samples(sys.maxsize), other)
+                for one, other in pairs
+            ]
+        )
         self._worker: Worker[Engine] = Worker(self.served.models[0].open, lock, clock)
         self._samplers: list[Worker[Sampler]] = []
         self._add_queues(lock)
@@ -140,9 +145,8 @@ class State(ServerEvents):
 
     def _add_queues(self, lock: threading.RLock) -> None:
         for place, served in enumerate(self.served.models):
-            if served.is_own_sampler:
-                self._worker.add(served.samples, f"sampling {place}", served.open)
-            else:
+            self._worker.add(served.scores, f"sampling {place}", served.open)
+            if not served.is_own_sampler:
                 self._samplers.append(Worker(served.open_sampler, lock, self.clock))
                 self._samplers[-1].add(served.samples)
         store = self._shared.store
@@ -222,9 +226,7 @@ class State(ServerEvents):
         self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
 
-    def _new_samples(self, sampler: OpenSampler | None) -> SampleQueue:
-        """Make a queue; a sampler that is elsewhere has limits of its own."""
-        batch_tokens = self.settings.sample_batch_tokens if sampler is None else sys.maxsize
+    def _new_samples(self, batch_tokens: int) -> SampleQueue:
         return SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:

@@ -98,18 +98,18 @@ def make_runs(client: tinker.ServiceClient) -> list[tinker.TrainingClient]:
 
 
 def compare(own: Sequence[tinker.SamplingClient], vllm: Sequence[tinker.SamplingClient]) -> None:
-    """Compare the base model and two adapters, all at once: greedy tokens, and what both say of tokens and prompts."""
-    options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 3, "topk_sample_logprobs": 3}
-    both = [[one.sample(p, 1, GREEDY, **options) for one in side for p in PROMPTS] for side in (own, vllm)]
+    """Compare the base model and two adapters, all at once: greedy tokens, their log-probabilities, the likeliest, prompts."""
+    both = [[one.sample(p, 1, GREEDY, topk_sample_logprobs=3) for one in side for p in PROMPTS] for side in (own, vllm)]
     pairs = [(mine.result(), theirs.result()) for mine, theirs in zip(*both, strict=True)]
     equal = sum(mine.sequences[0].tokens == theirs.sequences[0].tokens for mine, theirs in pairs)
     check("greedy samples that are equal", f"{equal} of {len(pairs)}", is_right=equal == len(pairs))
     sampled = max(farthest(mine.sequences[0].logprobs, theirs.sequences[0].logprobs) for mine, theirs in pairs)
     check("largest difference of sampled log-probabilities", f"{sampled:.1e}", is_right=sampled < CLOSE)
-    prompt = max(farthest((mine.prompt_logprobs or [])[1:], (theirs.prompt_logprobs or [])[1:]) for mine, theirs in pairs)
+    tables = [[[token for token, _ in row] for row in one.sequences[0].topk_logprobs or []] for pair in pairs for one in pair]
+    check("likeliest tokens are equal", tables[::2] == tables[1::2], is_right=tables[::2] == tables[1::2])
+    scored = [[one.compute_logprobs(PROMPTS[0]).result()[1:] for one in side] for side in (own, vllm)]
+    prompt = max(farthest(mine, theirs) for mine, theirs in zip(*scored, strict=True))
     check("largest difference of the prompt's log-probabilities", f"{prompt:.1e}", is_right=prompt < CLOSE)
-    tables = [[[token for token, _ in row] for row in (one.topk_prompt_logprobs or [])[1:]] for pair in pairs for one in pair]
-    check("likeliest tokens of the prompts are equal", tables[::2] == tables[1::2], is_right=tables[::2] == tables[1::2])
 
 
 def farthest(mine: Sequence[float | None] | None, theirs: Sequence[float | None] | None) -> float:

@@ -14,7 +14,15 @@ from tinker.local.engines.protocol import Engine, EngineError, Sampler, SampleRe
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
-from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream, encode_events
+from tinker.local.operations.streams import (
+    EVENT_STREAM,
+    STREAM_HEADERS,
+    TokenStream,
+    check_sample,
+    check_stream,
+    encode_events,
+    needs_engine,
+)
 from tinker.local.operations.submission import fingerprint, write_down
 from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import SharedData, State
@@ -156,7 +164,8 @@ class Sampling:
             _session_end(self.sampler),
             request.num_samples * count_prompt_tokens(request),
         )
-        state.served.find(self.source.engine.base_model).samples.put(task)
+        served = state.served.find(self.source.engine.base_model)
+        (served.scores if needs_engine(request) else served.samples).put(task)
         state.notify()
 
 

@@ -35,12 +35,16 @@ from tinker.local.storage.futures import RequestFailure, ServerFuture
 class ServedModel:
     """One of the base models, its engine and its sampler, which are None until the thread of each has opened it.
 
-    Without ``open_sampler`` the engine is the sampler.
+    Without ``open_sampler`` the engine is the sampler. Else ``samples`` are for the sampler, ``scores`` for the engine all the
+    same.
     """
 
-    def __init__(self, open_engine: OpenEngine, samples: SampleQueue, open_sampler: OpenSampler | None = None) -> None:
+    def __init__(
+        self, open_engine: OpenEngine, scores: SampleQueue, samples: SampleQueue, open_sampler: OpenSampler | None = None
+    ) -> None:
         self._open, self._open_sampler = open_engine, open_sampler
-        self.samples = samples
+        self.scores = scores
+        self.samples = scores if open_sampler is None else samples
         self.engine: Engine | None = None
         self.sampler: Sampler | None = None
 
@@ -104,6 +108,7 @@ class ServedModels:
         """Take a sample out that has not begun."""
         for model in self.models:
             model.samples.drop(future)
+            model.scores.drop(future)
 
 
 WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")

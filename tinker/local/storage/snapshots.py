@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.storage.checkpoint_records import folder_name
@@ -28,18 +29,21 @@ IN_MEMORY = 8
 SPOOL = ".unnamed"
 
 
+_Key: TypeAlias = tuple[Path, float, int]  # the folder, when it was made, and the sampler
+
+
 class Snapshots:
     """The snapshots of one server, most recently used first in memory."""
 
     def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
         self._place = ServerFolder(root / SPOOL, owner, keep)
         self._lock = threading.Lock()  # held for no longer than it takes to look something up
-        self._recent: OrderedDict[tuple[Path, float], object] = OrderedDict()
+        self._recent: OrderedDict[_Key, object] = OrderedDict()
         self._numbers = itertools.count()
 
     def get(self, sampler: Sampler, folder: Path, created_at: float = 0.0) -> object:
         """Return the weights in a folder; ``created_at`` tells them from later ones in the same folder."""
-        key = (folder, created_at)
+        key = (folder, created_at, id(sampler))
         with self._lock:
             found = self._recent.get(key)
         if found is None:
@@ -58,7 +62,7 @@ class Snapshots:
         with new_folder(folder):
             engine.save(adapter_id, folder, optimizer=False)
         if in_memory:
-            self._remember((folder, 0.0), engine.snapshot(adapter_id))
+            self._remember((folder, 0.0, id(engine)), engine.snapshot(adapter_id))
         return lambda sampler: self.get(sampler, folder)
 
     def restore(self, adapter_id: str, name: str) -> LoadWeights:
@@ -81,7 +85,7 @@ class Snapshots:
         self._recent.clear()
         self._place.clear()
 
-    def _remember(self, key: tuple[Path, float], weights: object) -> None:
+    def _remember(self, key: _Key, weights: object) -> None:
         with self._lock:
             self._recent[key] = weights
             self._recent.move_to_end(key)

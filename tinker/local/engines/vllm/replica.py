@@ -172,7 +172,7 @@ class Replica:
         choices = sorted(answer.choices, key=lambda one: one.index)
         for choice in choices:
             _check_end(self._url, choice.finish_reason)
-        return read_result(job, answer, choices)
+        return read_result(job, choices)
 
     async def _stream(
         self, job: SampleJob, listener: TokenListener, body: dict[str, Any], handed: Sequence[list[int]]
@@ -187,8 +187,8 @@ class Replica:
                         _check_end(self._url, part.finish_reason)
                         whole.finish_reason = part.finish_reason
                     if not _hand_over(listener, whole, part, handed[part.index]):
-                        return read_result(job, Answer(), drawn)
-        return read_result(job, Answer(), drawn)
+                        return read_result(job, drawn)
+        return read_result(job, drawn)
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[Answer]:
         async with self._client.stream("POST", "/inference/v1/generate", json=body) as response:

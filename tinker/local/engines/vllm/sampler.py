@@ -194,7 +194,6 @@ class VLLMBatch:
         return 0
 
     def add(self, ticket: object, job: SampleJob) -> None:
-        write_params(job)  # raises for what cannot be asked for
         self._tasks[ticket] = task = self._sampler.start(self._sampler.sample(job))
         task.add_done_callback(lambda _: self._end(ticket))
 
