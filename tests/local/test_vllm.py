@@ -98,8 +98,8 @@ def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(client: t
     sampled = sampler.sample(PROMPT, 8, SamplingParams(max_tokens=4, temperature=2.0, seed=1), topk_sample_logprobs=3).result()
     best = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, temperature=0.0), topk_sample_logprobs=3).result()
     assert best.sequences[0].topk_logprobs is not None
-    first = [sequence.topk_logprobs[0] for sequence in sampled.sequences if sequence.topk_logprobs]
-    assert first == [best.sequences[0].topk_logprobs[0]] * 8
+    first = [(sequence.topk_logprobs or [None])[0] or [] for sequence in sampled.sequences]
+    assert first == best.sequences[0].topk_logprobs * 8
     assert any(sequence.tokens[0] not in [token for token, _ in first[0]] for sequence in sampled.sequences)
 
 
@@ -164,6 +164,18 @@ def test_neighboring_seeds_share_no_sample() -> None:
     assert write_params(jobs[3])["seed"] == write_params(jobs[3])["seed"]
 
 
+def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A request for more samples than a vLLM runs at once becomes several, each of whose samples has another seed."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    params = SamplingParams(max_tokens=2, seed=1)
+    assert len(sampler.sample(PROMPT, 150, params).result().sequences) == 150
+    asked = [body["sampling_params"] for body in fake.asked]
+    assert [one["n"] for one in asked] == [64, 64, 22]
+    assert [one["seed"] - asked[0]["seed"] for one in asked] == [0, 64, 128]
+    events = [*sampler.sample_stream(PROMPT, 70, params)]
+    assert {event.index for event in events} == {*range(70)}
+
+
 def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
     """A stream has the tokens of the same request without one, and the end of each sample."""
     sampler = trained(client).save_weights_and_get_sampling_client()
@@ -214,14 +226,9 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
         service(tmp_path, one.enter_context(running(fakes[0])), second) as client,
     ):
         sampler = client.create_sampling_client(base_model="tinker/toy")
-        fakes[0].is_open.clear()
-        fakes[1].is_open.clear()
         prompts = [[start] * 64 for start in range(1, 9)]
-        futures = [sampler.sample(ModelInput.from_ints(prompt), 1, GREEDY) for prompt in prompts]
-        fakes[0].is_open.set()
-        fakes[1].is_open.set()
-        for future in futures:
-            future.result()
+        for prompt in prompts:
+            sampler.sample(ModelInput.from_ints(prompt), 1, GREEDY).result()
         homes = [{tuple(body["token_ids"]) for body in fake.asked} for fake in fakes]
         assert [len(home) for home in homes] == [4, 4]
         for turn in range(1, 4):

@@ -13,7 +13,7 @@ import msgspec
 
 from tinker.local.engines.protocol import EngineError, SampleJob, SampleResult, TokenListener
 from tinker.local.engines.vllm.process import VLLMProcess
-from tinker.local.engines.vllm.requests import Answer, Choice, DrawnTokens, SamplingParams, read_result
+from tinker.local.engines.vllm.requests import VLLMAnswer, VLLMChoice, VLLMParams, VLLMTokens, read_result
 
 CONNECT_SECONDS = 10.0
 PROBE_SECONDS = 0.5  # between two looks whether it answers
@@ -30,7 +30,7 @@ class ReplicaFailed(ConnectionError):
     """A vLLM did not answer, or not what was asked for; the sample may be sent again."""
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     """A model or an adapter in ``GET /v1/models``; ``parent`` is None for a model."""
 
     id: str
@@ -39,14 +39,14 @@ class _Model(msgspec.Struct):
     max_model_len: int | None = None
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
+class _ModelList(msgspec.Struct):
+    data: list[_ListedModel]
 
 
 class Replica:
     """One vLLM at a URL, which serves a model under one of ``names``. With a ``process``, it is started here.
 
-    Used on the event loop of one sampler. ``running`` counts the samples that are on it.
+    Used on the event loop of one sampler. ``running`` counts the requests that it works on, ``asked`` all so far.
     """
 
     def __init__(self, url: str, names: Collection[str], process: VLLMProcess | None = None) -> None:
@@ -66,7 +66,7 @@ class Replica:
         self.max_context_length = 0
         self.failure = ReplicaFailed(f"the vLLM at {url} has not been asked yet")
         self.is_up = False
-        self.running = 0
+        self.running = self.asked = 0
 
     # Whether it answers
 
@@ -99,7 +99,7 @@ class Replica:
             await asyncio.sleep(PROBE_SECONDS)
 
     def _read_models(self, content: bytes) -> None:
-        listed = msgspec.json.decode(content, type=_Models).data
+        listed = msgspec.json.decode(content, type=_ModelList).data
         served = [one for one in listed if one.parent is None]
         found = next((one for one in served if {one.id, one.root} & {*self._names}), None)
         if found is None:
@@ -107,7 +107,7 @@ class Replica:
             raise ReplicaFailed(f"the vLLM at {self._url} serves {there}, not {wanted}")
         self._model, self.max_context_length = found.id, found.max_model_len or 0
         loading = {name: load for name, load in self._loads.items() if not load.done()}
-        self._loads = {one.id: _resolved() for one in listed if one.parent is not None} | loading
+        self._loads = {one.id: _make_done() for one in listed if one.parent is not None} | loading
         if self._process is not None:
             self._process.has_started = True
 
@@ -143,23 +143,32 @@ class Replica:
     # Samples
 
     async def sample(
-        self, job: SampleJob, adapter: tuple[str, str] | None, params: SamplingParams, handed: Sequence[list[int]]
+        self,
+        job: SampleJob,
+        adapter: tuple[str, str] | None,
+        params: VLLMParams,
+        handed: Sequence[list[int]],
+        first: int,
     ) -> SampleResult:
         """Sample with an adapter, which is a name and a folder, or without.
 
         ``handed`` has the tokens of each sample that the listener has received; those of a second attempt must be the same.
+        The listener counts the samples from ``first`` on.
         Raises ReplicaFailed when the sample may be sent again, EngineError when vLLM refuses it.
         """
         self.running += 1
+        self.asked += 1
         try:
             async with self._room:
                 if adapter is not None:
                     await self._load(*adapter)
                 model = self._model if adapter is None else adapter[0]
                 body = {"model": model, "token_ids": job.tokens.tolist(), "sampling_params": params}
-                return await (
-                    self._sample(job, body) if job.listener is None else self._stream(job, job.listener, body, handed)
-                )
+                if job.listener is None:
+                    return await self._sample(job, body)
+                drawn = [VLLMChoice(index=first + index, logprobs=VLLMTokens([])) for index in range(job.num_samples)]
+                await self._stream(job.listener, body, drawn, handed)
+                return read_result(job, drawn)
         except (httpx.TransportError, ReplicaFailed) as error:
             self.is_up = False
             raise ReplicaFailed(str(error) or f"the vLLM at {self._url} broke off: {type(error).__name__}") from error
@@ -168,17 +177,16 @@ class Replica:
 
     async def _sample(self, job: SampleJob, body: dict[str, Any]) -> SampleResult:
         response = await self._client.post("/inference/v1/generate", json=body)
-        answer = msgspec.json.decode(_read(self._url, response.status_code, response.content), type=Answer)
+        answer = msgspec.json.decode(_read(self._url, response.status_code, response.content), type=VLLMAnswer)
         choices = sorted(answer.choices, key=lambda one: one.index)
         for choice in choices:
             _check_end(self._url, choice.finish_reason)
         return read_result(job, choices)
 
     async def _stream(
-        self, job: SampleJob, listener: TokenListener, body: dict[str, Any], handed: Sequence[list[int]]
-    ) -> SampleResult:
-        """Hand the tokens to the listener as they come. It ends the sample, for which nobody waits then, by returning False."""
-        drawn = [Choice(index=index, logprobs=DrawnTokens([])) for index in range(job.num_samples)]
+        self, listener: TokenListener, body: dict[str, Any], drawn: Sequence[VLLMChoice], handed: Sequence[list[int]]
+    ) -> None:
+        """Hand the tokens to the listener as they come. It ends the request, which nobody needs then, by returning False."""
         async with contextlib.aclosing(self._events({**body, "stream": True})) as events:
             async for event in events:
                 for part in event.choices:
@@ -187,16 +195,15 @@ class Replica:
                         _check_end(self._url, part.finish_reason)
                         whole.finish_reason = part.finish_reason
                     if not _hand_over(listener, whole, part, handed[part.index]):
-                        return read_result(job, drawn)
-        return read_result(job, drawn)
+                        return
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[Answer]:
+    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[VLLMAnswer]:
         async with self._client.stream("POST", "/inference/v1/generate", json=body) as response:
             if not response.is_success:
                 _read(self._url, response.status_code, await response.aread())
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    event = msgspec.json.decode(line.removeprefix("data: "), type=Answer)
+                    event = msgspec.json.decode(line.removeprefix("data: "), type=VLLMAnswer)
                     if event.error is not None:
                         raise ReplicaFailed(f"the vLLM at {self._url} failed: {event.error.get('message')}")
                     yield event
@@ -217,7 +224,7 @@ class Replica:
             self._process.stop()
 
 
-def _resolved() -> asyncio.Future[None]:
+def _make_done() -> asyncio.Future[None]:
     done = asyncio.get_running_loop().create_future()
     done.set_result(None)
     return done
@@ -244,7 +251,7 @@ def _check_end(url: str, reason: str | None) -> None:
         raise ReplicaFailed(f"the vLLM at {url} ended a sample: {reason}")
 
 
-def _hand_over(listener: TokenListener, whole: Choice, part: Choice, handed: list[int]) -> bool:
+def _hand_over(listener: TokenListener, whole: VLLMChoice, part: VLLMChoice, handed: list[int]) -> bool:
     """Append a part to its sample, and hand over what is new; return whether the listener wants more.
 
     Raises RuntimeError where a second attempt draws other tokens than those that were handed over.

@@ -33,6 +33,7 @@ STEP_SECONDS = 0.02  # a new sample waits this long at most while others run
 CANCEL_SECONDS = 1.0
 SOCKET_SECONDS = 0.001  # the loop closes a socket after the task that used it
 CLOSE_SECONDS = 5.0
+MAX_SAMPLES = 64  # of one request; vLLM takes no more than it runs at once, on a CPU 128
 MAX_ATTEMPTS = 3  # of a sample, which may be what ends vLLM
 BLOCK_TOKENS = 64  # of a prompt, for finding the vLLM that has its beginning in the cache
 MAX_BLOCKS = 1 << 16
@@ -108,7 +109,7 @@ class VLLMSampler:
             raise EngineError(f"the weights of this sampling session cannot be read: {error.strerror}") from error
         return VLLMAdapter(name, folder)
 
-    async def unload_dropped(self) -> None:
+    async def free_adapters(self) -> None:
         """Unload the adapters that nothing refers to, and remove their folders."""
         while self._dropped:
             adapter = self._dropped.popleft()
@@ -122,8 +123,20 @@ class VLLMSampler:
         return VLLMBatch(self)
 
     async def sample(self, job: SampleJob) -> SampleResult:
-        """Sample a job on a vLLM that answers; on another one, or once more, if that fails."""
-        params = write_params(job)
+        """Sample a job, in requests of as many samples as each vLLM takes."""
+        firsts = range(0, job.num_samples, MAX_SAMPLES)
+        parts = [attrs.evolve(job, num_samples=min(MAX_SAMPLES, job.num_samples - first)) for first in firsts]
+        requests = [asyncio.ensure_future(self._sample(*one)) for one in zip(parts, firsts, strict=True)]
+        try:
+            results = await asyncio.gather(*requests)
+        finally:
+            for request in requests:
+                request.cancel()
+        return SampleResult(sequences=[sequence for result in results for sequence in result.sequences])
+
+    async def _sample(self, job: SampleJob, first: int) -> SampleResult:
+        """Sample on a vLLM that answers; on another one, or once more, if that fails."""
+        params = write_params(job, first)
         adapter = job.weights if isinstance(job.weights, VLLMAdapter) else self._base
         where = None if adapter is None else (adapter.name, str(adapter.folder.resolve()))
         handed: list[list[int]] = [[] for _ in range(job.num_samples)]
@@ -131,7 +144,7 @@ class VLLMSampler:
         while True:
             replica = await self._choose(job)
             try:
-                return await replica.sample(job, where, params, handed)
+                return await replica.sample(job, where, params, handed, first)
             except ReplicaFailed:
                 attempts += 1
                 if attempts == MAX_ATTEMPTS:
@@ -140,7 +153,7 @@ class VLLMSampler:
     async def _choose(self, job: SampleJob) -> Replica:
         """Return the vLLM that has sampled the beginning of the prompt, unless it has much more to do than another one."""
         await self._wait_for_any()
-        least = min((one for one in self._replicas if one.is_up), key=lambda one: one.running)
+        least = min((one for one in self._replicas if one.is_up), key=lambda one: (one.running, one.asked))
         if len(self._replicas) == 1:
             return least
         blocks = _hash_blocks(job)
@@ -215,7 +228,7 @@ class VLLMBatch:
         return [(ticket, _outcome(self._tasks.pop(ticket))) for ticket in ended if ticket in self._tasks]
 
     async def _wait(self) -> None:
-        await self._sampler.unload_dropped()
+        await self._sampler.free_adapters()
         try:
             await asyncio.wait_for(self._has_ended.wait(), STEP_SECONDS)
         except TimeoutError:
