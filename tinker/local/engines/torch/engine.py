@@ -103,6 +103,9 @@ class TorchEngine:
             self.image_reader = TorchImages(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
+
     # Adapters
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:

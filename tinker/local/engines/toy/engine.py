@@ -101,6 +101,9 @@ class ToyEngine:
         self._adapters: dict[str, ToyAdapter] = {}
         self._base = ToyWeights(AdapterSpec(rank=1), self._net.fresh(1, 0))
 
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
+
     # Adapters
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
