@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx
 import numpy as np
 import pytest
 
@@ -299,6 +300,7 @@ def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
         sampler = training.save_weights_and_get_sampling_client()
         sampled = sampler.sample(tinker.ModelInput.from_ints([1, 2]), 3, tinker.SamplingParams(max_tokens=5)).result(60)
         assert len(sampled.sequences) == 3
+        assert httpx.get(f"{url}/overview").json()["models"][0]["restarts"] == [0, 0]
 
 
 def test_a_device_map_is_for_one_process() -> None:

@@ -103,6 +103,10 @@ class ReplicatedEngine:
         self._form_group()
         return facts
 
+    @property
+    def restarts(self) -> Sequence[int]:
+        return self.workers.processes
+
     def close(self) -> None:
         self.workers.close()
 
