@@ -93,7 +93,7 @@ class ReplicatedBatch:
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         ended = self._give_up()
-        ranks = sorted({one.rank for one in self._jobs.values()})
+        ranks = sorted({one.rank for one in self._jobs.values()} | {rank for rank, some in enumerate(self._dropped) if some})
         outcomes = self._engine.workers.call([Call(rank, "sample", (self._next_turn(rank),)) for rank in ranks])
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, TurnResult):

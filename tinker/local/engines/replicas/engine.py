@@ -23,7 +23,7 @@ from tinker.local.engines.inputs import check_data, check_step
 from tinker.local.engines.opening import Placement
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
 from tinker.local.engines.replicas.batch import ReplicatedBatch, StoredWeights
-from tinker.local.engines.replicas.messages import AdapterState, Facts, Files, Metrics, WorkersLost, write_files
+from tinker.local.engines.replicas.messages import AdapterState, Facts, Files, Held, Metrics, NoPlace, WorkersLost, write_files
 from tinker.local.engines.replicas.workers import ANSWER_SECONDS, Call, Workers, require_all
 
 T = TypeVar("T")
@@ -166,7 +166,8 @@ class ReplicatedEngine:
         try:
             result = self._retry(lambda: self._compute(adapter_id, loss, backward), run)
         except Exception:
-            self._retry(lambda: self._rebuild(adapter_id, run))  # others may have added their share
+            if backward:  # some may have added their share
+                self._retry(lambda: self._rebuild(adapter_id, run))
             raise
         if backward:
             run.losses.append(loss)
@@ -241,11 +242,11 @@ class ReplicatedEngine:
             raise WorkersLost(f"workers died in each of {ATTEMPTS} attempts: {error}") from error
 
     def repair(self, error: WorkersLost) -> None:
-        """Replace the workers that do not answer, and all if that is not enough, until they have the same adapters."""
-        for attempt in range(1, ATTEMPTS + 1):
+        """Replace the workers that do not answer, and all with Ray itself if it has no place for them."""
+        for _ in range(ATTEMPTS):
             log.warning("a worker was lost, and is started again: %s", error)
             try:
-                return self._replace_lost(everyone=attempt > 1)
+                return self._replace_lost(everyone=isinstance(error, NoPlace))
             except WorkersLost as again:
                 error = again
         raise error
@@ -254,20 +255,24 @@ class ReplicatedEngine:
         ranks = range(len(self.workers))
         if everyone:
             self.workers.restart()
-            answers, lost = [], list(ranks)
+            lost, answers = list(ranks), [None for _ in ranks]
         else:
             answers = self.workers.call([Call(rank, "leave") for rank in ranks], ANSWER_SECONDS)
             lost = [rank for rank in ranks if isinstance(answers[rank], Exception)]
             for rank in lost:
                 self.workers.replace(rank)
         self.workers.addresses()
-        require_all(self.workers.call([Call(rank, "describe") for rank in lost]))
+        self._send(lost, "describe")  # loads the model
         self._form_group()
+        held: list[Held] = [Held() if rank in lost else answers[rank] for rank in ranks]
         for weights in list(self._frozen.values()):
-            require_all(self.workers.call([Call(rank, "freeze", (weights.number, weights.files, [])) for rank in lost]))
-        held: list[Mapping[str, int]] = [{} if rank in lost else answers[rank] for rank in ranks]
+            without = [rank for rank in ranks if weights.number not in held[rank].frozen]
+            self._send(without, "freeze", weights.number, weights.files, [])
         for adapter_id, run in self._runs.items():
-            self._restore(adapter_id, run, [steps.get(adapter_id, -1) for steps in held])
+            self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
+
+    def _send(self, ranks: Sequence[int], method: str, *arguments: Any) -> None:
+        require_all(self.workers.call([Call(rank, method, arguments) for rank in ranks]))
 
     def _form_group(self) -> None:
         host, size = self.workers.addresses()[0], len(self.workers)
@@ -281,9 +286,8 @@ class ReplicatedEngine:
             run.steps = most
             run.losses.clear()
         if most == run.steps:
-            state = self.workers.call_one(held.index(most), "pack", adapter_id)
-            behind = [rank for rank, steps in enumerate(held) if steps < most]
-            require_all(self.workers.call([Call(rank, "unpack", (adapter_id, state)) for rank in behind]))
+            if behind := [rank for rank, steps in enumerate(held) if steps < most]:
+                self._send(behind, "unpack", adapter_id, self.workers.call_one(held.index(most), "pack", adapter_id))
         else:
             run.go_back()
             method, argument = run.restore

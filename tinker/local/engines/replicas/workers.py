@@ -15,7 +15,7 @@ import attrs
 
 from tinker._installation import install_command
 from tinker.local.engines.opening import Placement
-from tinker.local.engines.replicas.messages import WorkersLost
+from tinker.local.engines.replicas.messages import NoPlace, WorkersLost
 
 if TYPE_CHECKING:
     from tinker.local.engines.replicas.worker import ReplicaWorker
@@ -94,8 +94,11 @@ class Workers:
         return require_all(self.call([Call(rank, method, arguments)]))[0]
 
     def addresses(self) -> list[str]:
-        """Return the address of the machine of each worker. Raises WorkersLost if the cluster has no room for one."""
-        return require_all(_finish([actor.address.remote() for actor in self._actors], ANSWER_SECONDS))
+        """Return the address of the machine of each worker, once all are placed. Raises NoPlace if one is not."""
+        try:
+            return require_all(_finish([actor.address.remote() for actor in self._actors], ANSWER_SECONDS))
+        except WorkersLost as error:
+            raise NoPlace(str(error)) from error
 
     def replace(self, rank: int) -> None:
         """End a worker, if it has not ended, and start another one."""
