@@ -245,6 +245,11 @@ class Trainer(Reader, Protocol):
         """Return what ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
         ...
 
+    @property
+    def restarts(self) -> Sequence[int]:
+        """Return how often each of its worker processes was started again; empty if it computes in this process."""
+        ...
+
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a fresh adapter (initially the base model exactly) and its empty gradient and optimizer state."""
         ...

@@ -6,13 +6,13 @@ A job whose worker died is sampled again by the next one, with the same seed, an
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from tinker.local.engines.inputs import check_job, noise_seed
 from tinker.local.engines.protocol import EngineError, SampleJob, SampleResult
-from tinker.local.engines.replicas.messages import DrawnToken, NewJob, Turn, TurnResult, WorkersLost
+from tinker.local.engines.replicas.messages import DrawnToken, Files, NewJob, Turn, TurnResult, WorkersLost
 from tinker.local.engines.replicas.workers import Call
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ MOST_DEATHS = 3  # of workers that sample one job
 
 @attrs.frozen(eq=False)
 class StoredWeights:
-    """Weights to sample from, which every worker has by their number; ``files`` refers to a copy of them."""
+    """Weights to sample from, which every worker has by their number; ``files`` are for workers that start later."""
 
     number: int
-    files: Any
+    files: Files
 
 
 @attrs.define(eq=False)
@@ -93,7 +93,7 @@ class ReplicatedBatch:
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         ended = self._give_up()
-        ranks = sorted({one.rank for one in self._jobs.values()})
+        ranks = sorted({one.rank for one in self._jobs.values()} | {rank for rank, some in enumerate(self._dropped) if some})
         outcomes = self._engine.workers.call([Call(rank, "sample", (self._next_turn(rank),)) for rank in ranks])
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, TurnResult):

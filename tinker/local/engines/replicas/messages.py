@@ -20,6 +20,18 @@ class WorkersLost(Exception):
     """Workers died, or could not reach each other, during a call."""
 
 
+class NoPlace(WorkersLost):
+    """Ray has no place for a worker, or does not answer."""
+
+
+@attrs.frozen(kw_only=True)
+class Held:
+    """What a worker has: the steps that each adapter has taken, and the numbers of weights to sample from."""
+
+    steps: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
+    frozen: frozenset[int] = frozenset()
+
+
 @attrs.frozen(kw_only=True)
 class Facts:
     """The properties of the model that the workers have loaded. ``pid`` is that of the worker."""

@@ -26,6 +26,7 @@ from tinker.local.engines.replicas.messages import (
     Ended,
     Facts,
     Files,
+    Held,
     Metrics,
     Turn,
     TurnResult,
@@ -37,7 +38,7 @@ from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.sampling import TorchBatch
 
-GROUP_SECONDS = 300.0  # that a worker waits for the others
+GROUP_SECONDS = 120.0  # that a worker waits for the others
 TURN_SECONDS = 0.02  # of sampling between two messages
 
 
@@ -66,11 +67,16 @@ class ReplicaWorker(TorchEngine):
 
     # The group
 
-    def leave(self) -> dict[str, int]:
-        """Leave the group, if there is one, and return how many steps each adapter has taken."""
+    def leave(self) -> Held:
+        """Leave the group, if there is one, and return what this worker has."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        return {adapter_id: steps for adapter_id, (steps, _) in self._done.items()}
+        return self.held()
+
+    def held(self) -> Held:
+        """Return what this worker has."""
+        steps = {adapter_id: steps for adapter_id, (steps, _) in self._done.items()}
+        return Held(steps=steps, frozen=frozenset(self._frozen))
 
     def meet(self, host: str) -> int:
         """Open the port on which a new group meets, at the worker of rank 0, and return it."""
@@ -165,10 +171,6 @@ class ReplicaWorker(TorchEngine):
             self._frozen.pop(other, None)
         with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
             self._frozen[number] = self.load_snapshot(write_files(files, Path(folder)))
-
-    def frozen_numbers(self) -> set[int]:
-        """Return the numbers of the weights that can be sampled from."""
-        return set(self._frozen)
 
     def sample(self, turn: Turn) -> TurnResult:
         """Sample for a moment, or until a job ends."""
