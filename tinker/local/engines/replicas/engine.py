@@ -252,10 +252,10 @@ class ReplicatedEngine:
         raise error
 
     def _replace_lost(self, *, everyone: bool) -> None:
-        ranks = range(len(self.workers))
+        ranks, answers = range(len(self.workers)), list[Any]()
         if everyone:
             self.workers.restart()
-            lost, answers = list(ranks), [None for _ in ranks]
+            lost = list(ranks)
         else:
             answers = self.workers.call([Call(rank, "leave") for rank in ranks], ANSWER_SECONDS)
             lost = [rank for rank in ranks if isinstance(answers[rank], Exception)]
