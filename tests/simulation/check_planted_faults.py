@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation.planted import PLANTED
 from support.copies import ProjectCopy
+
+from simulation.planted import PLANTED
 
 OPERATIONS = 100_000
 SEED = 1
