@@ -84,7 +84,9 @@ class State(NamedTuple):
     number: tuple[int, ...]  # 0 while it has none
     seen: tuple[int, ...]  # the failures that the program had received when it called
     cause: tuple[int, ...]  # of a STOPPED one: the failure that stopped it, -1 for none that the client has
+    behind: tuple[int, ...] = ()  # the first failure before it that the client met after the call, -1 for none
     next: int = 1  # number of the client
+    reused: frozenset[int] = frozenset()  # numbers in use again, as the server seemed not to have seen them
     maybe: int = 0  # requests of which an attempt may have arrived
     received: int = 0
     blocks: int = 0  # failures that stop later requests until they are received
@@ -133,6 +135,7 @@ def start(program: str, *, faults: int = 0, restarts: int = 0) -> State:
         (Phase.IDLE,) * count,
         (0,) * count,
         (0,) * count,
+        (-1,) * count,
         (-1,) * count,
         results=(Result.NONE,) * count,
         faults=faults,
@@ -229,10 +232,14 @@ def transmit(state: State, i: int, rules: Rules) -> State:
 def take_answer(program: str, state: State, answer: Answer, rules: Rules) -> State:
     """Take the response to the attempt that is under way; a request that may have arrived before is not refused later."""
     i, kind = answer
+    number = state.number[i]
     if kind is Phase.WAITING:
-        return state._replace(phase=put(state.phase, i, Phase.WAITING))
+        return state._replace(phase=put(state.phase, i, Phase.WAITING), reused=state.reused - {number})
     if kind is not Phase.LOST and state.maybe >> i & 1:
         kind = Phase.UNKNOWN
+    if kind is Phase.REFUSED and number in state.reused:  # the server has seen it after all
+        renumbered = state._replace(number=put(state.number, i, state.next), next=state.next + 1)
+        return transmit(renumbered._replace(reused=state.reused - {number}), i, rules)
     return fail(program, state, i, kind, rules)
 
 
@@ -242,7 +249,8 @@ def fail(program: str, state: State, i: int, kind: Phase, rules: Rules) -> State
     if program[i] in CHANGES or kind is Phase.UNKNOWN:
         state = block(state, i, rules)
     if kind is Phase.UNSEEN or (kind is Phase.UNKNOWN and not rules.keeps_unknown_numbers):
-        return state._replace(next=state.number[i], number=put(state.number, i, 0))
+        reused = state.reused | {state.number[i]}
+        return state._replace(next=state.number[i], number=put(state.number, i, 0), reused=reused)
     return state
 
 
@@ -250,7 +258,11 @@ def block(state: State, i: int, rules: Rules) -> State:
     """Stop later requests. Their number says that the failure is known, unless the server may still run something before it."""
     is_settled = state.phase[i] is Phase.FAILED or all(phase >= Phase.DONE for phase in state.phase[:i])
     told = state.told | 1 << i if is_settled or not rules.tells_settled_failures else state.told
-    return state._replace(blocks=state.blocks | 1 << i, told=told)
+    behind = tuple(
+        i if later > i and Phase.CALLED <= state.phase[later] <= Phase.WAITING and not 0 <= first < i else first
+        for later, first in enumerate(state.behind)
+    )
+    return state._replace(blocks=state.blocks | 1 << i, told=told, behind=behind)
 
 
 def fetch(program: str, state: State, i: int) -> Moves:
@@ -265,10 +277,9 @@ def fetch(program: str, state: State, i: int) -> Moves:
     elif result is Result.FAILED:
         yield move, fail(program, state, i, Phase.FAILED, PROTOCOL)
     elif result is Result.NOT_RUN and all(phase >= Phase.DONE for phase in state.phase[:i]):
-        before = state.blocks & (1 << i) - 1
-        cause = before.bit_length() - 1
+        cause = state.behind[i]
         stopped = state._replace(phase=put(state.phase, i, Phase.STOPPED), cause=put(state.cause, i, cause))
-        yield move, stopped if before else block(stopped, i, PROTOCOL)
+        yield move, stopped if cause >= 0 else block(stopped, i, PROTOCOL)
 
 
 # -------------------------------------------------------------------------------------------------------------- the server
