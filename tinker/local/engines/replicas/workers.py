@@ -1,11 +1,8 @@
 """Worker processes as Ray actors: where they run, calls to all of them, and new ones in the place of those that died."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportMissingTypeStubs=false
-# (Ray is typed in part only)
-
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -21,9 +18,9 @@ if TYPE_CHECKING:
     from tinker.local.engines.replicas.worker import ReplicaWorker
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-try:
-    import ray
-    from ray import exceptions
+try:  # by name, so that the types are the same whether Ray, which is typed in part only, is installed or not
+    ray: Any = importlib.import_module("ray")
+    exceptions: Any = importlib.import_module("ray.exceptions")
 except ImportError as error:
     raise ImportError(f"replicas need ray: {install_command('ray')}") from error
 
@@ -49,7 +46,7 @@ class Host:
 
     def address(self) -> str:
         """Return the address of its machine."""
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        address: str = ray.util.get_node_ip_address()
         return address
 
 
@@ -70,7 +67,7 @@ class Workers:
         if not is_joined:
             _start_ray(placement.ray)
         self._owns_ray = not is_joined and placement.ray is None
-        found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        found: dict[str, float] = ray.cluster_resources()
         has_gpus = placement.device != "cpu" and found.get("GPU", 0) > 0
         threads = max(1, int(found.get("CPU", 1)) // placement.replicas)
         make: Any = ray.remote(num_cpus=0, num_gpus=int(has_gpus), scheduling_strategy="SPREAD")(Host)
