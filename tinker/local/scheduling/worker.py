@@ -40,11 +40,15 @@ class ServedModel:
     """
 
     def __init__(
-        self, open_engine: OpenEngine, scores: SampleQueue, samples: SampleQueue, open_sampler: OpenSampler | None = None
+        self,
+        open_engine: OpenEngine,
+        samples: SampleQueue,
+        open_sampler: OpenSampler | None = None,
+        scores: SampleQueue | None = None,
     ) -> None:
         self._open, self._open_sampler = open_engine, open_sampler
-        self.scores = scores
-        self.samples = scores if open_sampler is None else samples
+        self.samples = samples
+        self.scores = scores or samples
         self.engine: Engine | None = None
         self.sampler: Sampler | None = None
 
