@@ -156,7 +156,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
-    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "local,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
@@ -249,7 +249,7 @@ def locked_environments() -> dict[str, list[str]]:
     servers = sorted((compat / "servers" / "requirements").glob("*.txt"))
     packages = nox.project.load_toml(compat / "ecosystem" / "packages.toml")
     return {
-        "project": [*ranges(*EXTRAS), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
+        "project": [*ranges(*EXTRAS, "ray"), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
         "lowest": lowest_requirements(),
         **{one.replace("tinker==", "official-"): [one] for one in OLDER_OFFICIAL},
         **{path.stem: [f"-r {path}", f"-r {path.parents[1] / 'own_tests.txt'}", *ranges("proto", "zstd")] for path in servers},
@@ -336,6 +336,13 @@ def chaos(session: nox.Session) -> None:
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")
+
+
+@nox.session
+def replicas(session: nox.Session) -> None:
+    """Two worker processes that train and sample as one, also while they are killed."""
+    install_wheel(session, "local,ray", *dependencies("test"))
+    session.run("pytest", "tests/local/test_replicas.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -164,7 +164,7 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
     if missing := missing_parts():
         raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
     check_directory(model)
-    if placement.replicas > 1:
+    if placement.replicas > 1 or placement.ray is not None:
         from tinker.local.engines.replicas.engine import ReplicatedEngine
 
         return ReplicatedEngine(model, placement)

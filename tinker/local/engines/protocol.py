@@ -213,7 +213,7 @@ class SampleBatch(Protocol):
         ...
 
 
-class Reader(Protocol):
+class InputReader(Protocol):
     """A model that reads inputs."""
 
     @property
@@ -227,7 +227,7 @@ class Reader(Protocol):
         ...
 
 
-class Trainer(Reader, Protocol):
+class TrainingEngine(InputReader, Protocol):
     """One frozen base model with LoRA adapters, addressed by an id that the server chooses."""
 
     @property
@@ -243,6 +243,11 @@ class Trainer(Reader, Protocol):
     @property
     def tokenizer_id(self) -> str:
         """Return what ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
+        ...
+
+    @property
+    def restarts(self) -> Sequence[int]:
+        """Return how often each of its worker processes was started again; empty if it computes in this process."""
         ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -303,7 +308,7 @@ class Trainer(Reader, Protocol):
         ...
 
 
-class Sampler(Reader, Protocol):
+class Sampler(InputReader, Protocol):
     """Samples of one base model, with or without an adapter. It may be elsewhere, and have limits other than the trainer's."""
 
     def load_snapshot(self, directory: Path) -> object:
@@ -323,7 +328,7 @@ class Sampler(Reader, Protocol):
         ...
 
 
-class Engine(Trainer, Sampler, Protocol):
+class Engine(TrainingEngine, Sampler, Protocol):
     """A trainer that is its own sampler."""
 
     def snapshot(self, adapter_id: str) -> object:

@@ -23,8 +23,17 @@ from tinker.local.engines.inputs import check_data, check_step
 from tinker.local.engines.opening import Placement
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
 from tinker.local.engines.replicas.batch import ReplicatedBatch, StoredWeights
-from tinker.local.engines.replicas.messages import AdapterState, Facts, Files, Metrics, WorkersLost, write_files
-from tinker.local.engines.replicas.workers import ANSWER_SECONDS, Call, Workers, require_all
+from tinker.local.engines.replicas.messages import (
+    AdapterState,
+    Files,
+    ModelFacts,
+    NoPlace,
+    StepMetrics,
+    WorkerHoldings,
+    WorkersLost,
+    write_files,
+)
+from tinker.local.engines.replicas.workers import ANSWER_SECONDS, WorkerCall, Workers, require_all
 
 T = TypeVar("T")
 Loss: TypeAlias = tuple[Sequence[TrainingExample], str, Mapping[str, float | str]]
@@ -44,7 +53,7 @@ class Run:
     ``begun`` is the number of the last step that was begun; ``lost`` counts the lost ones that its client does not know of.
     """
 
-    restore: tuple[str, Any]
+    restore: tuple[str, AdapterSpec | AdapterState]
     steps: int = 0
     begun: int = 0
     kept: int = 0
@@ -97,11 +106,15 @@ class ReplicatedEngine:
         self.adapter_files: frozenset[str] = facts.adapter_files
         self.vocabulary: int = facts.vocabulary
 
-    def _start(self) -> Facts:
+    def _start(self) -> ModelFacts:
         self.workers.addresses()
-        facts: Facts = self.workers.call_all("describe")[0]
+        facts: ModelFacts = self.workers.call_all("describe")[0]
         self._form_group()
         return facts
+
+    @property
+    def restarts(self) -> Sequence[int]:
+        return self.workers.processes
 
     def close(self) -> None:
         self.workers.close()
@@ -114,9 +127,7 @@ class ReplicatedEngine:
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         method = "unpack" if optimizer else "unpack_weights"
-        spec: AdapterSpec = self._make(
-            adapter_id, Run((method, self.workers.store(AdapterState(files=_read_folder(directory)))))
-        )
+        spec: AdapterSpec = self._make(adapter_id, Run((method, AdapterState(files=_read_folder(directory)))))
         return spec
 
     def _make(self, adapter_id: str, run: Run) -> Any:
@@ -135,7 +146,7 @@ class ReplicatedEngine:
         state: AdapterState = self._retry(lambda: self.workers.call_one(0, "pack", adapter_id, optimizer), run)
         write_files(state.files, directory)
         if optimizer:
-            run.restore, run.kept = ("unpack", self.workers.store(state)), run.steps
+            run.restore, run.kept = ("unpack", state), run.steps
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         files = _read_folder(source)
@@ -164,7 +175,8 @@ class ReplicatedEngine:
         try:
             result = self._retry(lambda: self._compute(adapter_id, loss, backward), run)
         except Exception:
-            self._retry(lambda: self._rebuild(adapter_id, run))  # others may have added their share
+            if backward:  # some may have added their share
+                self._retry(lambda: self._rebuild(adapter_id, run))
             raise
         if backward:
             run.losses.append(loss)
@@ -175,7 +187,7 @@ class ReplicatedEngine:
         shares = split_data([len(datum.tokens) for datum in data], len(self.workers))
         results: list[LossResult] = require_all(
             self.workers.call(
-                Call(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
+                WorkerCall(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
                 for rank, share in enumerate(shares)
                 if share
             )
@@ -191,7 +203,7 @@ class ReplicatedEngine:
         check_step(params)
         run.begun = number = run.begun + 1
         try:
-            metrics: Metrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, number, params), run)[0]
+            metrics: StepMetrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, number, params), run)[0]
         except Exception:
             self._retry(lambda: self._rebuild(adapter_id, run))  # it may be summed already
             raise
@@ -210,7 +222,7 @@ class ReplicatedEngine:
         return self._freeze(_read_folder(directory))
 
     def _freeze(self, files: Files) -> StoredWeights:
-        weights = StoredWeights(next(self._numbers), self.workers.store(files))
+        weights = StoredWeights(next(self._numbers), files)
         released = [self._released.popleft() for _ in range(len(self._released))]
         self._retry(lambda: self.workers.call_all("freeze", weights.number, weights.files, released))
         self._frozen[weights.number] = weights
@@ -239,36 +251,42 @@ class ReplicatedEngine:
             raise WorkersLost(f"workers died in each of {ATTEMPTS} attempts: {error}") from error
 
     def repair(self, error: WorkersLost) -> None:
-        """Replace the workers that do not answer, until all are there and have the same adapters."""
-        for attempt in itertools.count(1):
+        """Replace the workers that do not answer, and all with Ray itself if it has no place for them."""
+        for _ in range(ATTEMPTS):
             log.warning("a worker was lost, and is started again: %s", error)
             try:
-                self._replace_lost()
+                return self._replace_lost(everyone=isinstance(error, NoPlace))
             except WorkersLost as again:
-                if attempt == ATTEMPTS:
-                    raise
                 error = again
-            else:
-                return
+        raise error
 
-    def _replace_lost(self) -> None:
-        answers = self.workers.call([Call(rank, "leave") for rank in range(len(self.workers))], ANSWER_SECONDS)
-        lost = [rank for rank, answer in enumerate(answers) if isinstance(answer, Exception)]
-        for rank in lost:
-            self.workers.replace(rank)
+    def _replace_lost(self, *, everyone: bool) -> None:
+        ranks, answers = range(len(self.workers)), list[Any]()
+        if everyone:
+            self.workers.restart()
+            lost = list(ranks)
+        else:
+            answers = self.workers.call([WorkerCall(rank, "leave") for rank in ranks], ANSWER_SECONDS)
+            lost = [rank for rank in ranks if isinstance(answers[rank], Exception)]
+            for rank in lost:
+                self.workers.replace(rank)
         self.workers.addresses()
-        require_all(self.workers.call([Call(rank, "describe") for rank in lost]))
+        self._send(lost, "describe")  # loads the model
         self._form_group()
+        held: list[WorkerHoldings] = [WorkerHoldings() if rank in lost else answers[rank] for rank in ranks]
         for weights in list(self._frozen.values()):
-            require_all(self.workers.call([Call(rank, "freeze", (weights.number, weights.files, [])) for rank in lost]))
-        held: list[Mapping[str, int]] = [{} if rank in lost else answer for rank, answer in enumerate(answers)]
+            without = [rank for rank in ranks if weights.number not in held[rank].frozen]
+            self._send(without, "freeze", weights.number, weights.files, [])
         for adapter_id, run in self._runs.items():
-            self._restore(adapter_id, run, [steps.get(adapter_id, -1) for steps in held])
+            self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
+
+    def _send(self, ranks: Sequence[int], method: str, *arguments: Any) -> None:
+        require_all(self.workers.call([WorkerCall(rank, method, arguments) for rank in ranks]))
 
     def _form_group(self) -> None:
         host, size = self.workers.addresses()[0], len(self.workers)
         port: int = self.workers.call_one(0, "meet", host)
-        require_all(self.workers.call(Call(rank, "join", (rank, size, host, port)) for rank in range(size)))
+        require_all(self.workers.call(WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size)))
 
     def _restore(self, adapter_id: str, run: Run, held: Sequence[int]) -> None:
         """Make an adapter equal on all workers, which have it after ``held`` steps, -1 where they have none."""
@@ -277,9 +295,8 @@ class ReplicatedEngine:
             run.steps = most
             run.losses.clear()
         if most == run.steps:
-            state = self.workers.store(self.workers.call_one(held.index(most), "pack", adapter_id))
-            behind = [rank for rank, steps in enumerate(held) if steps < most]
-            require_all(self.workers.call([Call(rank, "unpack", (adapter_id, state)) for rank in behind]))
+            if behind := [rank for rank, steps in enumerate(held) if steps < most]:
+                self._send(behind, "unpack", adapter_id, self.workers.call_one(held.index(most), "pack", adapter_id))
         else:
             run.go_back()
             method, argument = run.restore

@@ -12,7 +12,7 @@ import attrs
 from tinker.local.engines.protocol import SampleJob, SampleResult
 
 Files: TypeAlias = Mapping[str, bytes]
-Metrics: TypeAlias = dict[str, float]
+StepMetrics: TypeAlias = dict[str, float]
 Ended: TypeAlias = tuple[int, SampleResult | Exception]
 
 
@@ -20,8 +20,20 @@ class WorkersLost(Exception):
     """Workers died, or could not reach each other, during a call."""
 
 
+class NoPlace(WorkersLost):
+    """Ray has no place for a worker, or does not answer."""
+
+
 @attrs.frozen(kw_only=True)
-class Facts:
+class WorkerHoldings:
+    """What a worker has: the steps that each adapter has taken, and the numbers of weights to sample from."""
+
+    steps: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
+    frozen: frozenset[int] = frozenset()
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
     """The properties of the model that the workers have loaded. ``pid`` is that of the worker."""
 
     base_model: str
@@ -39,11 +51,11 @@ class AdapterState:
 
     files: Files
     steps: int = 0
-    metrics: Metrics = attrs.field(factory=lambda: dict[str, float]())
+    metrics: StepMetrics = attrs.field(factory=lambda: dict[str, float]())
 
 
 @attrs.frozen
-class DrawnToken:
+class HeardToken:
     """A token of a job for its listener."""
 
     number: int
@@ -64,7 +76,7 @@ class NewJob:
 
 
 @attrs.frozen(kw_only=True)
-class Turn:
+class SampleTurn:
     """Work of the samples in ``batch``: jobs that begin, and those that are dropped."""
 
     batch: int
@@ -74,11 +86,11 @@ class Turn:
 
 
 @attrs.frozen(kw_only=True)
-class TurnResult:
+class SampleTurnResult:
     """The tokens that the samples hold after a turn, those drawn for listeners, and the jobs that ended."""
 
     tokens: int
-    drawn: Sequence[DrawnToken]
+    drawn: Sequence[HeardToken]
     ended: Sequence[Ended]
 
 

@@ -15,7 +15,7 @@ import attrs
 
 from tinker._installation import install_command
 from tinker.local.engines.opening import Placement
-from tinker.local.engines.replicas.messages import WorkersLost
+from tinker.local.engines.replicas.messages import NoPlace, WorkersLost
 
 if TYPE_CHECKING:
     from tinker.local.engines.replicas.worker import ReplicaWorker
@@ -28,6 +28,7 @@ except ImportError as error:
     raise ImportError(f"replicas need ray: {install_command('ray')}") from error
 
 CALL_SECONDS = 3600.0  # of one call; a worker that takes longer is taken for dead
+READ_SECONDS = 1.0  # of a result that is there
 ANSWER_SECONDS = 60.0  # of a worker that is asked whether it lives, when another one has died
 
 
@@ -39,7 +40,7 @@ class Host:
         self._worker: ReplicaWorker | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the worker."""
+        """WorkerCall a method of the worker."""
         if self._worker is None:
             from tinker.local.engines.replicas.worker import ReplicaWorker
 
@@ -48,12 +49,12 @@ class Host:
 
     def address(self) -> str:
         """Return the address of its machine."""
-        address: str = ray.util.get_node_ip_address()
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return address
 
 
 @attrs.frozen(eq=False)
-class Call:
+class WorkerCall:
     """A call of one worker's method."""
 
     rank: int
@@ -65,10 +66,11 @@ class Workers:
     """The actors by rank, and in ``processes`` how often each was started."""
 
     def __init__(self, model: str | None, placement: Placement) -> None:
-        self._owns_ray = not ray.is_initialized()
-        if self._owns_ray:
+        is_joined = ray.is_initialized()
+        if not is_joined:
             _start_ray(placement.ray)
-        found: dict[str, float] = ray.cluster_resources()
+        self._owns_ray = not is_joined and placement.ray is None
+        found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         has_gpus = placement.device != "cpu" and found.get("GPU", 0) > 0
         threads = max(1, int(found.get("CPU", 1)) // placement.replicas)
         make: Any = ray.remote(num_cpus=0, num_gpus=int(has_gpus), scheduling_strategy="SPREAD")(Host)
@@ -79,24 +81,24 @@ class Workers:
     def __len__(self) -> int:
         return len(self._actors)
 
-    def call(self, calls: Iterable[Call], seconds: float = CALL_SECONDS) -> list[Any]:
+    def call(self, calls: Iterable[WorkerCall], seconds: float = CALL_SECONDS) -> list[Any]:
         """Make these calls at once and return their results, an exception for each that failed or was lost."""
-        return [
-            _finish(reference, seconds)
-            for reference in [self._actors[call.rank].call.remote(call.method, *call.arguments) for call in calls]
-        ]
+        return _finish([self._actors[call.rank].call.remote(call.method, *call.arguments) for call in calls], seconds)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call all of them alike; raises the first failure."""
-        return require_all(self.call(Call(rank, method, arguments) for rank in range(len(self))))
+        """WorkerCall all of them alike; raises the first failure."""
+        return require_all(self.call(WorkerCall(rank, method, arguments) for rank in range(len(self))))
 
     def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
-        """Call one of them; raises its failure."""
-        return require_all(self.call([Call(rank, method, arguments)]))[0]
+        """WorkerCall one of them; raises its failure."""
+        return require_all(self.call([WorkerCall(rank, method, arguments)]))[0]
 
     def addresses(self) -> list[str]:
-        """Return the address of the machine of each worker. Raises WorkersLost if the cluster has no room for one."""
-        return require_all([_finish(one, ANSWER_SECONDS) for one in [actor.address.remote() for actor in self._actors]])
+        """Return the address of the machine of each worker, once all are placed. Raises NoPlace if one is not."""
+        try:
+            return require_all(_finish([actor.address.remote() for actor in self._actors], ANSWER_SECONDS))
+        except WorkersLost as error:
+            raise NoPlace(str(error)) from error
 
     def replace(self, rank: int) -> None:
         """End a worker, if it has not ended, and start another one."""
@@ -104,23 +106,32 @@ class Workers:
         self._actors[rank] = self._make()
         self.processes[rank] += 1
 
-    def store(self, value: object) -> Any:
-        """Return a reference to a value, which calls pass as the value; it lives as long as the reference."""
-        return ray.put(value)
+    def restart(self) -> None:
+        """End all of them, with Ray where this has started it, and start them again."""
+        self.close()
+        if self._owns_ray:
+            _start_ray(None)
+        self._actors = [self._make() for _ in self._actors]
+        self.processes = [count + 1 for count in self.processes]
 
     def close(self) -> None:
         """End them, and Ray where this has started it."""
-        if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor)
-            if self._owns_ray:
-                ray.shutdown()
+        if self._owns_ray:
+            ray.shutdown()
+        for actor in self._actors if ray.is_initialized() else ():
+            ray.kill(actor)
 
 
-def _finish(reference: Any, seconds: float) -> Any:
-    """Return the result of a call, or its exception."""
+def _finish(references: list[Any], seconds: float) -> list[Any]:
+    """Wait for calls, and return the result or the exception of each."""
+    if references:
+        ray.wait(references, num_returns=len(references), timeout=seconds)
+    return [_read(reference) for reference in references]
+
+
+def _read(reference: Any) -> Any:
     try:
-        return ray.get(reference, timeout=seconds)
+        return ray.get(reference, timeout=READ_SECONDS)
     except exceptions.RayTaskError as error:
         return error.cause
     except exceptions.RayError as error:

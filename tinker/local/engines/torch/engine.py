@@ -81,6 +81,7 @@ class TorchEngine:
         self.base_model: str = public_name(source)
         self.aliases: frozenset[str] = directory_names(source)
         self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
+        self.restarts: tuple[int, ...] = ()
         self.adapter_files: frozenset[str] = PEFT_FILES
         self._model, self._tokenizer = load_model(source, place)
         text = self._model.config.get_text_config()
