@@ -27,7 +27,7 @@ from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.opening import Placement, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, TrainingExample
 from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
-from tinker.local.engines.replicas.messages import AdapterState, NewJob, Turn
+from tinker.local.engines.replicas.messages import AdapterState, NewJob, SampleTurn
 from tinker.local.engines.replicas.worker import ReplicaWorker
 from tinker.local.engines.torch import TorchEngine
 
@@ -175,7 +175,7 @@ def test_weights_are_forgotten_with_their_last_reference(two: ReplicatedEngine) 
     two.create_adapter("frozen", SPEC)
     numbers = [two.snapshot("frozen").number for _ in range(3)]
     kept = two.snapshot("frozen")
-    for held in two.workers.call_all("held"):
+    for held in two.workers.call_all("find_held"):
         assert not set(numbers) & held.frozen
         assert kept.number in held.frozen
 
@@ -279,11 +279,11 @@ def test_a_fault_is_that_of_the_whole_data(alone: ReplicaWorker) -> None:
 def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
     """A job that is dropped is not returned, and a new batch begins without the jobs of the one before."""
     new = NewJob(number=7, job=job(1, max_tokens=100), weights=None, is_heard=True)
-    first = alone.sample(Turn(batch=1, limit=1000, new=[new], dropped=[]))
+    first = alone.sample(SampleTurn(batch=1, limit=1000, new=[new], dropped=[]))
     assert first.tokens > 0 or first.ended
-    assert alone.sample(Turn(batch=1, limit=1000, new=[], dropped=[7])).tokens == 0
-    alone.sample(Turn(batch=1, limit=1000, new=[attrs.evolve(new, number=8)], dropped=[]))
-    assert alone.sample(Turn(batch=2, limit=1000, new=[], dropped=[])).tokens == 0
+    assert alone.sample(SampleTurn(batch=1, limit=1000, new=[], dropped=[7])).tokens == 0
+    alone.sample(SampleTurn(batch=1, limit=1000, new=[attrs.evolve(new, number=8)], dropped=[]))
+    assert alone.sample(SampleTurn(batch=2, limit=1000, new=[], dropped=[])).tokens == 0
 
 
 def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:

@@ -129,12 +129,7 @@ class State(ServerEvents):
         self._locked = LockedData(lock, self._shared)
         openers = [open_engine] if callable(open_engine) else open_engine
         pairs = itertools.zip_longest(openers, samplers[: len(openers)])
-        self.served: ServedModels = ServedModels(
-            [
-                ServedModel(one, self._new_samples(self.settings.sample_batch_tokens), self._new_samples(sys.maxsize), other)
-                for one, other in pairs
-            ]
-        )
+        self.served: ServedModels = ServedModels([self._new_model(*pair) for pair in pairs])
         self._worker: Worker[Engine] = Worker(self.served.models[0].open, lock, clock)
         self._samplers: list[Worker[Sampler]] = []
         self._add_queues(lock)
@@ -225,6 +220,11 @@ class State(ServerEvents):
         queue, served = ModelQueue(self.futures, self.settings.gap_seconds), self.served.find(engine_model)
         self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
+
+    def _new_model(self, open_engine: OpenEngine, open_sampler: OpenSampler | None) -> ServedModel:
+        """Make a model; a sampler that is elsewhere has limits of its own."""
+        own = self._new_samples(self.settings.sample_batch_tokens)
+        return ServedModel(open_engine, own if open_sampler is None else self._new_samples(sys.maxsize), open_sampler, own)
 
     def _new_samples(self, batch_tokens: int) -> SampleQueue:
         return SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)

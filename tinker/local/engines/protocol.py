@@ -213,7 +213,7 @@ class SampleBatch(Protocol):
         ...
 
 
-class Reader(Protocol):
+class InputReader(Protocol):
     """A model that reads inputs."""
 
     @property
@@ -227,7 +227,7 @@ class Reader(Protocol):
         ...
 
 
-class Trainer(Reader, Protocol):
+class TrainingEngine(InputReader, Protocol):
     """One frozen base model with LoRA adapters, addressed by an id that the server chooses."""
 
     @property
@@ -308,7 +308,7 @@ class Trainer(Reader, Protocol):
         ...
 
 
-class Sampler(Reader, Protocol):
+class Sampler(InputReader, Protocol):
     """Samples of one base model, with or without an adapter. It may be elsewhere, and have limits other than the trainer's."""
 
     def load_snapshot(self, directory: Path) -> object:
@@ -328,7 +328,7 @@ class Sampler(Reader, Protocol):
         ...
 
 
-class Engine(Trainer, Sampler, Protocol):
+class Engine(TrainingEngine, Sampler, Protocol):
     """A trainer that is its own sampler."""
 
     def snapshot(self, adapter_id: str) -> object:

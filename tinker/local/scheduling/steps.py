@@ -12,11 +12,11 @@ from tinker.local.storage.futures import RequestFailure
 Opened = TypeVar("Opened")
 Opened_contra = TypeVar("Opened_contra", contravariant=True)
 Open: TypeAlias = Callable[[], Opened]
-Step: TypeAlias = Callable[[Open[Opened]], None]
+WorkerStep: TypeAlias = Callable[[Open[Opened]], None]
 OpenEngine: TypeAlias = Open[Engine]
 OpenSampler: TypeAlias = Open[Sampler]
-EngineStep: TypeAlias = Step[Engine]
-SampleStep: TypeAlias = Step[Sampler]
+EngineStep: TypeAlias = WorkerStep[Engine]
+SampleStep: TypeAlias = WorkerStep[Sampler]
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
@@ -27,7 +27,7 @@ class ModelNotLoaded(Exception):
 class StepQueue(Protocol[Opened_contra]):
     """A source of steps, each of which opens the engine or sampler that it works with."""
 
-    def take(self, now: float) -> Step[Opened_contra] | None:
+    def take(self, now: float) -> WorkerStep[Opened_contra] | None:
         """Return the next step that may run now."""
         ...
 

@@ -25,8 +25,8 @@ from tinker.local.scheduling.steps import (
     Opened,
     OpenEngine,
     OpenSampler,
-    Step,
     StepQueue,
+    WorkerStep,
     log,
 )
 from tinker.local.storage.futures import RequestFailure, ServerFuture
@@ -40,11 +40,15 @@ class ServedModel:
     """
 
     def __init__(
-        self, open_engine: OpenEngine, scores: SampleQueue, samples: SampleQueue, open_sampler: OpenSampler | None = None
+        self,
+        open_engine: OpenEngine,
+        samples: SampleQueue,
+        open_sampler: OpenSampler | None = None,
+        scores: SampleQueue | None = None,
     ) -> None:
         self._open, self._open_sampler = open_engine, open_sampler
-        self.scores = scores
-        self.samples = scores if open_sampler is None else samples
+        self.samples = samples
+        self.scores = scores or samples
         self.engine: Engine | None = None
         self.sampler: Sampler | None = None
 
@@ -143,7 +147,7 @@ class Lane(Generic[Opened]):
         self.open_engine = open_engine
         self.used = used
 
-    def take(self, now: float) -> Step[Opened] | None:
+    def take(self, now: float) -> WorkerStep[Opened] | None:
         for _ in range(len(self.queues)):
             queue = self.queues[0]
             self.queues.rotate(-1)
@@ -161,7 +165,7 @@ class Worker(Generic[Opened]):
         self._open, self._clock = open_engine, clock
         self._wake = threading.Condition(lock)
         self._lanes: dict[str, Lane[Opened]] = {}
-        self._tasks: deque[tuple[Step[Opened], Open[Opened]]] = deque()
+        self._tasks: deque[tuple[WorkerStep[Opened], Open[Opened]]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
         self.closed: ServerFuture = ServerFuture("the engine's thread")
@@ -181,7 +185,7 @@ class Worker(Generic[Opened]):
                 if queue in lane.queues:
                     lane.queues.remove(queue)
 
-    def submit_task(self, step: Step[Opened], open_engine: Open[Opened] | None = None) -> None:
+    def submit_task(self, step: WorkerStep[Opened], open_engine: Open[Opened] | None = None) -> None:
         """Run a step of no queue, before any other."""
         with self._wake:
             self._tasks.append((step, open_engine or self._open))
@@ -219,7 +223,7 @@ class Worker(Generic[Opened]):
         finally:
             self.closed.resolve(WORKER_CLOSED)
 
-    def _carry_out(self, lane: Lane[Opened], step: Step[Opened]) -> None:
+    def _carry_out(self, lane: Lane[Opened], step: WorkerStep[Opened]) -> None:
         """Take a step, whose time counts for its lane."""
         began = self._clock()
         try:
@@ -228,7 +232,7 @@ class Worker(Generic[Opened]):
             log.exception("internal error in a step; continuing with the next one")
         lane.used += self._clock() - began
 
-    def _next(self) -> tuple[Lane[Opened], Step[Opened]] | None:
+    def _next(self) -> tuple[Lane[Opened], WorkerStep[Opened]] | None:
         with self._wake:
             while not self._closing:
                 if self._tasks:
@@ -241,7 +245,7 @@ class Worker(Generic[Opened]):
                 self._wake.wait(max(0.0, min(times) - now) if times else None)
             return None
 
-    def _take(self, now: float) -> tuple[Lane[Opened], Step[Opened]] | None:
+    def _take(self, now: float) -> tuple[Lane[Opened], WorkerStep[Opened]] | None:
         """Take a step from the lane that has used the least; among equals, from the one whose turn is the longest ago."""
         tried: list[Lane[Opened]] = []
         for name, lane in sorted(self._lanes.items(), key=lambda item: item[1].used):

@@ -12,8 +12,8 @@ import attrs
 
 from tinker.local.engines.inputs import check_job, noise_seed
 from tinker.local.engines.protocol import EngineError, SampleJob, SampleResult
-from tinker.local.engines.replicas.messages import DrawnToken, Files, NewJob, Turn, TurnResult, WorkersLost
-from tinker.local.engines.replicas.workers import Call
+from tinker.local.engines.replicas.messages import Files, HeardToken, NewJob, SampleTurn, SampleTurnResult, WorkersLost
+from tinker.local.engines.replicas.workers import WorkerCall
 
 if TYPE_CHECKING:
     from tinker.local.engines.replicas.engine import ReplicatedEngine
@@ -49,7 +49,7 @@ class SpreadJob:
         bare = attrs.evolve(self.job, weights=None, listener=None)
         return NewJob(number=self.number, job=bare, weights=weights, is_heard=self.job.listener is not None)
 
-    def hear(self, drawn: DrawnToken) -> bool:
+    def hear(self, drawn: HeardToken) -> bool:
         """Pass a token on, once; return whether more are wanted."""
         if self.repeated[drawn.index]:
             self.repeated[drawn.index] -= 1
@@ -94,9 +94,9 @@ class ReplicatedBatch:
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         ended = self._give_up()
         ranks = sorted({one.rank for one in self._jobs.values()} | {rank for rank, some in enumerate(self._dropped) if some})
-        outcomes = self._engine.workers.call([Call(rank, "sample", (self._next_turn(rank),)) for rank in ranks])
+        outcomes = self._engine.workers.call([WorkerCall(rank, "sample", (self._next_turn(rank),)) for rank in ranks])
         for rank, outcome in zip(ranks, outcomes, strict=True):
-            if isinstance(outcome, TurnResult):
+            if isinstance(outcome, SampleTurnResult):
                 ended += self._take(rank, outcome)
         for failure in (one for one in outcomes if isinstance(one, Exception)):
             if not isinstance(failure, WorkersLost):
@@ -113,13 +113,13 @@ class ReplicatedBatch:
             self._forget(one)
         return [(one.ticket, WorkersLost(f"{MOST_DEATHS} workers died while they sampled this")) for one in hopeless]
 
-    def _next_turn(self, rank: int) -> Turn:
+    def _next_turn(self, rank: int) -> SampleTurn:
         process = self._engine.workers.processes[rank]
         new = [one.send(process) for one in self._jobs.values() if one.rank == rank and one.process != process]
         dropped, self._dropped[rank] = self._dropped[rank], []
-        return Turn(batch=self._number, limit=self._limit, new=new, dropped=dropped)
+        return SampleTurn(batch=self._number, limit=self._limit, new=new, dropped=dropped)
 
-    def _take(self, rank: int, result: TurnResult) -> list[tuple[object, SampleResult | Exception]]:
+    def _take(self, rank: int, result: SampleTurnResult) -> list[tuple[object, SampleResult | Exception]]:
         self._tokens[rank] = result.tokens
         unwanted = {one.number for one in result.drawn if one.number in self._jobs and not self._jobs[one.number].hear(one)}
         ended = [(self._jobs.pop(number).ticket, outcome) for number, outcome in result.ended if number in self._jobs]

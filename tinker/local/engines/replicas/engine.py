@@ -23,8 +23,17 @@ from tinker.local.engines.inputs import check_data, check_step
 from tinker.local.engines.opening import Placement
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
 from tinker.local.engines.replicas.batch import ReplicatedBatch, StoredWeights
-from tinker.local.engines.replicas.messages import AdapterState, Facts, Files, Held, Metrics, NoPlace, WorkersLost, write_files
-from tinker.local.engines.replicas.workers import ANSWER_SECONDS, Call, Workers, require_all
+from tinker.local.engines.replicas.messages import (
+    AdapterState,
+    Files,
+    ModelFacts,
+    NoPlace,
+    StepMetrics,
+    WorkerHoldings,
+    WorkersLost,
+    write_files,
+)
+from tinker.local.engines.replicas.workers import ANSWER_SECONDS, WorkerCall, Workers, require_all
 
 T = TypeVar("T")
 Loss: TypeAlias = tuple[Sequence[TrainingExample], str, Mapping[str, float | str]]
@@ -97,9 +106,9 @@ class ReplicatedEngine:
         self.adapter_files: frozenset[str] = facts.adapter_files
         self.vocabulary: int = facts.vocabulary
 
-    def _start(self) -> Facts:
+    def _start(self) -> ModelFacts:
         self.workers.addresses()
-        facts: Facts = self.workers.call_all("describe")[0]
+        facts: ModelFacts = self.workers.call_all("describe")[0]
         self._form_group()
         return facts
 
@@ -178,7 +187,7 @@ class ReplicatedEngine:
         shares = split_data([len(datum.tokens) for datum in data], len(self.workers))
         results: list[LossResult] = require_all(
             self.workers.call(
-                Call(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
+                WorkerCall(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
                 for rank, share in enumerate(shares)
                 if share
             )
@@ -194,7 +203,7 @@ class ReplicatedEngine:
         check_step(params)
         run.begun = number = run.begun + 1
         try:
-            metrics: Metrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, number, params), run)[0]
+            metrics: StepMetrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, number, params), run)[0]
         except Exception:
             self._retry(lambda: self._rebuild(adapter_id, run))  # it may be summed already
             raise
@@ -257,14 +266,14 @@ class ReplicatedEngine:
             self.workers.restart()
             lost = list(ranks)
         else:
-            answers = self.workers.call([Call(rank, "leave") for rank in ranks], ANSWER_SECONDS)
+            answers = self.workers.call([WorkerCall(rank, "leave") for rank in ranks], ANSWER_SECONDS)
             lost = [rank for rank in ranks if isinstance(answers[rank], Exception)]
             for rank in lost:
                 self.workers.replace(rank)
         self.workers.addresses()
         self._send(lost, "describe")  # loads the model
         self._form_group()
-        held: list[Held] = [Held() if rank in lost else answers[rank] for rank in ranks]
+        held: list[WorkerHoldings] = [WorkerHoldings() if rank in lost else answers[rank] for rank in ranks]
         for weights in list(self._frozen.values()):
             without = [rank for rank in ranks if weights.number not in held[rank].frozen]
             self._send(without, "freeze", weights.number, weights.files, [])
@@ -272,12 +281,12 @@ class ReplicatedEngine:
             self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
 
     def _send(self, ranks: Sequence[int], method: str, *arguments: Any) -> None:
-        require_all(self.workers.call([Call(rank, method, arguments) for rank in ranks]))
+        require_all(self.workers.call([WorkerCall(rank, method, arguments) for rank in ranks]))
 
     def _form_group(self) -> None:
         host, size = self.workers.addresses()[0], len(self.workers)
         port: int = self.workers.call_one(0, "meet", host)
-        require_all(self.workers.call(Call(rank, "join", (rank, size, host, port)) for rank in range(size)))
+        require_all(self.workers.call(WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size)))
 
     def _restore(self, adapter_id: str, run: Run, held: Sequence[int]) -> None:
         """Make an adapter equal on all workers, which have it after ``held`` steps, -1 where they have none."""

@@ -12,7 +12,7 @@ import attrs
 from tinker.local.engines.protocol import SampleJob, SampleResult
 
 Files: TypeAlias = Mapping[str, bytes]
-Metrics: TypeAlias = dict[str, float]
+StepMetrics: TypeAlias = dict[str, float]
 Ended: TypeAlias = tuple[int, SampleResult | Exception]
 
 
@@ -25,7 +25,7 @@ class NoPlace(WorkersLost):
 
 
 @attrs.frozen(kw_only=True)
-class Held:
+class WorkerHoldings:
     """What a worker has: the steps that each adapter has taken, and the numbers of weights to sample from."""
 
     steps: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
@@ -33,7 +33,7 @@ class Held:
 
 
 @attrs.frozen(kw_only=True)
-class Facts:
+class ModelFacts:
     """The properties of the model that the workers have loaded. ``pid`` is that of the worker."""
 
     base_model: str
@@ -51,11 +51,11 @@ class AdapterState:
 
     files: Files
     steps: int = 0
-    metrics: Metrics = attrs.field(factory=lambda: dict[str, float]())
+    metrics: StepMetrics = attrs.field(factory=lambda: dict[str, float]())
 
 
 @attrs.frozen
-class DrawnToken:
+class HeardToken:
     """A token of a job for its listener."""
 
     number: int
@@ -76,7 +76,7 @@ class NewJob:
 
 
 @attrs.frozen(kw_only=True)
-class Turn:
+class SampleTurn:
     """Work of the samples in ``batch``: jobs that begin, and those that are dropped."""
 
     batch: int
@@ -86,11 +86,11 @@ class Turn:
 
 
 @attrs.frozen(kw_only=True)
-class TurnResult:
+class SampleTurnResult:
     """The tokens that the samples hold after a turn, those drawn for listeners, and the jobs that ended."""
 
     tokens: int
-    drawn: Sequence[DrawnToken]
+    drawn: Sequence[HeardToken]
     ended: Sequence[Ended]
 
 

@@ -22,14 +22,14 @@ from tinker.local.engines.opening import PACKAGED_MODEL, Placement
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
 from tinker.local.engines.replicas.messages import (
     AdapterState,
-    DrawnToken,
     Ended,
-    Facts,
     Files,
-    Held,
-    Metrics,
-    Turn,
-    TurnResult,
+    HeardToken,
+    ModelFacts,
+    SampleTurn,
+    SampleTurnResult,
+    StepMetrics,
+    WorkerHoldings,
     WorkersLost,
     read_files,
     write_files,
@@ -48,14 +48,14 @@ class ReplicaWorker(TorchEngine):
     def __init__(self, model: str | None, placement: Placement, threads: int) -> None:
         torch.set_num_threads(threads)
         super().__init__(model or PACKAGED_MODEL, **placement.of_engine())
-        self._done: dict[str, tuple[int, Metrics]] = {}
+        self._done: dict[str, tuple[int, StepMetrics]] = {}
         self._frozen: dict[int, LoraWeights] = {}
         self._turns: _Turns | None = None
         self._store: TCPStore | None = None
 
-    def describe(self) -> Facts:
+    def describe(self) -> ModelFacts:
         """Return what the engine that the server sees needs to know."""
-        return Facts(
+        return ModelFacts(
             base_model=self.base_model,
             aliases=self.aliases,
             tokenizer_id=self.tokenizer_id,
@@ -67,16 +67,16 @@ class ReplicaWorker(TorchEngine):
 
     # The group
 
-    def leave(self) -> Held:
+    def leave(self) -> WorkerHoldings:
         """Leave the group, if there is one, and return what this worker has."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        return self.held()
+        return self.find_held()
 
-    def held(self) -> Held:
+    def find_held(self) -> WorkerHoldings:
         """Return what this worker has."""
         steps = {adapter_id: steps for adapter_id, (steps, _) in self._done.items()}
-        return Held(steps=steps, frozen=frozenset(self._frozen))
+        return WorkerHoldings(steps=steps, frozen=frozenset(self._frozen))
 
     def meet(self, host: str) -> int:
         """Open the port on which a new group meets, at the worker of rank 0, and return it."""
@@ -120,7 +120,7 @@ class ReplicaWorker(TorchEngine):
         """Forget the gradient of this worker."""
         self._adapter(adapter_id).gradient = None
 
-    def take_step(self, adapter_id: str, number: int, params: Adam | Dimuon) -> Metrics:
+    def take_step(self, adapter_id: str, number: int, params: Adam | Dimuon) -> StepMetrics:
         """Sum the gradients of all workers and take step ``number``; one that was taken returns its metrics again."""
         if self._done[adapter_id][0] < number:
             self._sum_gradients(adapter_id)
@@ -172,21 +172,21 @@ class ReplicaWorker(TorchEngine):
         with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
             self._frozen[number] = self.load_snapshot(write_files(files, Path(folder)))
 
-    def sample(self, turn: Turn) -> TurnResult:
+    def sample(self, turn: SampleTurn) -> SampleTurnResult:
         """Sample for a moment, or until a job ends."""
         if self._turns is None or self._turns.batch_number != turn.batch:
             self._turns = _Turns(turn.batch, self.open_batch(turn.limit))
         return self._turns.run(turn, self._frozen)
 
 
-class _Listener:
+class _TurnListener:
     """Writes down the tokens of one job."""
 
-    def __init__(self, number: int, drawn: list[DrawnToken]) -> None:
+    def __init__(self, number: int, drawn: list[HeardToken]) -> None:
         self._number, self._drawn = number, drawn
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        self._drawn.append(DrawnToken(self._number, index, token, logprob, stop_reason))
+        self._drawn.append(HeardToken(self._number, index, token, logprob, stop_reason))
         return True
 
 
@@ -197,9 +197,9 @@ class _Turns:
         self.batch_number = batch_number
         self._batch = batch
         self._jobs: set[int] = set()
-        self._drawn: list[DrawnToken] = []
+        self._drawn: list[HeardToken] = []
 
-    def run(self, turn: Turn, weights: Mapping[int, LoraWeights]) -> TurnResult:
+    def run(self, turn: SampleTurn, weights: Mapping[int, LoraWeights]) -> SampleTurnResult:
         """Carry out a turn."""
         until = time.monotonic() + TURN_SECONDS
         for number in turn.dropped:
@@ -211,13 +211,13 @@ class _Turns:
             self._jobs -= {number for number, _ in ended}
         drawn = list(self._drawn)
         self._drawn.clear()
-        return TurnResult(tokens=self._batch.tokens, drawn=drawn, ended=ended)
+        return SampleTurnResult(tokens=self._batch.tokens, drawn=drawn, ended=ended)
 
-    def _begin(self, turn: Turn, weights: Mapping[int, LoraWeights]) -> list[Ended]:
+    def _begin(self, turn: SampleTurn, weights: Mapping[int, LoraWeights]) -> list[Ended]:
         """Add the new jobs; return those that are refused."""
         refused: list[Ended] = []
         for new in turn.new:
-            listener = _Listener(new.number, self._drawn) if new.is_heard else None
+            listener = _TurnListener(new.number, self._drawn) if new.is_heard else None
             frozen = None if new.weights is None else weights[new.weights]
             try:
                 self._batch.add(new.number, attrs.evolve(new.job, weights=frozen, listener=listener))

@@ -37,7 +37,7 @@ class Host:
         self._worker: ReplicaWorker | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the worker."""
+        """WorkerCall a method of the worker."""
         if self._worker is None:
             from tinker.local.engines.replicas.worker import ReplicaWorker
 
@@ -51,7 +51,7 @@ class Host:
 
 
 @attrs.frozen(eq=False)
-class Call:
+class WorkerCall:
     """A call of one worker's method."""
 
     rank: int
@@ -78,17 +78,17 @@ class Workers:
     def __len__(self) -> int:
         return len(self._actors)
 
-    def call(self, calls: Iterable[Call], seconds: float = CALL_SECONDS) -> list[Any]:
+    def call(self, calls: Iterable[WorkerCall], seconds: float = CALL_SECONDS) -> list[Any]:
         """Make these calls at once and return their results, an exception for each that failed or was lost."""
         return _finish([self._actors[call.rank].call.remote(call.method, *call.arguments) for call in calls], seconds)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call all of them alike; raises the first failure."""
-        return require_all(self.call(Call(rank, method, arguments) for rank in range(len(self))))
+        """WorkerCall all of them alike; raises the first failure."""
+        return require_all(self.call(WorkerCall(rank, method, arguments) for rank in range(len(self))))
 
     def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
-        """Call one of them; raises its failure."""
-        return require_all(self.call([Call(rank, method, arguments)]))[0]
+        """WorkerCall one of them; raises its failure."""
+        return require_all(self.call([WorkerCall(rank, method, arguments)]))[0]
 
     def addresses(self) -> list[str]:
         """Return the address of the machine of each worker, once all are placed. Raises NoPlace if one is not."""
