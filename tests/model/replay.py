@@ -271,10 +271,8 @@ def _refusal(status: int) -> Response:
 def _number(request: PreparedRequest) -> tuple[int, int]:
     """Return the number and the known failure of a request as the model counts."""
     known = int(request.headers["X-Tinker-Known-Failure"])
-    if request.record is None:
-        number = proto.decode_forward_backward(b"".join(request.body)).seq_id
-    else:
-        number = request.record.seq_id  # type: ignore[attr-defined]
+    record: Any = request.record
+    number = proto.decode_forward_backward(b"".join(request.body)).seq_id if record is None else record.seq_id
     return number - WARM_UP, known and known - WARM_UP
 
 

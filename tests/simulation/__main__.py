@@ -12,6 +12,7 @@ import time
 from collections import Counter
 
 from simulation.shrink import shrink
+from simulation.sometimes import SOMETIMES, list_unreached
 from simulation.world import Plan, make_plan, run_episode
 
 LENGTH = 100  # operations of one episode
@@ -38,6 +39,8 @@ def main() -> int:
         if episode % 10 == 0:
             gc.collect()
     print(f"{done:,} operations in {episode} episodes, {time.process_time() - began:.0f} s of the processor")
+    unreached = list_unreached(reached)
+    print(f"{len(SOMETIMES) - len(unreached)} of {len(SOMETIMES)} rare states reached; not: {', '.join(unreached) or 'none'}")
     if options.reached:
         print(*(f"{count:8} {name}" for name, count in sorted(reached.items())), sep="\n")
     return 0

@@ -210,7 +210,7 @@ class Exchange:
         headers = {"content-type": "application/json"}
         if status == 429 and self._network.loop.random.random() < 0.5:
             headers["retry-after"] = "1"
-        self._deliver(Response(status, headers, b'{"detail":"simulated"}'))
+        self._deliver(Response(status, headers, b'{"detail":"simulated %d"}' % self._number))
 
     def _deliver(self, response: Response) -> None:
         self._network.note(f"#{self._number} is answered {response.status} {response.content[:100]!r}")

@@ -208,7 +208,8 @@ class User:
 
     def _note(self, call: Call) -> None:
         error = call.error
-        self.world.reached[f"received {call.kind} {type(error).__name__}"] += error is not None
+        if error is not None:
+            self.world.reached[f"received {call.kind} {type(error).__name__}"] += 1
         if call.is_stopped:
             self.world.reached["not run" if "was not run" in str(error) else "not sent"] += 1
 
