@@ -24,7 +24,7 @@ from tinker.local.engines.torch.image_rows import count_shift
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixture
 
-Columns: TypeAlias = Sequence[tuple[torch.Tensor, ...]]  # keys and values of each layer, ``[heads, tokens, size]``
+LayerColumns: TypeAlias = Sequence[tuple[torch.Tensor, ...]]  # keys and values of each layer, ``[heads, tokens, size]``
 _STATES = {"conv_states": "update_conv_state", "recurrent_states": "update_recurrent_state"}
 KINDS = frozenset(  # of layers whose rows can be chosen and joined here, by name: older versions of transformers lack some
     {
@@ -45,7 +45,7 @@ class RowStates:
     ``end`` is what the others hold after the last of the tokens: a window of columns, or states. None where it was not kept.
     """
 
-    columns: Columns = ()
+    columns: LayerColumns = ()
     end: Sequence[torch.Tensor | None] | None = None
 
     @property
