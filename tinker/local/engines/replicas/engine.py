@@ -31,6 +31,8 @@ from tinker.local.engines.replicas.messages import (
     StepMetrics,
     WorkerHoldings,
     WorkersLost,
+    merge_metrics,
+    split_data,
     write_files,
 )
 from tinker.local.engines.replicas.workers import ANSWER_SECONDS, WorkerCall, Workers, require_all
@@ -38,7 +40,6 @@ from tinker.local.engines.replicas.workers import ANSWER_SECONDS, WorkerCall, Wo
 T = TypeVar("T")
 Loss: TypeAlias = tuple[Sequence[TrainingExample], str, Mapping[str, float | str]]
 ATTEMPTS = 3  # of a call during which workers die
-MERGE: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "min": min, "max": max}
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
@@ -308,31 +309,6 @@ class ReplicatedEngine:
         self.workers.call_all("clear_gradient", adapter_id)
         for loss in run.losses:
             self._compute(adapter_id, loss, backward=True)
-
-
-def split_data(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Return the places of the data of each worker, so that all have about as many tokens; some may have none.
-
-    >>> split_data([3, 9, 5, 1], 2)
-    [[1], [0, 2, 3]]
-    """
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        rank = loads.index(min(loads))
-        shares[rank].append(place)
-        loads[rank] += lengths[place]
-    return [sorted(share) for share in shares]
-
-
-def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the metrics of shares of the data by the reduction that each name ends with.
-
-    >>> merge_metrics([{"loss:sum": 1.0, "ratio:max": 2.0}, {"loss:sum": 0.5}])
-    {'loss:sum': 1.5, 'ratio:max': 2.0}
-    """
-    names = dict.fromkeys(itertools.chain(*parts))
-    return {name: MERGE[name.rpartition(":")[2]]([part[name] for part in parts if name in part]) for name in names}
 
 
 def _read_folder(folder: Path) -> Files:

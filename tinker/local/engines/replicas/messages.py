@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ from tinker.local.engines.protocol import SampleJob, SampleResult
 Files: TypeAlias = Mapping[str, bytes]
 StepMetrics: TypeAlias = dict[str, float]
 Ended: TypeAlias = tuple[int, SampleResult | Exception]
+MERGE: Mapping[str, Callable[[Iterable[float]], float]] = {"sum": sum, "min": min, "max": max}  # by the end of its name
 
 
 class WorkersLost(Exception):
@@ -106,3 +108,37 @@ def write_files(files: Files, folder: Path) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def split_data(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Return the places of the data of each worker, so that all have about as many tokens; some may have none.
+
+    >>> split_data([3, 9, 5, 1], 2)
+    [[1], [0, 2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        rank = loads.index(min(loads))
+        shares[rank].append(place)
+        loads[rank] += lengths[place]
+    return [sorted(share) for share in shares]
+
+
+def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the metrics of shares of the data by the reduction that each name ends with; a mean is over tokens.
+
+    >>> merge_metrics([{"loss:sum": 1.0, "ratio:max": 2.0}, {"loss:sum": 0.5}])
+    {'loss:sum': 1.5, 'ratio:max': 2.0}
+    >>> merge_metrics([{"gap:mean": 4.0, "tokens:sum": 1.0}, {"gap:mean": 1.0, "tokens:sum": 2.0}])
+    {'gap:mean': 2.0, 'tokens:sum': 3.0}
+    """
+    return {name: _merge(name, [part for part in parts if name in part]) for name in dict.fromkeys(chain(*parts))}
+
+
+def _merge(name: str, parts: Sequence[Mapping[str, float]]) -> float:
+    reduction = name.rpartition(":")[2]
+    if reduction != "mean":
+        return MERGE[reduction](part[name] for part in parts)
+    tokens = sum(part["tokens:sum"] for part in parts)
+    return sum(part[name] * part["tokens:sum"] for part in parts) / tokens if tokens else 0.0
