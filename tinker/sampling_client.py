@@ -13,7 +13,7 @@ from tinker._http import sampling_policy
 from tinker._runtime import Runtime
 from tinker._sampling import (
     SampleOptions,
-    Sampler,
+    SamplerConnection,
     SamplerState,
     StoredModel,
     check_prompt,
@@ -56,7 +56,7 @@ class SamplingClient(Signposted, ReadyClient):
     }
 
     @name_maker("ServiceClient.create_sampling_client(base_model=...)")
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: SamplerConnection) -> None:
         self._sampler = sampler
         self._ready = sampler.created
 
@@ -295,7 +295,7 @@ def open_sampling_client(
     source = StoredModel(base_model=base_model, model_path=model_path)
     policy = sampling_policy(retry_config)
     return SamplingClient(
-        Sampler(runtime, "create_sampling_client", source, policy=policy, record_stability_info=record_stability_info)
+        SamplerConnection(runtime, "create_sampling_client", source, policy=policy, record_stability_info=record_stability_info)
     )
 
 
@@ -304,5 +304,7 @@ def _restore(state: SamplerState, api_key: str | None = None) -> SamplingClient:
     source = StoredModel(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
     runtime = runtime_for(state, api_key)
     return SamplingClient(
-        Sampler(runtime, "from_sampler_handle", source, record_stability_info=state.record_stability_info, is_clone=True)
+        SamplerConnection(
+            runtime, "from_sampler_handle", source, record_stability_info=state.record_stability_info, is_clone=True
+        )
     )

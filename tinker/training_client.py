@@ -12,7 +12,7 @@ from tinker import _tokenizers
 from tinker._checks import read_flag
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
 from tinker._http import sampling_policy
-from tinker._sampling import Sampler
+from tinker._sampling import SamplerConnection
 from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
@@ -361,7 +361,7 @@ class TrainingClient(Signposted, ReadyClient):
         if name is not None:
             warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=3)
         saved = self._run.save_for_sampling(kind)
-        sampler = Sampler(
+        sampler = SamplerConnection(
             self._run.runtime,
             "create_sampling_client",
             saved,

@@ -606,6 +606,23 @@ def test_requests_after_a_received_failure(wire: Any, training: tinker.TrainingC
     assert [request.request.headers["x-tinker-known-failure"] for request in sent] == ["0", "2", "2", "2", "2", "2", "7"]
 
 
+def test_a_refusal_that_is_received_before_an_earlier_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """Whoever has the error of a refused step does not know of an earlier gradient that fails later: what is called is not run."""
+    release = wire.hold("retrieve_future")
+    failed = training.forward_backward([far(datum())], "cross_entropy")
+    wire.wait_for("retrieve_future")
+    wire.fail("optim_step", 400)
+    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
+    later = training.optim_step(ADAM)
+    wire.wait_for("retrieve_future", 2)
+    release()
+    finish(failed, later)
+    assert isinstance(later.exception(10), tinker.PrecedingRequestFailed)
+    goes_on(training, datum())
+
+
 def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """A gradient that failed after its future was cancelled stops the next step, whose error names it, once."""
     release = wire.hold("retrieve_future")

@@ -20,11 +20,20 @@ def make_api(tmp_path: Path) -> Iterator[MakeApi]:
     """Makes servers with the toy engine (or those given) and the settings given; all are closed in the end."""
     made: list[Api] = []
 
-    def make(engine: ToyEngine | Sequence[ToyEngine] | None = None, *, clock: Clock | None = None, **settings: Any) -> Api:
+    def make(
+        engine: ToyEngine | Sequence[ToyEngine] | None = None,
+        *,
+        sampler: ToyEngine | None = None,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> Api:
         engines = [engine or ToyEngine(vocabulary=512)] if engine is None or isinstance(engine, ToyEngine) else engine
         clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
         state = State(
-            [partial(_return, one) for one in engines], Settings(**{"data_dir": tmp_path / "data", **settings}), **clocks
+            [partial(_return, one) for one in engines],
+            Settings(**{"data_dir": tmp_path / "data", **settings}),
+            samplers=[] if sampler is None else [partial(_return, sampler)],
+            **clocks,
         )
         made.append(Api(state))
         return made[-1]

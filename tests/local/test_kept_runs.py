@@ -155,6 +155,23 @@ def test_samplers_of_weights_without_a_name(kept: Api, make_api: MakeApi, kind: 
     assert done(again, again.sample(sampler, 1))["sequences"][0]["tokens"] == before
 
 
+def test_a_run_whose_results_are_no_longer_kept(make_api: MakeApi) -> None:
+    """A run and its samplers go on after a kill, however long ago they were made: only results that nothing needs are dropped."""
+    kept = make_api(durability="step", max_results=1)
+    model = kept.model()
+    train(kept, model, 1, 2)
+    body = {"model_id": model, "seq_id": 5, "sampling_session_seq_id": 0, "kind": "snapshot"}
+    sampler = done(kept, kept.ok("save_weights_for_sampler", body))["sampling_session_id"]
+    before = done(kept, kept.sample(sampler, 0))["sequences"][0]["tokens"]
+    train(kept, model, 6, 1)
+    again = restart(kept, make_api)
+    assert done(again, again.sample(sampler, 1))["sequences"][0]["tokens"] == before
+    quiet = make_api(data_dir=kept.state.settings.data_dir / "other")
+    other = quiet.model()
+    train(quiet, other, 1, 3)
+    assert logprobs(again, model, 8) == logprobs(quiet, other, 7)
+
+
 def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -> None:
     """After a kill, a client's cursor still finds every sample that it has not fetched, and later ones."""
     sampler = kept.sampler(kept.session())

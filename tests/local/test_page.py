@@ -38,6 +38,7 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
     assert [one["path"] for one in facts["checkpoints"]] == [f"tinker://{model}/weights/one"]
     assert facts["tokens"] == [{"kind": "training", "base_model": "tinker/toy", "count": 4}]
     assert facts["pending"] == {"sampling": 0, "training": 0}
+    assert facts["models"][0]["restarts"] == []
     assert facts["stored_bytes"] == facts["checkpoints"][0]["nbytes"] > 0
     assert overview(api)["curves"] == overview(api, "another")["curves"] == {}
 

@@ -252,6 +252,7 @@ def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: st
     metrics = engine.forward_backward("a", data, loss_fn, {}, backward=True).metrics
     assert metrics["tokens:sum"] == 6
     assert (metrics["ratio:min"], metrics["ratio:max"]) == pytest.approx((1.0, 1.0), abs=1e-4)
+    assert 0 <= metrics["sampler_logprob_gap:mean"] <= metrics["sampler_logprob_gap:max"] < 1e-4
     assert metrics.get("clipped:sum") == (None if loss_fn == "importance_sampling" else 0.0)
     for datum in data:
         datum.loss_inputs["advantages"][:] = 0.0

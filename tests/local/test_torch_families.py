@@ -29,7 +29,7 @@ from transformers.cache_utils import DynamicCache
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
-from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import check_cache
@@ -180,17 +180,54 @@ def test_adapters_share_passes(trained: Trained) -> None:
     assert (batch.tally.passes, trained.engine._parts.is_apart) == (2, False)
 
 
+def sample(trained: Trained, *jobs: SampleJob) -> tuple[list[Any], int]:
+    """Sample jobs together. Returns the first sequence of each, and how many tokens were computed."""
+    batch, done = trained.engine.open_batch(4000), dict[object, Any]()
+    for number, one in enumerate(jobs):
+        batch.add(number, one)
+    while len(done) < len(jobs):
+        done |= batch.step()
+    return [done[number].sequences[0] for number in range(len(jobs))], batch.tally.real
+
+
+def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+
+
 def test_a_prompt_comes_back(trained: Trained) -> None:
-    """A repeated prompt costs only its last token where the family allows it; elsewhere it is computed again, and equal."""
-    batch, seen = trained.engine.open_batch(1000), list[list[int]]()
-    for number in range(2):
-        before = batch.tally.real
-        batch.add(number, job(40, trained.adapter, max_tokens=1))
-        ((_, result),) = batch.step()
-        assert isinstance(result, SampleResult)
-        seen.append([*result.sequences[0].tokens.tolist(), batch.tally.real - before])
-    assert seen[0][0] == seen[1][0]
-    assert [computed for _, computed in seen] == [40, 1 if trained.family.has_prefixes else 40]
+    """A repeated prompt costs only its last token, whatever its layers hold; the result is equal."""
+    trained.engine._parts.prefixes = Prefixes()
+    prompts = [job(length, trained.adapter, max_tokens=1) for length in (40, 43)]
+    first, computed = sample(trained, *prompts)
+    again, computed_again = sample(trained, *prompts)
+    assert_equal(again, first)
+    assert (computed, computed_again) == (83, 2)
+
+
+def test_the_next_turn_goes_on(trained: Trained) -> None:
+    """The next turns of conversations of unlike lengths compute only what is new; they equal those that begin anew."""
+    trained.engine._parts.prefixes = Prefixes()
+    first, _ = sample(trained, *(job(length, trained.adapter) for length in (40, 47)))
+    turns = [
+        job(0, trained.adapter, tokens=np.concatenate([prompt(length), one.tokens, prompt(7)]))
+        for length, one in zip((40, 47), first, strict=True)
+    ]
+    second, computed = sample(trained, *turns)
+    assert computed == 2 * (1 + 7 + 4)  # the last token of the first turn, the new ones, and all drawn but the last
+    trained.engine._parts.prefixes = Prefixes()
+    assert_equal(second, [sample(trained, one)[0][0] for one in turns])
+
+
+def test_a_long_prompt_goes_in_pieces(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that is computed piece by piece gives what it gives at once."""
+    trained.engine._parts.prefixes = Prefixes()
+    jobs = [job(length, trained.adapter) for length in (50, 50)]
+    whole, _ = sample(trained, *jobs)
+    trained.engine._parts.prefixes = Prefixes()
+    monkeypatch.setattr(sampling, "PIECE_TOKENS", 32)
+    assert_equal(sample(trained, *jobs)[0], whole)
 
 
 def test_flags_choose_what_is_adapted(trained: Trained) -> None:
@@ -238,13 +275,13 @@ def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
 def test_the_page_has_this_table() -> None:
     """The page about the local server has the table of the families tested here, with their features."""
     lines = [
-        "| family | kind | trains | experts adapted | samples | reads images | prefix cache | adapters mixed | loads in PEFT |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| family | kind | trains | experts adapted | samples | reads images | adapters mixed | loads in PEFT |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for family in FAMILIES:
         experts = "yes" if family.has_experts else "has none"
-        images, prefixes = ("yes" if one else "no" for one in (family.reads_images, family.has_prefixes))
-        lines.append(f"| {family.name} | {family.kind} | yes | {experts} | yes | {images} | {prefixes} | yes | yes |")
+        images = "yes" if family.reads_images else "no"
+        lines.append(f"| {family.name} | {family.kind} | yes | {experts} | yes | {images} | yes | yes |")
     assert "\n".join(lines) in PAGE.read_text()
 
 

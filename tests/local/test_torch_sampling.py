@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 
 from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
-from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch import TorchEngine, sampling
+from tinker.local.engines.torch import mixture as mixture_module
 from tinker.local.engines.torch import prefixes as prefixes_module
 from tinker.local.engines.torch.decoding import NUCLEUS, truncate
 from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import MAX_RANK
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes, PrefixNode
-from tinker.local.engines.torch.rows import is_alike, split_batches
+from tinker.local.engines.torch.rows import RowStates, is_alike, make_cache, split_batches
 from tinker.local.engines.torch.sampling import PassTally, TorchBatch
 
 
@@ -121,6 +123,52 @@ def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | Non
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """Let torch have two threads in a test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+def test_a_small_pass_takes_one_thread(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """A pass below the limit runs in one thread, a larger one in all, and other passes have all again; results are equal."""
+    seen, results = list[int](), list[Any]()
+    engine._model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    data = [TrainingExample(tokens=prompt(20), loss_inputs={"target_tokens": prompt(20).astype(np.int64)})]
+    for limit, expected in ((2**28, 1), (0, threads)):
+        monkeypatch.setattr(mixture_module, "SMALL_PASS", limit)
+        seen.clear()
+        engine._parts.prefixes = Prefixes()
+        loss = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        norm = engine.optim_step("a", Adam(learning_rate=0.0))["grad_norm:mean"]
+        sampled = sample_jobs(engine, [job(40, weights=engine.snapshot("a"))])[0].sequences[0]
+        assert (set(seen), torch.get_num_threads()) == ({expected}, threads)
+        results.append([loss.metrics["loss:sum"], norm, *sampled.tokens, *sampled.logprobs])
+    assert results[0] == pytest.approx(results[1], abs=1e-5)
+
+
+def test_company_decides_no_number_of_threads(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Samples are drawn in as many threads in any number of rows, but a large training call runs in more than a small one."""
+    seen = list[int]()
+    engine._model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    for rows, limit, sampled, trained in (
+        (1, 65, 1, 1),
+        (100, 65, 1, threads),
+        (1, 64, threads, 1),
+        (100, 64, threads, threads),
+    ):
+        monkeypatch.setattr(mixture_module, "SMALL_PASS", limit * engine._model.num_parameters())
+        seen.clear()
+        sample_jobs(engine, [job(6, num_samples=rows, max_tokens=3)])
+        assert set(seen) == {sampled}
+        seen.clear()
+        data = [TrainingExample(tokens=prompt(6), loss_inputs={"target_tokens": prompt(6).astype(np.int64)})] * rows
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        assert set(seen) == {trained}
+
+
 def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
     """A dropped job frees its memory at once, the others continue, and an unknown name is ignored."""
     batch = engine.open_batch(1000)
@@ -158,6 +206,20 @@ def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
     result = finish(batch, 1)[1]
     assert spent(batch, before) == PassTally(passes=8, real=8, padded=8)
     assert tokens_of(result) == tokens_of(alone)
+
+
+def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) -> None:
+    """A cached prompt draws its first token in the pass of the samples that run; tokens are those of requests alone."""
+    jobs = [job(50, seed=number, max_tokens=12) for number in range(8)]
+    alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
+    engine._parts.prefixes = Prefixes()
+    batch, done = engine.open_batch(4000), dict[Any, Any]()
+    for number, one in enumerate(jobs):
+        batch.add(number, one)
+        done.update(batch.step())
+    done.update(finish(batch, 8))
+    assert [tokens_of(done[number]) for number in range(8)] == alone
+    assert batch.tally == PassTally(passes=12 + 7, real=50 + 11 + 7 * 12, padded=50 + 11 + 7 * 12)
 
 
 def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> None:
@@ -331,7 +393,7 @@ def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
 def states(tokens: Any) -> Any:
     """Keys and values of two layers, which identify their tokens."""
     keys = torch.from_numpy(np.asarray(tokens)).float()[None, :, None].repeat(2, 1, 3)
-    return [(keys, -keys), (keys + 0.5, -keys)]
+    return RowStates([(keys, -keys), (keys + 0.5, -keys)])
 
 
 def remember(prefixes: Prefixes, weights: Any, tokens: Any) -> list[tuple[int, int]]:
@@ -358,15 +420,50 @@ def test_the_longest_known_beginning_is_found() -> None:
     for tokens, length in ((first, 60), (second, 65), (np.concatenate([second[:50], first]), 50), (first[:SHORTEST], SHORTEST)):
         count, found = prefixes.find(None, tokens)
         assert count == length
-        for pair, expected in zip(found, states(tokens[:length]), strict=True):
+        for pair, expected in zip(found.columns, states(tokens[:length]).columns, strict=True):
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(pair, expected, strict=True))
-    assert prefixes.find(None, first[: SHORTEST - 1]) == (0, [])
-    assert prefixes.find(None, prompt(60, seed=9)) == (0, [])
+    assert prefixes.find(None, first[: SHORTEST - 1])[0] == 0
+    assert prefixes.find(None, prompt(60, seed=9))[0] == 0
+
+
+def test_a_whole_beginning_ends_where_its_end_was_kept() -> None:
+    """States that cannot be cut serve only sequences that begin with all of their tokens; each is kept once, and counted."""
+    prefixes, long, fork = Prefixes(), prompt(60), np.concatenate([prompt(45), prompt(20, seed=1)])
+    for tokens in (long, fork, long[:40], long[:40], long):
+        end = [torch.full((3,), float(len(tokens)))]
+        prefixes.add(None, tokens, lambda start, stop, tokens=tokens, end=end: kept(tokens[start:stop], end), whole=True)
+    columns = states(np.concatenate([long, fork[45:]])).nbytes
+    assert prefixes.nbytes == columns + 3 * end[0].nbytes
+    for tokens, length in ((long[:44], 40), (fork[:50], 40), (fork, 65), (np.concatenate([long, fork]), 60), (long[:39], 0)):
+        count, found = prefixes.find(None, tokens, whole=True)
+        assert count == length
+        if length:
+            assert torch.equal(found.columns[0][0], states(tokens[:length]).columns[0][0])
+            assert found.end is not None
+            assert found.end[0].tolist() == [length] * 3
+
+
+def kept(tokens: Any, end: Any) -> RowStates:
+    return RowStates(states(tokens).columns, end)
+
+
+def test_a_model_that_cannot_continue_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a prompt in two parts, with kept states between them, gives other logits, prompts are computed again."""
+    forget = {"make_cache": lambda config, rows, length: make_cache(config, [RowStates(rows[0].columns[:1] * 2)], length)}
+    for broken in ({}, forget):
+        for name, value in broken.items():
+            monkeypatch.setattr(sampling, name, value)
+        engine = TorchEngine(write_tiny_llama(tmp_path / f"{len(broken)}"), device="cpu")
+        batch = engine.open_batch(1000)
+        for number in range(2):
+            batch.add(number, job(50, max_tokens=1))
+            finish(batch, 1)
+        assert batch.tally.real == (100 if broken else 51)
 
 
 def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None:
     """The least recently used prefixes are dropped at the limit, and those of a snapshot with their weights."""
-    one = sum(tensor.nbytes for pair in states(prompt(40)) for tensor in pair)
+    one = states(prompt(40)).nbytes
     prefixes = Prefixes(3 * one)
     for seed in range(3):
         remember(prefixes, None, prompt(40, seed=seed))
@@ -398,7 +495,9 @@ def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pyte
         tokens = np.concatenate([names[number // 8 :][:SHORTEST], names[number:][:8]])
         CountedNode.reads = 0
         prefixes.add(
-            None, tokens, lambda start, end: [(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]
+            None,
+            tokens,
+            lambda start, end: RowStates([(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]),
         )
         assert CountedNode.reads < 200, number
     assert prefixes.nbytes <= 1000 * 8 * 2

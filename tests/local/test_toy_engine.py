@@ -201,6 +201,20 @@ def test_metrics_leave_out_what_teaches_nothing(engine: ToyEngine, loss_fn: str)
     assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
 
 
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo", "dro", "stable_reinforce"])
+def test_the_gap_between_sampler_and_trainer_is_a_metric(engine: ToyEngine, loss_fn: str) -> None:
+    """The mean and the largest difference of both log-probabilities are metrics, over the tokens that the metrics count."""
+    now = engine.forward_backward("a", [example()], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
+    apart = np.array([0, 0.25, -0.5, 0, 0], np.float32)
+    one = example(logprobs=now + apart, advantages=np.ones(5, np.float32))
+    metrics = engine.forward_backward("a", [one], loss_fn, {}, backward=False).metrics
+    gaps = metrics["sampler_logprob_gap:mean"], metrics["sampler_logprob_gap:max"]
+    assert gaps == pytest.approx((0.15, 0.5), rel=1e-5)
+    assert (
+        "sampler_logprob_gap:mean" not in engine.forward_backward("a", [example()], "cross_entropy", {}, backward=True).metrics
+    )
+
+
 def test_dro_counts_what_has_no_advantage(engine: ToyEngine) -> None:
     """Tokens without an advantage count in dro, because of its penalty."""
     drifting = example(logprobs=np.zeros(5, np.float32), advantages=np.zeros(5, np.float32))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from support.api import MakeApi
+from support.api import MakeApi, datum
 from tinker_wire.operations import OPERATIONS
 
 import tinker
@@ -89,6 +89,23 @@ def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
     assert samples["tinker_tokens_total", "sampling_sample", "tinker/toy"] == 4
     assert samples[("tinker_sessions",)] == samples[("tinker_training_runs",)] == 1
     assert samples["tinker_pending_requests", "sampling", "tinker/toy"] == 0
+
+
+def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> None:
+    """The metrics have the gap of the last step of each run whose losses carry the sampler's log-probabilities."""
+    pytest.importorskip("prometheus_client")
+    api = make_api()
+    session = api.session()
+    model, other = api.model(session, 0), api.model(session, 1)
+    sampled = datum([104, 101], [101, 108], logprobs=[-1.0, -2.0], advantages=[1.0, 1.0])
+    now = api.result(api.loss(model, 1, data=[sampled], loss_fn="importance_sampling"))["metrics"]
+    for run, number in ((model, 2), (other, 1)):
+        api.result(api.step(run, number))
+    samples = [line.rpartition(" ") for line in ask(api, "/metrics").text.splitlines() if "sampler_logprob_gap{" in line]
+    assert {name: float(value) for name, _, value in samples} == {
+        f'tinker_sampler_logprob_gap{{run="{model}",statistic="{statistic}"}}': now[f"sampler_logprob_gap:{statistic}"]
+        for statistic in ("mean", "max")
+    }
 
 
 def test_metrics_need_the_key(make_api: MakeApi) -> None:

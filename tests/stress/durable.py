@@ -24,6 +24,7 @@ import tinker
 STEPS_FOR_EACH_KILL, SAMPLE_EVERY, SAVE_EVERY, CUSTOM_EVERY, AT_ONCE = 12, 5, 8, 3, 6
 OPERATIONS_BETWEEN, MOMENT_SECONDS = (3, 10), 0.05
 SECONDS = 240.0
+SERVER = "server"
 Array: TypeAlias = "NDArray[np.float32]"
 ADAM = tinker.AdamParams(learning_rate=0.01, grad_clip_norm=0.01)  # so small that every step is clipped
 PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
@@ -115,8 +116,8 @@ def undisturbed(folder: Path, steps: int, *options: str) -> Outcome:
         server.kill()
 
 
-def disturbed(folder: Path, kills: int, seed: int, *options: str) -> Outcome:
-    """Return the outcome with a server that is killed repeatedly at random moments."""
+def disturbed(folder: Path, kills: int, seed: int, *options: str, parts: Sequence[str] = (SERVER,)) -> Outcome:
+    """Return the outcome with a server of which ``parts``, one after the other, are killed at random moments."""
     server, counter, draw = ServerProcess(folder, "--durability", "step", *options), Counter(), random.Random(seed)
     server.start()
 
@@ -124,6 +125,9 @@ def disturbed(folder: Path, kills: int, seed: int, *options: str) -> Outcome:
         while server.kills < kills:
             counter.wait_for(draw.randint(*OPERATIONS_BETWEEN))
             time.sleep(draw.random() * MOMENT_SECONDS)
+            if (part := parts[server.kills % len(parts)]) != SERVER:
+                server.kill_part(part, SECONDS)
+                continue
             server.kill()
             server.start()
 

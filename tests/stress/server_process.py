@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -53,6 +54,19 @@ class ServerProcess:
         process.communicate()
         self.kills += 1
 
+    def kill_part(self, name: str, seconds: float) -> None:
+        """End a process that the server has started, by a part of its command, the newest one of that name.
+
+        Where the server cannot go on without it, it ends by itself, and is started again.
+        """
+        process = self._process
+        assert process is not None
+        os.kill(max(find_descendants(process.pid, name)), signal.SIGKILL)
+        self.kills += 1
+        if name == "gcs_server":
+            process.communicate(timeout=seconds)
+            self.start()
+
     def stop(self) -> int:
         """End the process as ``kill`` does without a number; its exit code."""
         process, self._process = self._process, None
@@ -71,6 +85,16 @@ class ServerProcess:
     def data(self) -> Path:
         """Where the server keeps its checkpoints."""
         return self._folder / "data"
+
+
+def find_descendants(pid: int, name: str) -> list[int]:
+    """Return the processes below this one, at any depth, whose command contains the name."""
+    found: list[int] = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        if name in Path(f"/proc/{child}/cmdline").read_text():
+            found.append(child)
+        found += find_descendants(child, name)
+    return found
 
 
 def free_port() -> int:

@@ -38,17 +38,13 @@ LATENT = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_
 
 @attrs.frozen
 class Family:
-    """A family: its configuration in transformers, its options besides the common sizes, and the expected features.
-
-    ``has_prefixes``: what was computed for a prompt serves the next one that begins with it.
-    """
+    """A family: its configuration in transformers, its options besides the common sizes, and the expected features."""
 
     name: str
     kind: str
     config: str
     model: str
     options: Mapping[str, Any] = {}
-    has_prefixes: bool = True
     reads_images: bool = False
 
     @property
@@ -96,7 +92,7 @@ SHARED = {"shared_expert_intermediate_size": 24}
 FAMILIES = [
     Family("Llama", "dense", "LlamaConfig", "LlamaForCausalLM"),
     Family("Qwen3", "dense", "Qwen3Config", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
-    Family("Gemma 3", "dense, windows", "Gemma3TextConfig", "Gemma3ForCausalLM", WINDOWS, has_prefixes=False),
+    Family("Gemma 3", "dense, windows", "Gemma3TextConfig", "Gemma3ForCausalLM", WINDOWS),
     Family("Phi-3", "dense", "Phi3Config", "Phi3ForCausalLM"),
     Family("Qwen3-MoE", "experts", "Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [0]}),
     Family(
@@ -105,7 +101,6 @@ FAMILIES = [
         "GptOssConfig",
         "GptOssForCausalLM",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}, **WINDOWS},
-        has_prefixes=False,
     ),
     Family(
         "DeepSeek-V3",
@@ -130,16 +125,14 @@ FAMILIES = [
         "Qwen3NextConfig",
         "Qwen3NextForCausalLM",
         {**LINEAR, **EXPERTS, **SHARED},
-        has_prefixes=False,
     ),
-    Family("Qwen3.5", "linear attention", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM", LINEAR, has_prefixes=False),
+    Family("Qwen3.5", "linear attention", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM", LINEAR),
     Family(
         "Qwen3.5-MoE",
         "experts, linear attention",
         "Qwen3_5MoeTextConfig",
         "Qwen3_5MoeForCausalLM",
         {**LINEAR, **EXPERTS, **SHARED},
-        has_prefixes=False,
     ),
     Family(
         "LFM2",
@@ -147,7 +140,6 @@ FAMILIES = [
         "Lfm2Config",
         "Lfm2ForCausalLM",
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-        has_prefixes=False,
     ),
     Family(
         "Falcon-H1",
@@ -155,7 +147,6 @@ FAMILIES = [
         "FalconH1Config",
         "FalconH1ForCausalLM",
         {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8},
-        has_prefixes=False,
     ),
     Family(
         "Nemotron-H",
@@ -171,7 +162,6 @@ FAMILIES = [
             "n_groups": 2,
             "chunk_size": 8,
         },
-        has_prefixes=False,
     ),
     Family("Qwen3-VL", "dense", "Qwen3VLConfig", "Qwen3VLForConditionalGeneration", ROPE, reads_images=True),
     Family(

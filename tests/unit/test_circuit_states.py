@@ -294,6 +294,18 @@ def test_a_reset_is_a_change(time: Time) -> None:
     assert [change.state for change in changes] == ["open", "closed"]
 
 
+def test_a_timeout_of_the_caller_ends_the_wait() -> None:
+    """A TimeoutError that is not the circuit's own is raised: the request does not go on as if it had waited."""
+    rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    guard = CircuitGuard(Circuit("a", rules), rules, lambda change: None, None)
+
+    async def sleep(seconds: float) -> None:
+        raise TimeoutError("the caller's own")
+
+    with pytest.raises(TimeoutError, match="the caller's own"):
+        asyncio.run(guard.sleep(sleep, 5.0))
+
+
 def test_a_cancelled_request_does_not_try_again() -> None:
     """A request that is cancelled while it waits for its next attempt ends, whatever its circuit's state."""
     rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)

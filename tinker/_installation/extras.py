@@ -18,6 +18,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "socks": ("python-socks[asyncio]>=2.5", "socksio>=1"),
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
+    "ray": ("ray>=2.40",),
     "local": (*_SERVER, "torch>=2.4", "transformers>=4.57", "peft>=0.17", "safetensors>=0.4", "pillow>=10.1"),
 }
 

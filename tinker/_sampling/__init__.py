@@ -10,4 +10,4 @@ from tinker._sampling.request import SampleOptions as SampleOptions
 from tinker._sampling.request import check_prompt as check_prompt
 from tinker._sampling.request import check_sample as check_sample
 from tinker._sampling.sources import StoredModel as StoredModel
-from tinker._sampling.submit import Sampler as Sampler
+from tinker._sampling.submit import SamplerConnection as SamplerConnection

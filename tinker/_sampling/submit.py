@@ -47,7 +47,7 @@ _ALONE = nullcontext(0)
 logger: logging.Logger = logging.getLogger("tinker")
 
 
-class Sampler:
+class SamplerConnection:
     """The sampling session of one client. ``created`` is the future of its creation; operations wait for it."""
 
     def __init__(

@@ -27,7 +27,7 @@ from tinker._futures import Receipt
 from tinker._http import Fate, Findings, fate_of
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers, RunTarget
-from tinker.errors import PrecedingRequestFailed, copy_error
+from tinker.errors import PrecedingRequestFailed, RequestFailedError, copy_error
 from tinker.futures import APIFuture
 
 Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
@@ -80,6 +80,12 @@ class Sequencer:
         for later in self._turns:
             if later.position > turn.position and (later.behind is None or later.behind.position > turn.position):
                 later.behind, later.receipt_behind = block, turn.future.receipt
+
+    def is_settled(self, turn: Turn, error: BaseException) -> bool:
+        """Return whether everything before a failed request has an outcome: the server has run it, or nothing is awaited."""
+        return isinstance(error, RequestFailedError) or all(
+            one.future.done() for one in self._turns if one.position < turn.position
+        )
 
     async def fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
         """Note the failure of a request; if it ``stops`` later ones, it does so until the user has its error.
@@ -249,7 +255,8 @@ class Block:
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
         self._lock = threading.Lock()
         self.position = turn.position
-        self.number = turn.last_number
+        #: That the server may be told as known; 0 while something before it may still fail there.
+        self.number = turn.last_number if sequencer.is_settled(turn, error) else 0
         self.received: int | None = None
 
     def receive(self) -> None:

@@ -16,7 +16,6 @@ from tinker_wire.api import service, training, weights
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.call import KNOWN_FAILURE, APICall
-from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure, split_request_key
@@ -122,7 +121,7 @@ class _Restart:
         if is_creation:
             await self._restore_run(model, result)
         else:
-            await self._pass_over(request, request.number, result, model)
+            self._pass_over(request, request.number, result, model)
 
     async def _restore_run(self, model: ModelRecord, created: JournalResult) -> None:
         """Load the saved weights of a run, or set the creation error with which its requests fail."""
@@ -143,7 +142,7 @@ class _Restart:
             return f"its weights are lost: {problem.detail}"
         return None
 
-    async def _pass_over(self, request: JournalRequest, number: int, result: JournalResult, model: ModelRecord) -> None:
+    def _pass_over(self, request: JournalRequest, number: int, result: JournalResult, model: ModelRecord) -> None:
         """Leave out a request that is done; the sampling session that it made is opened again."""
         outcome = result.outcome
         with self._state.lock():
@@ -154,17 +153,12 @@ class _Restart:
             body = msgspec.json.decode(request.content, type=models.SaveWeightsForSamplerRequest)
             kept = self._state.snapshots.restore(model.model_id, str(number))
             if body.sampling_session_seq_id is not None:
-                await self._restore_sampler(model, body.sampling_session_seq_id, kept, is_inflight=body.kind == "inflight")
+                self._restore_sampler(model, body.sampling_session_seq_id, kept, is_inflight=body.kind == "inflight")
 
-    async def _restore_sampler(self, model: ModelRecord, number: int, kept: LoadWeights, *, is_inflight: bool) -> None:
-        state = self._state
+    def _restore_sampler(self, model: ModelRecord, number: int, kept: LoadWeights, *, is_inflight: bool) -> None:
         if is_inflight:
-
-            def load(engine: Engine) -> None:
-                model.inflight = kept(engine)
-
-            await state.run_in_engine(model.engine_model, load)
-        with state.lock() as shared:
+            model.inflight = kept
+        with self._state.lock() as shared:
             weights = model.inflight_weights if is_inflight else kept
             sampler = shared.store.new_sampler(model.session, number, model.base_model, model.engine_model, None, weights)
             sampler.requested_name = model.requested_name

@@ -32,8 +32,8 @@ from tinker.local.engines.opening import (
 )
 from tinker.local.engines.protocol import Engine
 from tinker.local.guard import guard_app, hostname, is_this_machine
-from tinker.local.scheduling.steps import OpenEngine
-from tinker.local.settings import Settings
+from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
+from tinker.local.settings import VLLM, Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder
 
@@ -148,7 +148,8 @@ def serve(
         make_data_folder(settings.data_dir)
         loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
         check_distinct(loaded)
-        state = State([functools.partial(_return_engine, one) for one in loaded], settings)
+        state = _make_state([functools.partial(_return_engine, one) for one in loaded], settings)
+        _open_samplers(state)
         url, has_key = _url(listener, ssl_context), settings.api_key is not None
         if not is_this_machine(host):
             _warn_of_others(url, has_key=has_key, has_tls=ssl_context is not None)
@@ -161,6 +162,30 @@ def serve(
             raise OSError(f"the server has ended, and nothing can be written to {settings.data_dir} now: {reason}") from error
     finally:
         listener.close()
+
+
+def _make_state(openers: Sequence[OpenEngine], settings: Settings) -> State:
+    """Make the state of a server. Raises ValueError for several models and one list of samplers."""
+    if not settings.sampler:
+        return State(openers, settings)
+    from tinker.local.engines.vllm import open_vllm
+
+    urls = () if settings.sampler == (VLLM,) else settings.sampler
+    if urls and len(openers) > 1:
+        raise ValueError(f"samplers at URLs serve one base model; for {len(openers)} models use the sampler {VLLM!r}")
+    engines = [functools.cache(one) for one in openers]  # a sampler asks for the name of the engine that is open
+    arguments = urls, settings.sampler_args, settings.placement, settings.data_dir
+    return State(engines, settings, samplers=[functools.partial(open_vllm, one, *arguments) for one in engines])
+
+
+def _open_samplers(state: State) -> None:
+    """Wait for samplers that are elsewhere, before anyone can use them. Raises OSError for one that does not start."""
+    try:
+        for served in state.served.models:
+            served.open_sampler()
+    except ModelNotLoaded as error:
+        state.close()
+        raise OSError(str(error)) from error
 
 
 def _warn_of_others(url: str, *, has_key: bool, has_tls: bool) -> None:
@@ -201,7 +226,7 @@ def running_server(
     server's threads.
     """
     chosen = settings or Settings()
-    with serve_in_thread(State(_engine_openers(engine, model, chosen.placement), chosen), ssl_context) as url:
+    with serve_in_thread(_make_state(_engine_openers(engine, model, chosen.placement), chosen), ssl_context) as url:
         yield url
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 from tinker_wire import models
@@ -15,6 +15,7 @@ from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 Durability: TypeAlias = Literal["save", "step"]
+VLLM = "vllm"
 
 
 def _expand_path(path: str | Path | None) -> Path:
@@ -23,6 +24,17 @@ def _expand_path(path: str | Path | None) -> Path:
 
 def _to_tuple(hosts: Iterable[str]) -> tuple[str, ...]:
     return tuple(hosts)
+
+
+def _to_samplers(samplers: str | Iterable[str]) -> tuple[str, ...]:
+    return (samplers,) if isinstance(samplers, str) else tuple(samplers)
+
+
+def _check_samplers(settings: Settings, field: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    if value not in ((), (VLLM,)) and not all(one.startswith(("http://", "https://")) for one in value):
+        raise ValueError(
+            f"sampler is {value!r}; it must be {VLLM!r}, or one or more URLs, which start with http:// or https://"
+        )
 
 
 def _default_hold_seconds(settings: Settings) -> float:
@@ -48,6 +60,10 @@ class Settings:
     CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads the model over all GPUs: ``auto``,
     ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``recompute``: whether training computes
     activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
+    ``sampler``: ``vllm`` samples with a vLLM that is started beside the engine, URLs with one or more vLLMs that run; without,
+    the engine samples. ``sampler_args``: more arguments for the ``vllm serve`` that is started.
+    ``replicas``: how many processes have the whole model and train and sample together, as actors of Ray. ``ray``: the address
+    of the cluster that they run in; None starts Ray on this machine.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
     ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and in the answer's
@@ -100,6 +116,10 @@ class Settings:
     dtype: DType = "auto"
     device_map: DeviceMap | None = None
     recompute: Recompute = "auto"
+    sampler: tuple[str, ...] = attrs.field(default=(), converter=_to_samplers, validator=_check_samplers)
+    sampler_args: str = ""
+    replicas: int = 1
+    ray: str | None = None
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     strict: bool = False
     hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))
@@ -139,7 +159,7 @@ class Settings:
     @property
     def placement(self) -> Placement:
         """Return where the engine computes. Raises ValueError for settings that exclude one another."""
-        return Placement(device=self.device, dtype=self.dtype, device_map=self.device_map, recompute=self.recompute)
+        return Placement(**{field.name: getattr(self, field.name) for field in attrs.fields(Placement)})
 
     def __attrs_post_init__(self) -> None:
         _ = self.placement  # raises ValueError for what excludes one another

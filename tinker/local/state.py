@@ -6,22 +6,24 @@ Bound to no event loop: the same state serves clients on several loops, and a th
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import attrs
 from tinker_wire import models
 from tinker_wire.api import training, weights
 
-from tinker.local.engines.protocol import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.errors import APIProblem, unavailable
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import EngineStep, OpenEngine, to_failure
+from tinker.local.scheduling.steps import EngineStep, OpenEngine, OpenSampler, to_failure
 from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
@@ -84,7 +86,8 @@ class State(ServerEvents):
     """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends it.
 
     ``open_engine`` is called once, in the engine's thread, when the engine is needed first; several make a server of several
-    base models, of which the first one is the default. ``clock`` counts seconds, ``now`` is the time of day.
+    base models, of which the first one is the default. ``samplers`` are those of the first models that are elsewhere, None for
+    an engine that is its own; each is opened in a thread of its own. ``clock`` counts seconds, ``now`` is the time of day.
 
     ``repeating`` is None, except while a restarted server repeats what its journal holds: then it has the ids of the requests
     that are carried out again though they have a result.
@@ -95,6 +98,7 @@ class State(ServerEvents):
         open_engine: OpenEngine | Sequence[OpenEngine],
         settings: Settings | None = None,
         *,
+        samplers: Sequence[OpenSampler | None] = (),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -124,17 +128,22 @@ class State(ServerEvents):
         )
         self._locked = LockedData(lock, self._shared)
         openers = [open_engine] if callable(open_engine) else open_engine
-        self.served: ServedModels = ServedModels([ServedModel(one, self._new_samples()) for one in openers])
-        self._worker = Worker(self.served.models[0].open, lock, clock)
-        self._add_queues()
+        pairs = itertools.zip_longest(openers, samplers[: len(openers)])
+        self.served: ServedModels = ServedModels([self._new_model(*pair) for pair in pairs])
+        self._worker: Worker[Engine] = Worker(self.served.models[0].open, lock, clock)
+        self._samplers: list[Worker[Sampler]] = []
+        self._add_queues(lock)
         self._codecs: ThreadPoolExecutor | None = None
         self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
         self._closed = False
         self.close_error: OSError | None = None  # of an application that served it
 
-    def _add_queues(self) -> None:
+    def _add_queues(self, lock: threading.RLock) -> None:
         for place, served in enumerate(self.served.models):
-            self._worker.add(served.samples, f"sampling {place}", served.open)
+            self._worker.add(served.scores, f"sampling {place}", served.open)
+            if not served.is_own_sampler:
+                self._samplers.append(Worker(served.open_sampler, lock, self.clock))
+                self._samplers[-1].add(served.samples)
         store = self._shared.store
         self._worker.add(PeriodicTask(self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle))
         self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
@@ -146,8 +155,13 @@ class State(ServerEvents):
     # Work
 
     def notify(self) -> None:
-        """Wake the engine's thread."""
-        self._worker.notify()
+        """Wake the engine's thread, and those of samplers that are elsewhere."""
+        for worker in self._workers:
+            worker.notify()
+
+    @property
+    def _workers(self) -> Sequence[Worker[Engine] | Worker[Sampler]]:
+        return self._worker, *self._samplers
 
     @property
     def is_open(self) -> bool:
@@ -207,8 +221,13 @@ class State(ServerEvents):
         self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
 
-    def _new_samples(self) -> SampleQueue:
-        return SampleQueue(self.futures, self.settings.sample_batch_tokens, self.settings.sample_seconds)
+    def _new_model(self, open_engine: OpenEngine, open_sampler: OpenSampler | None) -> ServedModel:
+        """Make a model; a sampler that is elsewhere has limits of its own."""
+        own = self._new_samples(self.settings.sample_batch_tokens)
+        return ServedModel(open_engine, own if open_sampler is None else self._new_samples(sys.maxsize), open_sampler, own)
+
+    def _new_samples(self, batch_tokens: int) -> SampleQueue:
+        return SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the engine's thread, between two steps. Work still queued when the server closes is dropped."""
@@ -232,7 +251,7 @@ class State(ServerEvents):
             self.journal.flush()
 
     def handle_dropped_result(self, request_id: str) -> None:
-        self.journal.drop_result(request_id)
+        self.journal.drop_superseded_result(request_id, SUPERSEDED)
 
     def handle_session_end(self, session: SessionRecord) -> None:
         self._shared.recorded.drop_session(session.session_id)
@@ -276,8 +295,10 @@ class State(ServerEvents):
     def close(self) -> None:
         """Fail pending requests, wait for the running step, and end every thread. Blocks; may be called again."""
         self.begin_close()
-        self._worker.join()
+        for worker in self._workers:
+            worker.join()
         self.snapshots.clear()
+        self.served.close()
         self._shared.uploads.clear()
         if self._codecs is not None:
             self._codecs.shutdown()
@@ -285,22 +306,24 @@ class State(ServerEvents):
         self._owner.release()
 
     async def wait_for_step(self, seconds: float) -> bool:
-        """Wait after :meth:`begin_close` for the end of the step that runs; whether it has ended."""
-        return await self._worker.closed.wait(seconds) is not None
+        """Wait after :meth:`begin_close` for the end of the steps that run; whether they have ended."""
+        return all([await worker.closed.wait(seconds) is not None for worker in self._workers])
 
     async def aclose(self) -> None:
         """Call :meth:`close` without blocking the loop while the step runs."""
         self.begin_close()
-        await self._worker.closed.wait()
+        for worker in self._workers:
+            await worker.closed.wait()
         self.close()
 
     def begin_close(self) -> None:
         """Refuse new work, fail pending requests but not the running one, and release the waiters. Does not block."""
         with self._locked:
             self._closed = True
-            self._worker.stop(_refuse)
+            for worker in self._workers:
+                worker.stop(_refuse)
         self.futures.fail_all(SHUTTING_DOWN)
 
 
-def _refuse() -> Engine:
+def _refuse() -> NoReturn:
     raise EngineError(SHUTTING_DOWN.error)

@@ -16,7 +16,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, Option, command
 from tinker.cli.output import show
 
-_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette")
+_PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette", "ray")
 _LINES = {
     "bash": 'eval "$(_TINKER_COMPLETE=bash_source tinker)"',
     "zsh": 'eval "$(_TINKER_COMPLETE=zsh_source tinker)"',

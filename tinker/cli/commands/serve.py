@@ -48,6 +48,23 @@ def serve(
         Literal["auto", "always", "never"],
         Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),
     ] = "auto",
+    sampler: Annotated[
+        tuple[str, ...],
+        Option(
+            "vllm samples with a vLLM that is started beside the trainer; a URL, which may be repeated, with one that runs. "
+            "Default: the engine samples, too.",
+            metavar="vllm|URL",
+        ),
+    ] = (),
+    sampler_args: Annotated[
+        str, Option("More arguments for the vLLM that is started, as in '--max-model-len 8192'.", metavar="TEXT")
+    ] = "",
+    replicas: Annotated[
+        int, click.IntRange(1), Option("Processes that have the whole model, and train and sample together; needs Ray.")
+    ] = 1,
+    ray: Annotated[
+        str | None, Option("Ray cluster in which they run. Default: Ray is started on this machine.", metavar="ADDRESS")
+    ] = None,
     host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, click.IntRange(0, 65535), Option("Port; 0 picks a free one.")] = 8000,
     data: Annotated[
@@ -113,6 +130,10 @@ def serve(
         dtype=dtype,
         device_map=device_map,
         recompute=recompute,
+        sampler=sampler,
+        sampler_args=sampler_args,
+        replicas=replicas,
+        ray=ray,
         api_key=_read_key(api_key, api_key_file),
         allowed_hosts=allowed_hosts,
         profile=profile,

@@ -19,6 +19,7 @@ Array: TypeAlias = Any  # of ``xp``
 CellInputs: TypeAlias = Mapping[str, Array]
 LossOptions: TypeAlias = Mapping[str, float]
 TokenLoss: TypeAlias = Callable[[Any, Array, CellInputs, LossOptions], tuple[Array, Array]]
+SAMPLER_GAP = "sampler_logprob_gap"
 
 
 def ratio(xp: Any, logprobs: Array, inputs: CellInputs) -> Array:
@@ -85,6 +86,7 @@ class LossMetrics:
     tokens: int = 0
     clipped: int = 0
     ratio: tuple[float, float] | None = None
+    gap: tuple[float, float] = (0.0, 0.0)
 
     def add(self, terms: Array, logprobs: Array, cells: CellInputs) -> None:
         """Count cells that have a weight; their terms have double precision."""
@@ -92,21 +94,27 @@ class LossMetrics:
         counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
         self.tokens += len(terms[counted])
         if "logprobs" in cells:
-            self._compare(ratio(self.xp, logprobs, cells)[counted])
+            gaps = self.xp.abs(logprobs - cells["logprobs"])
+            self._compare(ratio(self.xp, logprobs, cells)[counted], gaps[counted])
 
-    def _compare(self, ratios: Array) -> None:
-        """Update the range of the ratios and the count of clipped ones."""
+    def _compare(self, ratios: Array, gaps: Array) -> None:
+        """Update the range of the ratios, the count of clipped ones, and the sum and the largest of the gaps."""
         if not len(ratios):
             return
         low, high = float(ratios.min()), float(ratios.max())
         self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
+        self.gap = self.gap[0] + float(gaps.sum()), max(self.gap[1], float(gaps.max()))
         if (bounds := clip_bounds(self.options)) is not None:
             self.clipped += int(((ratios < bounds[0]) | (ratios > bounds[1])).sum())
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds."""
+        """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds.
+
+        ``sampler_logprob_gap`` is how far each log-probability is from the one that the sampler gave, in nats.
+        """
         metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
         if self.ratio:
             metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
+            metrics |= {f"{SAMPLER_GAP}:mean": self.gap[0] / self.tokens, f"{SAMPLER_GAP}:max": self.gap[1]}
         has_bounds = clip_bounds(self.options) is not None
         return metrics | {self.form.clip_metric: float(self.clipped)} if has_bounds else metrics

@@ -24,6 +24,7 @@ DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 Recompute: TypeAlias = Literal["auto", "always", "never"]
 _WORDS = {"dtype": get_args(DType), "device_map": get_args(DeviceMap), "recompute": get_args(Recompute)}
+REPLICA_DEVICES = ("auto", "cpu", "cuda")
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 
@@ -46,6 +47,13 @@ def _check_map(placement: Placement, field: attrs.Attribute[Any], value: DeviceM
         raise ValueError(f"device {placement.device!r} and device_map {value!r} cannot be combined")
 
 
+def _check_replicas(placement: Placement, field: attrs.Attribute[Any], value: int) -> None:
+    if value < 1:
+        raise ValueError(f"replicas is {value}; it must be at least 1")
+    if value > 1 and (placement.device not in REPLICA_DEVICES or placement.device_map is not None):
+        raise ValueError(f"each replica is on one device: device must be {', '.join(REPLICA_DEVICES)}, without device_map")
+
+
 @attrs.frozen(kw_only=True)
 class Placement:
     """The device and dtype of the model. Adapters are always float32.
@@ -53,17 +61,24 @@ class Placement:
     ``device``: ``cpu``, ``cuda`` or ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA or ROCm has, else the CPU.
     ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
     over all GPUs; None keeps it on one device. ``recompute``: whether the backward pass computes activations again instead of
-    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free. Raises
-    ValueError for any other value.
+    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free. ``replicas``: how
+    many processes have the whole model and train together, as actors of Ray: on this machine, or in the cluster at the address
+    ``ray``. Raises ValueError for any other value.
 
     >>> Placement(device="cuda:1", dtype="bfloat16")
-    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto')
+    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', replicas=1, ray=None)
     """
 
     device: str = attrs.field(default="auto", validator=_check_device)
     dtype: DType = attrs.field(default="auto", validator=_check_word)
     device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
     recompute: Recompute = attrs.field(default="auto", validator=_check_word)
+    replicas: int = attrs.field(default=1, validator=_check_replicas)
+    ray: str | None = None
+
+    def of_engine(self) -> dict[str, Any]:
+        """Return the fields that concern each process."""
+        return attrs.asdict(self, filter=lambda field, _: field.name not in ("replicas", "ray"))
 
 
 EngineName: TypeAlias = Literal["toy", "torch"]
@@ -140,16 +155,22 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
     """
     if choose_engine(engine, model) == "toy":
         if placement.device not in ("auto", "cpu") or attrs.evolve(placement, device="auto") != DEFAULT_PLACEMENT:
-            raise ValueError("the toy engine computes in numpy on the CPU: it takes no device, dtype, device_map or recompute")
+            raise ValueError(
+                "the toy engine computes in numpy on the CPU: it takes no device, dtype, device_map, recompute or replicas"
+            )
         from tinker.local.engines.toy import ToyEngine
 
         return ToyEngine(base_model=model or TOY_MODEL)
     if missing := missing_parts():
         raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
     check_directory(model)
+    if placement.replicas > 1 or placement.ray is not None:
+        from tinker.local.engines.replicas.engine import ReplicatedEngine
+
+        return ReplicatedEngine(model, placement)
     from tinker.local.engines.torch import TorchEngine
 
-    return TorchEngine(model or PACKAGED_MODEL, **attrs.asdict(placement))
+    return TorchEngine(model or PACKAGED_MODEL, **placement.of_engine())
 
 
 def check_distinct(engines: Sequence[Engine]) -> None:

@@ -1,7 +1,12 @@
-"""The protocol of an engine, in numpy arrays and plain values.
+"""The protocols of an engine, in numpy arrays and plain values: a trainer, a sampler, and both in one.
 
-An engine owns one frozen base model and any number of LoRA adapters over it. It knows nothing of HTTP, sessions, futures or
-the wire. The server calls it from a single worker thread, so an engine needs no locks of its own.
+A trainer owns one frozen base model and any number of LoRA adapters over it; a sampler draws tokens from the same model with
+snapshots of their weights. Neither knows of HTTP, sessions, futures or the wire.
+
+An :class:`Engine` is both. The server calls it from a single worker thread, so it needs no locks of its own. A sampler that is
+elsewhere is a second object with a thread of its own: training and sampling then run at once, and each fails by itself. It
+reads the weights that the trainer saves. What computes in other processes raises any exception but EngineError when they
+fail: the request fails as the server's fault, and the next one is tried again.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ class PlacedImage:
 
 
 class ImageReader(Protocol):
-    """Reads images for one model. Used in the engine's thread."""
+    """Reads images for one model. Used in the thread of its trainer or sampler."""
 
     @property
     def token(self) -> int:
@@ -119,7 +124,7 @@ class PromptTargets:
 
 
 class TokenListener(Protocol):
-    """Is handed the tokens of one job as they are drawn, in the engine's thread."""
+    """Is handed the tokens of one job as they are drawn, in the sampler's thread."""
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
         """Receive a token of the sample ``index``, the last one with its stop reason. Return False to end the job."""
@@ -130,7 +135,7 @@ class TokenListener(Protocol):
 class SampleJob:
     """``num_samples`` continuations of one prompt.
 
-    ``weights`` is what :meth:`Engine.snapshot` or :meth:`Engine.load_snapshot` returned, or None for the base model. The same
+    ``weights`` is what :meth:`Engine.snapshot` or :meth:`Sampler.load_snapshot` returned, or None for the base model. The same
     ``seed``, weights and parameters give the same tokens, whatever else is in the batch. ``stop`` is text pieces, token ids,
     or None for the model's own end of text; an empty list disables every stop. The stop that ended a sequence is part of it.
     ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted. ``prompt_targets`` None means: score none.
@@ -185,7 +190,7 @@ class SampleResult:
 
 
 class SampleBatch(Protocol):
-    """Samples in progress: jobs join and leave between two tokens. Used in the engine's thread."""
+    """Samples in progress: jobs join and leave between two steps. Used in the sampler's thread."""
 
     @property
     def tokens(self) -> int:
@@ -201,11 +206,28 @@ class SampleBatch(Protocol):
         ...
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
-        """Advance the samples, and return the jobs that ended, each with its result or failure."""
+        """Advance the samples, by about a token, and return the jobs that ended, each with its result or failure.
+
+        Where they run elsewhere, it may wait, briefly, for something to happen. An exception fails every job in the batch.
+        """
         ...
 
 
-class Engine(Protocol):
+class InputReader(Protocol):
+    """A model that reads inputs."""
+
+    @property
+    def max_context_length(self) -> int:
+        """Longest prompt plus continuation, in tokens."""
+        ...
+
+    @property
+    def image_reader(self) -> ImageReader | None:
+        """Return the image reader of the model; None if it takes text only."""
+        ...
+
+
+class TrainingEngine(InputReader, Protocol):
     """One frozen base model with LoRA adapters, addressed by an id that the server chooses."""
 
     @property
@@ -224,13 +246,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def max_context_length(self) -> int:
-        """Longest prompt plus continuation, in tokens."""
-        ...
-
-    @property
-    def image_reader(self) -> ImageReader | None:
-        """Return the image reader of the model; None if it takes text only."""
+    def restarts(self) -> Sequence[int]:
+        """Return how often each of its worker processes was started again; empty if it computes in this process."""
         ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
@@ -286,14 +303,34 @@ class Engine(Protocol):
         """
         ...
 
-    def snapshot(self, adapter_id: str) -> object:
-        """Freeze the adapter's present weights for sampling; later steps do not change the snapshot."""
+    def close(self) -> None:
+        """End what was started outside this process; it may have ended. Nothing else is called afterwards."""
         ...
 
+
+class Sampler(InputReader, Protocol):
+    """Samples of one base model, with or without an adapter. It may be elsewhere, and have limits other than the trainer's."""
+
     def load_snapshot(self, directory: Path) -> object:
-        """Read the weights saved in a folder as a snapshot for sampling, without making an adapter."""
+        """Return the weights that a trainer saved in a folder, as a snapshot for sampling.
+
+        A snapshot lives as long as a reference to it. The last one may be dropped in any thread, so a sampler that has to
+        free something then (``weakref.finalize``) must not wait for anything there. The folder may be gone before.
+        """
         ...
 
     def open_batch(self, limit: int) -> SampleBatch:
         """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
+        ...
+
+    def close(self) -> None:
+        """End what was started outside this process; it may have ended. Nothing else is called afterwards."""
+        ...
+
+
+class Engine(TrainingEngine, Sampler, Protocol):
+    """A trainer that is its own sampler."""
+
+    def snapshot(self, adapter_id: str) -> object:
+        """Freeze the adapter's present weights for the engine's own sampler; later steps do not change the snapshot."""
         ...

@@ -10,11 +10,19 @@ from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, SampleResult
+from tinker.local.engines.protocol import Engine, EngineError, Sampler, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
-from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS, TokenStream, check_sample, check_stream, encode_events
+from tinker.local.operations.streams import (
+    EVENT_STREAM,
+    STREAM_HEADERS,
+    TokenStream,
+    check_sample,
+    check_stream,
+    encode_events,
+    needs_engine,
+)
 from tinker.local.operations.submission import fingerprint, write_down
 from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import SharedData, State
@@ -89,7 +97,7 @@ def _find_source(
     if engine is None:
         raise APIProblem(400, f"{path} was trained on {record.engine_model!r}; this server has {join_names(offered)}")
     return SampleSource(
-        weights=lambda engine: state.snapshots.get(engine, folder, record.created_at),
+        weights=lambda sampler: state.snapshots.get(sampler, folder, record.created_at),
         engine=engine,
         base_model=record.base_model if asked is None else asked[1],
     )
@@ -102,7 +110,7 @@ def _sampler_source(state: State, sampler: SamplerRecord) -> SampleSource:
     return SampleSource(weights=sampler.weights, engine=engine, base_model=sampler.base_model)
 
 
-def _base_weights(engine: Engine) -> None:
+def _base_weights(sampler: Sampler) -> None:
     return None
 
 
@@ -151,12 +159,13 @@ class Sampling:
         """Queue a request whose future is open."""
         task = SampleTask(
             future,
-            lambda engine: to_job(engine, request, self.source.weights, stream),
+            lambda sampler: to_job(sampler, request, self.source.weights, stream),
             result,
             _session_end(self.sampler),
             request.num_samples * count_prompt_tokens(request),
         )
-        state.served.find(self.source.engine.base_model).samples.put(task)
+        served = state.served.find(self.source.engine.base_model)
+        (served.scores if needs_engine(request) else served.samples).put(task)
         state.notify()
 
 

@@ -28,6 +28,7 @@ from tinker.local.operations.uploads import finish_upload, open_upload
 from tinker.local.operations.weights import Save, load_into_model, load_into_new_model
 from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
+from tinker.local.storage.sessions import LoadWeights, ModelRecord
 
 
 async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -86,13 +87,10 @@ def _save_as_session(
     def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
         try:
             model.require_ready()
+            kept = _freeze(state, engine, model, number, request.kind)
             if request.kind == "inflight":
-                model.inflight = engine.snapshot(model.model_id)
-                sampler.weights = model.inflight_weights
-                if state.journal.is_kept:
-                    state.snapshots.save(engine, model.model_id, str(number))
-            else:
-                sampler.weights = state.snapshots.save(engine, model.model_id, str(number) if state.journal.is_kept else "")
+                model.inflight, kept = kept, model.inflight_weights
+            sampler.weights = kept
         except Exception:
             with state.lock() as again:
                 again.store.drop_sampler(sampler)
@@ -102,6 +100,15 @@ def _save_as_session(
     prepare: Callable[[], None] = lambda: shared.store.add_sampler(sampler_number, sampler)  # noqa: E731
     undo: Callable[[], None] = lambda: shared.store.drop_sampler(sampler)  # noqa: E731
     return enqueue_idempotent(state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
+
+
+def _freeze(state: State, engine: Engine, model: ModelRecord, number: int, kind: str | None) -> LoadWeights:
+    """Keep the present weights for samples. Those of an inflight sampler need no copy on disk if the engine is the sampler."""
+    is_kept, in_memory = state.journal.is_kept, state.served.find(model.engine_model).is_own_sampler
+    if kind == "inflight" and in_memory and not is_kept:
+        frozen = engine.snapshot(model.model_id)
+        return lambda _: frozen
+    return state.snapshots.save(engine, model.model_id, str(number) if is_kept else "", in_memory=in_memory)
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinker.local.engines.protocol import Engine, EngineError, EngineImage, ImageReader, Int32, PlacedImage
+from tinker.local.engines.protocol import EngineError, EngineImage, ImageReader, InputReader, Int32, PlacedImage
 from tinker.types.model_input import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 
 
-def read_input(engine: Engine, value: ModelInput, what: str) -> tuple[Int32, list[PlacedImage]]:
+def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32, list[PlacedImage]]:
     """Return the tokens and images. Raises EngineError, naming ``what`` and the chunk, for an unsupported chunk."""
-    reader, arrays, images, start = engine.image_reader, list[Int32](), list[PlacedImage](), 0
+    reader, arrays, images, start = model.image_reader, list[Int32](), list[PlacedImage](), 0
     for index, chunk in enumerate(value.chunks):
         where = f"{what}: chunk {index}"
         if isinstance(chunk, EncodedTextChunk):

@@ -12,13 +12,13 @@ from tinker_wire import models
 
 from tinker._wire import json
 from tinker.local.engines.protocol import (
-    Engine,
     EngineError,
     Float32,
     Int32,
     PlacedImage,
     PromptTargets,
     SampleJob,
+    Sampler,
     SampleResult,
     TokenListener,
 )
@@ -42,16 +42,16 @@ def _count_chunk(chunk: models.ModelInputChunk) -> int:
 
 
 def to_job(
-    engine: Engine, request: models.SampleRequest, weights: LoadWeights, listener: TokenListener | None = None
+    sampler: Sampler, request: models.SampleRequest, weights: LoadWeights, listener: TokenListener | None = None
 ) -> SampleJob:
-    (tokens, images), params = _read_prompt(engine, request.prompt), request.sampling_params
+    (tokens, images), params = _read_prompt(sampler, request.prompt), request.sampling_params
     _check_last_n(request, len(tokens))
     return SampleJob(
         tokens=tokens,
         images=images,
-        weights=weights(engine),
+        weights=weights(sampler),
         num_samples=request.num_samples,
-        max_tokens=engine.max_context_length - len(tokens) if params.max_tokens is None else params.max_tokens,
+        max_tokens=sampler.max_context_length - len(tokens) if params.max_tokens is None else params.max_tokens,
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
@@ -114,12 +114,12 @@ def _alternative_tokens(alternatives: tuple[Int32, Float32] | None) -> PromptAlt
     return PromptAltTokens(tokens=TensorData.from_numpy(ids.astype(np.int64)), logprobs=TensorData.from_numpy(logprobs))
 
 
-def _read_prompt(engine: Engine, value: models.ModelInput) -> tuple[Int32, list[PlacedImage]]:
+def _read_prompt(sampler: Sampler, value: models.ModelInput) -> tuple[Int32, list[PlacedImage]]:
     try:
         public = json.public_model_input(value)
     except (ValueError, OverflowError) as error:
         raise EngineError(f"the prompt: {error}") from error
-    return read_input(engine, public, "the prompt")
+    return read_input(sampler, public, "the prompt")
 
 
 def _check_last_n(request: models.SampleRequest, length: int) -> None:

@@ -45,6 +45,12 @@ def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
     }
 
 
+def needs_engine(request: models.SampleRequest) -> bool:
+    """Return whether the engine itself has to sample: samplers that are elsewhere score no prompts and read no images."""
+    is_text = all(isinstance(chunk, models.EncodedTextChunk) for chunk in request.prompt.chunks)
+    return not is_text or any(_prompt_scores(request).values())
+
+
 def check_stream(request: models.SampleRequest, max_samples: int) -> None:
     """Raise APIProblem 400 as :func:`check_sample` does, and for scores, which are not streamed."""
     check_sample(request, max_samples)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import attrs
 
-from tinker.local.engines.protocol import Engine, SampleBatch, SampleJob, SampleResult
-from tinker.local.scheduling.steps import EngineStep, OpenEngine, to_failure
+from tinker.local.engines.protocol import SampleBatch, SampleJob, Sampler, SampleResult
+from tinker.local.scheduling.steps import OpenSampler, SampleStep, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture
 
@@ -28,7 +28,7 @@ class SampleTask:
     """
 
     future: ServerFuture
-    job: Callable[[Engine], SampleJob]
+    job: Callable[[Sampler], SampleJob]
     result: Callable[[SampleResult], RequestResult]
     end: Callable[[], RequestFailure | None] = _do_nothing
     prompt_tokens: int = 0
@@ -67,18 +67,18 @@ class SampleQueue:
         """Return how many requests are being sampled."""
         return len(self._running)
 
-    def take(self, now: float) -> EngineStep | None:
+    def take(self, now: float) -> SampleStep | None:
         if not self._queue and not self._running:
             return None
-        return lambda open_engine: self._step(now, open_engine)
+        return lambda open_sampler: self._step(now, open_sampler)
 
     def next_wake(self) -> float | None:
         return None
 
-    def _step(self, now: float, open_engine: OpenEngine) -> None:
+    def _step(self, now: float, open_sampler: OpenSampler) -> None:
         try:
             self._drop_unwanted(now)
-            self._admit(now, open_engine)
+            self._admit(now, open_sampler)
             finished = self._batch.step() if self._batch is not None and self._running else []
         except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server lives on
             self._fail_all(error)
@@ -89,15 +89,15 @@ class SampleQueue:
 
     # Requests that begin
 
-    def _admit(self, now: float, open_engine: OpenEngine) -> None:
+    def _admit(self, now: float, open_sampler: OpenSampler) -> None:
         while (sampling := self._pop_next()) is not None:
             if self._is_over(sampling, math.inf, now):
                 continue
             self._futures.start(sampling.future)
             try:
-                engine = open_engine()
-                self._batch = self._batch or engine.open_batch(self._batch_tokens)
-                self._batch.add(sampling, sampling.job(engine))
+                sampler = open_sampler()
+                self._batch = self._batch or sampler.open_batch(self._batch_tokens)
+                self._batch.add(sampling, sampling.job(sampler))
             except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
                 self._futures.resolve(sampling.future, to_failure(error))
             else:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
-from tinker.local.engines.protocol import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.storage.futures import RequestFailure
 
-OpenEngine: TypeAlias = Callable[[], Engine]
-EngineStep: TypeAlias = Callable[[OpenEngine], None]
+Opened = TypeVar("Opened")
+Opened_contra = TypeVar("Opened_contra", contravariant=True)
+Open: TypeAlias = Callable[[], Opened]
+WorkerStep: TypeAlias = Callable[[Open[Opened]], None]
+OpenEngine: TypeAlias = Open[Engine]
+OpenSampler: TypeAlias = Open[Sampler]
+EngineStep: TypeAlias = WorkerStep[Engine]
+SampleStep: TypeAlias = WorkerStep[Sampler]
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
@@ -18,10 +24,10 @@ class ModelNotLoaded(Exception):
     """A base model cannot be loaded, for a reason that the message gives."""
 
 
-class StepQueue(Protocol):
-    """A source of steps."""
+class StepQueue(Protocol[Opened_contra]):
+    """A source of steps, each of which opens the engine or sampler that it works with."""
 
-    def take(self, now: float) -> EngineStep | None:
+    def take(self, now: float) -> WorkerStep[Opened_contra] | None:
         """Return the next step that may run now."""
         ...
 

@@ -13,34 +13,76 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic
 
 from tinker.local.engines.opening import check_distinct
-from tinker.local.engines.protocol import Engine
+from tinker.local.engines.protocol import Engine, Sampler
 from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import EngineStep, ModelNotLoaded, OpenEngine, StepQueue, log
+from tinker.local.scheduling.steps import (
+    EngineStep,
+    ModelNotLoaded,
+    Open,
+    Opened,
+    OpenEngine,
+    OpenSampler,
+    StepQueue,
+    WorkerStep,
+    log,
+)
 from tinker.local.storage.futures import RequestFailure, ServerFuture
 
 
 class ServedModel:
-    """One of the base models. ``engine`` is None until the engine's thread has opened it."""
+    """One of the base models, its engine and its sampler, which are None until the thread of each has opened it.
 
-    def __init__(self, open_engine: OpenEngine, samples: SampleQueue) -> None:
-        self._open = open_engine
+    Without ``open_sampler`` the engine is the sampler. Else ``samples`` are for the sampler, ``scores`` for the engine all the
+    same.
+    """
+
+    def __init__(
+        self,
+        open_engine: OpenEngine,
+        samples: SampleQueue,
+        open_sampler: OpenSampler | None = None,
+        scores: SampleQueue | None = None,
+    ) -> None:
+        self._open, self._open_sampler = open_engine, open_sampler
         self.samples = samples
+        self.scores = scores or samples
         self.engine: Engine | None = None
+        self.sampler: Sampler | None = None
+
+    @property
+    def is_own_sampler(self) -> bool:
+        """Return whether the engine samples, in its thread; else the sampler has another one."""
+        return self._open_sampler is None
 
     def open(self) -> Engine:
         """Return the engine; only in the engine's thread. A failed attempt is repeated by the next step.
 
         Raises ModelNotLoaded when something is missing: a package, a file, a device.
         """
-        if self.engine is None:
-            try:
-                self.engine = self._open()
-            except (ImportError, OSError, ValueError) as error:
-                raise ModelNotLoaded(f"the model could not be loaded: {error}") from error
+        self.engine = self.engine or _load(self._open)
         return self.engine
+
+    def open_sampler(self) -> Sampler:
+        """Return the sampler; only in its thread. Raises ModelNotLoaded as :meth:`open` does."""
+        self.sampler = self.sampler or (self.open() if self._open_sampler is None else _load(self._open_sampler))
+        return self.sampler
+
+    def close(self) -> None:
+        """End what runs outside this process; both threads have ended."""
+        if self.engine is not None:
+            self.engine.close()
+        if self.sampler is not None and self.sampler is not self.engine:
+            self.sampler.close()
+
+
+def _load(open_one: Open[Opened]) -> Opened:
+    try:
+        return open_one()
+    except (ImportError, OSError, ValueError) as error:
+        raise ModelNotLoaded(f"the model could not be loaded: {error}") from error
 
 
 class ServedModels:
@@ -57,6 +99,11 @@ class ServedModels:
         check_distinct(engines)
         self.engines = engines
 
+    def close(self) -> None:
+        """End what runs outside this process."""
+        for model in self.models:
+            model.close()
+
     def find(self, engine_model: str) -> ServedModel:
         """Return the base model whose engine, which is open, goes by this name."""
         return next(one for one in self.models if one.engine is not None and one.engine.base_model == engine_model)
@@ -65,6 +112,7 @@ class ServedModels:
         """Take a sample out that has not begun."""
         for model in self.models:
             model.samples.drop(future)
+            model.scores.drop(future)
 
 
 WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")
@@ -91,15 +139,15 @@ class PeriodicTask:
         return self._due
 
 
-class Lane:
+class Lane(Generic[Opened]):
     """Queues of one engine that take turns, step by step, and the time that their steps have ``used``."""
 
-    def __init__(self, open_engine: OpenEngine, used: float = 0.0) -> None:
-        self.queues: deque[StepQueue] = deque()
+    def __init__(self, open_engine: Open[Opened], used: float = 0.0) -> None:
+        self.queues: deque[StepQueue[Opened]] = deque()
         self.open_engine = open_engine
         self.used = used
 
-    def take(self, now: float) -> EngineStep | None:
+    def take(self, now: float) -> WorkerStep[Opened] | None:
         for _ in range(len(self.queues)):
             queue = self.queues[0]
             self.queues.rotate(-1)
@@ -108,21 +156,21 @@ class Lane:
         return None
 
 
-class Worker:
-    """The engine's thread. Lanes with steps get equal shares of its time; an idle lane builds up no claim.
+class Worker(Generic[Opened]):
+    """The engines' thread, or a sampler's. Lanes with steps get equal shares of its time; an idle lane builds up no claim.
 
     Started by the first step, ended by :meth:`stop`. Lanes and tasks without an engine of their own get ``open_engine``."""
 
-    def __init__(self, open_engine: OpenEngine, lock: threading.RLock, clock: Callable[[], float]) -> None:
+    def __init__(self, open_engine: Open[Opened], lock: threading.RLock, clock: Callable[[], float]) -> None:
         self._open, self._clock = open_engine, clock
         self._wake = threading.Condition(lock)
-        self._lanes: dict[str, Lane] = {}
-        self._tasks: deque[tuple[EngineStep, OpenEngine]] = deque()
+        self._lanes: dict[str, Lane[Opened]] = {}
+        self._tasks: deque[tuple[WorkerStep[Opened], Open[Opened]]] = deque()
         self._thread: threading.Thread | None = None
         self._closing = False
         self.closed: ServerFuture = ServerFuture("the engine's thread")
 
-    def add(self, queue: StepQueue, lane: str = "training", open_engine: OpenEngine | None = None) -> None:
+    def add(self, queue: StepQueue[Opened], lane: str = "training", open_engine: Open[Opened] | None = None) -> None:
         """Serve one more queue, in turn with the others of its lane, all of which have one engine."""
         with self._wake:
             if lane not in self._lanes:
@@ -130,14 +178,14 @@ class Worker:
                 self._lanes = {lane: Lane(open_engine or self._open, used), **self._lanes}
             self._lanes[lane].queues.append(queue)
 
-    def remove(self, queue: StepQueue) -> None:
+    def remove(self, queue: StepQueue[Opened]) -> None:
         """Remove a queue; its waiting requests never run."""
         with self._wake:
             for lane in self._lanes.values():
                 if queue in lane.queues:
                     lane.queues.remove(queue)
 
-    def submit_task(self, step: EngineStep, open_engine: OpenEngine | None = None) -> None:
+    def submit_task(self, step: WorkerStep[Opened], open_engine: Open[Opened] | None = None) -> None:
         """Run a step of no queue, before any other."""
         with self._wake:
             self._tasks.append((step, open_engine or self._open))
@@ -151,7 +199,7 @@ class Worker:
                 self._thread.start()
             self._wake.notify()
 
-    def stop(self, on_pending: OpenEngine) -> None:
+    def stop(self, on_pending: Open[Opened]) -> None:
         """Stop after the running step. Tasks that did not run are called with ``on_pending`` as engine."""
         with self._wake:
             self._closing = True
@@ -175,7 +223,7 @@ class Worker:
         finally:
             self.closed.resolve(WORKER_CLOSED)
 
-    def _carry_out(self, lane: Lane, step: EngineStep) -> None:
+    def _carry_out(self, lane: Lane[Opened], step: WorkerStep[Opened]) -> None:
         """Take a step, whose time counts for its lane."""
         began = self._clock()
         try:
@@ -184,7 +232,7 @@ class Worker:
             log.exception("internal error in a step; continuing with the next one")
         lane.used += self._clock() - began
 
-    def _next(self) -> tuple[Lane, EngineStep] | None:
+    def _next(self) -> tuple[Lane[Opened], WorkerStep[Opened]] | None:
         with self._wake:
             while not self._closing:
                 if self._tasks:
@@ -197,9 +245,9 @@ class Worker:
                 self._wake.wait(max(0.0, min(times) - now) if times else None)
             return None
 
-    def _take(self, now: float) -> tuple[Lane, EngineStep] | None:
+    def _take(self, now: float) -> tuple[Lane[Opened], WorkerStep[Opened]] | None:
         """Take a step from the lane that has used the least; among equals, from the one whose turn is the longest ago."""
-        tried: list[Lane] = []
+        tried: list[Lane[Opened]] = []
         for name, lane in sorted(self._lanes.items(), key=lambda item: item[1].used):
             if (step := lane.take(now)) is not None:
                 for idle in tried:

@@ -232,6 +232,15 @@ class Journal:
         """Delete a result that can no longer be requested."""
         self._attempt(RESULTS.delete("request_id = ?", request_id))
 
+    def drop_superseded_result(self, request_id: str, droppable: Iterable[str]) -> None:
+        """Delete a result as :meth:`drop_result` does, unless it says that the server has made a run or a sampler.
+
+        A restarted server must know that: it is the result of a request that is still here, numbered 0 or not ``droppable``.
+        """
+        names = ", ".join(f"'{name}'" for name in droppable)
+        made = f"select 1 from requests where request_id = ? and (number = 0 or operation not in ({names}))"  # noqa: S608
+        self._attempt(RESULTS.delete(f"request_id = ? and not exists ({made})", request_id, request_id))
+
     def drop_session(self, session_id: str) -> None:
         """Forget a session that has ended, and everything in it."""
         columns = ((REQUESTS, "subject"), (RESULTS, "request_id"), (RUNS, "model_id"))

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import attrs
 from tinker_wire import models
 
-from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
+from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError, Sampler
 from tinker.local.errors import APIProblem
 from tinker.local.losses.graph import LossGraph
 from tinker.local.storage.checkpoint_records import CheckpointRecord
@@ -17,7 +17,7 @@ from tinker.local.storage.futures import CompletionLog, RequestFailure, RequestO
 from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
 
-LoadWeights: TypeAlias = Callable[[Engine], object | None]
+LoadWeights: TypeAlias = Callable[[Sampler], object | None]
 MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
 MAX_LOGS = 10_000  # clients of one sampling session that ask for something
 
@@ -156,7 +156,7 @@ class ModelRecord:
     user_metadata: models.Metadata | None = None
     creation_error: str | None = None
     closed_reason: str | None = None
-    inflight: object | None = None
+    inflight: LoadWeights | None = None
     history: RunHistory
     reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
@@ -166,11 +166,11 @@ class ModelRecord:
             raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
         self.queue.require_success()
 
-    def inflight_weights(self, engine: Engine) -> object:
+    def inflight_weights(self, sampler: Sampler) -> object | None:
         """Return the current weights of inflight samplers. Raises EngineError if the model no longer exists."""
         if self.inflight is None:
             raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
-        return self.inflight
+        return self.inflight(sampler)
 
 
 @attrs.define(eq=False, kw_only=True)

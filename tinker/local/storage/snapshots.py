@@ -5,18 +5,20 @@ weights saved without a name are written to a folder of this server as well, and
 folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves. With a
 journal they are kept beside the runs instead.
 
-Used by the engine's thread, and by the thread that closes the server after that one has ended.
+Used by the engine's thread, by those of samplers that are elsewhere, and by the thread that closes the server after them.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
-from tinker.local.engines.protocol import Engine, EngineError
+from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.storage.checkpoint_records import folder_name
 from tinker.local.storage.disk import Owner, ServerFolder, new_folder
 from tinker.local.storage.futures import RequestResult, ServerFuture
@@ -27,44 +29,55 @@ IN_MEMORY = 8
 SPOOL = ".unnamed"
 
 
+_Key: TypeAlias = tuple[Path, float, int]  # the folder, when it was made, and the sampler
+
+
 class Snapshots:
     """The snapshots of one server, most recently used first in memory."""
 
     def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
         self._place = ServerFolder(root / SPOOL, owner, keep)
-        self._recent: OrderedDict[tuple[Path, float], object] = OrderedDict()
+        self._lock = threading.Lock()  # held for no longer than it takes to look something up
+        self._recent: OrderedDict[_Key, object] = OrderedDict()
         self._numbers = itertools.count()
 
-    def get(self, engine: Engine, folder: Path, created_at: float = 0.0) -> object:
+    def get(self, sampler: Sampler, folder: Path, created_at: float = 0.0) -> object:
         """Return the weights in a folder; ``created_at`` tells them from later ones in the same folder."""
-        key = (folder, created_at)
-        if key not in self._recent:
+        key = (folder, created_at, id(sampler))
+        with self._lock:
+            found = self._recent.get(key)
+        if found is None:
             if not folder.is_dir():
                 raise EngineError("the weights of this sampling session are gone with its model")
-            self._remember(key, engine.load_snapshot(folder))
-        self._recent.move_to_end(key)
-        return self._recent[key]
+            found = sampler.load_snapshot(folder)
+        self._remember(key, found)
+        return found
 
-    def save(self, engine: Engine, adapter_id: str, name: str = "") -> LoadWeights:
-        """Keep the adapter's present weights; :meth:`restore` finds them by the name."""
+    def save(self, engine: Engine, adapter_id: str, name: str = "", *, in_memory: bool = True) -> LoadWeights:
+        """Keep the adapter's present weights; :meth:`restore` finds them by the name.
+
+        Those ``in_memory`` are for the engine's own sampler; any other one reads them from the disk.
+        """
         folder = self._folder(adapter_id) / (name or str(next(self._numbers)))
         with new_folder(folder):
             engine.save(adapter_id, folder, optimizer=False)
-        self._remember((folder, 0.0), engine.snapshot(adapter_id))
-        return lambda engine: self.get(engine, folder)
+        if in_memory:
+            self._remember((folder, 0.0, id(engine)), engine.snapshot(adapter_id))
+        return lambda sampler: self.get(sampler, folder)
 
     def restore(self, adapter_id: str, name: str) -> LoadWeights:
         """Return the weights that an earlier process of this server kept under a name."""
         folder = self._folder(adapter_id) / name
-        return lambda engine: self.get(engine, folder)
+        return lambda sampler: self.get(sampler, folder)
 
     def forget(self, adapter_id: str) -> None:
         """Drop everything saved from this adapter."""
         if not self._place.is_made:
             return
         folder = self._folder(adapter_id)
-        for key in [key for key in self._recent if key[0].parent == folder]:
-            del self._recent[key]
+        with self._lock:
+            for key in [key for key in self._recent if key[0].parent == folder]:
+                del self._recent[key]
         shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
@@ -72,10 +85,12 @@ class Snapshots:
         self._recent.clear()
         self._place.clear()
 
-    def _remember(self, key: tuple[Path, float], weights: object) -> None:
-        self._recent[key] = weights
-        while len(self._recent) > IN_MEMORY:
-            self._recent.popitem(last=False)
+    def _remember(self, key: _Key, weights: object) -> None:
+        with self._lock:
+            self._recent[key] = weights
+            self._recent.move_to_end(key)
+            while len(self._recent) > IN_MEMORY:
+                self._recent.popitem(last=False)
 
     def _folder(self, adapter_id: str) -> Path:
         return self._place.path() / folder_name(adapter_id)

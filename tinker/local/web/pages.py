@@ -67,7 +67,12 @@ def describe_server(
 
 def _describe_model(state: State, engine: Engine) -> PageFacts:
     pending = state.futures.count_pending(engine.base_model)
-    return {"base_model": engine.base_model, "max_context_length": engine.max_context_length, "pending": pending}
+    return {
+        "base_model": engine.base_model,
+        "max_context_length": engine.max_context_length,
+        "pending": pending,
+        "restarts": list(engine.restarts),
+    }
 
 
 def describe_curves(points: Sequence[HistoryPoint]) -> dict[str, list[list[float]]]:

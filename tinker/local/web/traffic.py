@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tinker_wire.operations import OPERATIONS
 
 from tinker._installation import install_command
+from tinker.local.engines.losses import SAMPLER_GAP
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
 
@@ -150,7 +151,8 @@ def _describe_work(state: State) -> Iterator[Metric]:
 
     with state.lock() as shared:
         live = [session for session in shared.store.sessions() if session.end is None]
-        runs = sum(model.closed_reason is None for model in shared.store.models())
+        runs = [model for model in shared.store.models() if model.closed_reason is None]
+        newest = {run: dict(run.history.points[-1].metrics) for run in runs if run.history.points}
         samplers = sum(len(session.samplers) for session in live)
         totals, names = shared.usage.totals(), [engine.base_model for engine in state.served.engines]
         pending = {name: state.futures.count_pending(name) for name in names}
@@ -165,5 +167,15 @@ def _describe_work(state: State) -> Iterator[Metric]:
             waiting.add_metric([kind, name], count)
     yield waiting
     yield GaugeMetricFamily("tinker_sessions", "Clients that are connected.", value=len(live))
-    yield GaugeMetricFamily("tinker_training_runs", "Training runs in memory.", value=runs)
+    yield GaugeMetricFamily("tinker_training_runs", "Training runs in memory.", value=len(runs))
     yield GaugeMetricFamily("tinker_sampling_sessions", "Open sampling sessions.", value=samplers)
+    gap = GaugeMetricFamily(
+        f"tinker_{SAMPLER_GAP}",
+        "Difference of the log-probabilities of sampler and trainer in the last step of a run, in nats.",
+        labels=["run", "statistic"],
+    )
+    for run, metrics in newest.items():
+        for statistic in ("mean", "max"):
+            if (value := metrics.get(f"{SAMPLER_GAP}:{statistic}")) is not None:
+                gap.add_metric([run.model_id, statistic], value)
+    yield gap

@@ -55,7 +55,7 @@ from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.passes import LossPlan, Trainer
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import DIVERGED, check_cache
-from tinker.local.engines.torch.sampling import Parts, TorchBatch
+from tinker.local.engines.torch.sampling import Parts, TorchBatch, can_continue
 
 log: logging.Logger = logging.getLogger("tinker.local")
 
@@ -81,6 +81,7 @@ class TorchEngine:
         self.base_model: str = public_name(source)
         self.aliases: frozenset[str] = directory_names(source)
         self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
+        self.restarts: tuple[int, ...] = ()
         self.adapter_files: frozenset[str] = PEFT_FILES
         self._model, self._tokenizer = load_model(source, place)
         text = self._model.config.get_text_config()
@@ -97,10 +98,14 @@ class TorchEngine:
         self._trainer = Trainer(self._model, split, recompute)
         mixer = Mixer(self._model, self._targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
+        self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
         self.image_reader: TorchImages | None = None
         if reads_images(self._model.config):
             self.image_reader = TorchImages(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
+
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
 
     # Adapters
 

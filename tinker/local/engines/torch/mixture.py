@@ -188,13 +188,18 @@ def can_mix(rows: Sequence[LoraWeights | None]) -> bool:
     return len(adapters) <= 1 or sum(one.spec.rank for one in adapters) <= MAX_RANK
 
 
+SMALL_PASS = 2**28  # tokens times parameters; below it a second thread costs more than it computes
+USUAL_ROWS = 64  # of samples, whatever their number is, because the number of threads may decide a rounding
+
+
 class Mixer:
     """Applies the adapters of a mixture to the model's targets; without a mixture it changes nothing."""
 
     def __init__(self, model: Any, targets: Sequence[LoraTarget]) -> None:
         self._mixture: Mixture | None = None
         self._width = 0
-        model.get_input_embeddings().register_forward_hook(self._note_width)
+        self._threads, self._parameters = torch.get_num_threads(), int(model.num_parameters())
+        model.get_input_embeddings().register_forward_hook(self._note_pass)
         stacks: dict[str, dict[str, str]] = {}
         for target in targets:
             if target.is_stack:
@@ -208,15 +213,18 @@ class Mixer:
     @contextmanager
     def activate(self, mixture: Mixture) -> Generator[None]:
         """Compute with this mixture inside the block; outside of it, the model is the base model exactly."""
-        self._mixture = mixture
+        self._mixture, self._threads = mixture, torch.get_num_threads()
         try:
             yield
         finally:
             self._mixture = None
+            torch.set_num_threads(self._threads)
 
-    def _note_width(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        """Record the number of tokens of each row in this pass."""
+    def _note_pass(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        """Record the number of tokens of each row in this pass; a small one runs, with its gradient, in one thread."""
         self._width = inputs[0].shape[-1]
+        tokens = inputs[0].numel() if torch.is_grad_enabled() else max(USUAL_ROWS, self._width)
+        torch.set_num_threads(1 if tokens * self._parameters < SMALL_PASS else self._threads)
 
     def _hook(self, key: str) -> Any:
         def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import can_mix
-from tinker.local.engines.torch.rows import KeysAndValues, make_cache, split_batches, split_where
+from tinker.local.engines.torch.rows import RowStates, make_cache, split_batches, split_where
 from tinker.types.results import EMPTY_LOGPROB
 
 CUMULATED_CELLS = 2**23  # of alternatives that are drawn at once
@@ -126,7 +126,7 @@ class PendingPrompt:
     is_scored: bool = False
     runs: list[DecodingRun] = attrs.Factory(list)
     known: int = 0
-    states: KeysAndValues = attrs.Factory(list)
+    states: RowStates = attrs.Factory(RowStates)
 
     @property
     def names(self) -> TokenNames:
@@ -150,17 +150,20 @@ def collect_prompts(runs: Iterable[DecodingRun], is_scored: Callable[[DecodingRu
     return list(prompts.values())
 
 
-def split_prompts(prompts: Sequence[PendingPrompt], cells: int, is_even: bool, is_apart: bool) -> Iterator[list[PendingPrompt]]:
+def split_prompts(
+    prompts: Sequence[PendingPrompt], cells: int, evenness: tuple[bool, bool], is_apart: bool
+) -> Iterator[list[PendingPrompt]]:
     """Yield batches of prompts of like length, the shortest first.
 
-    ``is_even``: no padding at all. ``is_apart``: one adapter in each batch.
+    ``evenness``: whether there is no padding at all, first in whole prompts and then behind cached beginnings.
+    ``is_apart``: one adapter in each batch.
     """
-    for known in (False, True):
+    for known, is_even in zip((False, True), evenness, strict=True):
         chosen = [prompt for prompt in prompts if bool(prompt.known) is known]
         for batch in split_batches([len(prompt.fresh) for prompt in chosen], cells):
             alike = [chosen[index] for index in batch]
 
-            def fits(rows: list[int], alike: list[PendingPrompt] = alike) -> bool:
+            def fits(rows: list[int], alike: list[PendingPrompt] = alike, is_even: bool = is_even) -> bool:
                 adapters = [alike[row].weights for row in rows]
                 lengths = {len(alike[row].fresh) for row in rows}
                 is_one = len({id(one) for one in adapters}) == 1
@@ -173,10 +176,13 @@ def split_prompts(prompts: Sequence[PendingPrompt], cells: int, is_even: bool, i
 class Prefill:
     """Prompts on their way into a cache, all with the same weights in their rows, padded on the left.
 
-    ``width`` columns go through the model in one pass; None means all.
+    ``width`` columns go through the model in one pass; None means all. The last column goes apart where the states before it
+    are to be kept (``keeps_states``).
     """
 
-    def __init__(self, prompts: Sequence[PendingPrompt], config: Any, device: torch.device, width: int | None) -> None:
+    def __init__(
+        self, prompts: Sequence[PendingPrompt], config: Any, device: torch.device, width: int | None, keeps_states: bool = False
+    ) -> None:
         self.prompts: list[PendingPrompt] = list(prompts)
         count, before = (max(lengths) for lengths in zip(*((len(one.fresh), one.known) for one in prompts), strict=True))
         tokens = torch.zeros((len(prompts), count), dtype=torch.long)
@@ -190,8 +196,8 @@ class Prefill:
         self.mask: torch.Tensor = mask.to(device)
         self._rows = [ImageRow(one.images, count - len(one.fresh) - one.known) for one in prompts]
         self._positions = self._find_positions()[..., before:]
-        self._before, self._at, self._width = before, 0, width or count
-        self.cache: Any = make_cache(config, [prompt.states for prompt in prompts]) if before else None
+        self._before, self._at, self._width, self._keeps_states = before, 0, width or count, keeps_states
+        self.cache: Any = make_cache(config, [prompt.states for prompt in prompts], before) if before else None
         self.logits: torch.Tensor | None = None
 
     @property
@@ -203,6 +209,11 @@ class Prefill:
     def is_done(self) -> bool:
         """Return whether the last column was computed; ``logits`` are those after it then."""
         return self._at == self._tokens.shape[1]
+
+    @property
+    def is_at_last(self) -> bool:
+        """Return whether the cache has all columns but the last, which goes apart."""
+        return self._keeps_states and self._at == self._tokens.shape[1] - 1 > 0
 
     def _find_positions(self) -> torch.Tensor:
         """Return the position of each column of each row, ``[3, rows, columns]`` where there are images."""
@@ -217,7 +228,8 @@ class Prefill:
 
     def advance(self, split: SplitModel) -> Prefilled:
         """Compute the next columns. The weights are on already."""
-        start, end = self._at, min(self._at + self._width, self._tokens.shape[1])
+        last = self._tokens.shape[1] - (self._keeps_states and not self.is_at_last and self._tokens.shape[1] > 1)
+        start, end = self._at, min(self._at + self._width, last)
         columns = slice(start, end)
         mask = self.mask[:, : self._before + end]
         done = split.run(

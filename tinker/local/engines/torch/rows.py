@@ -24,8 +24,8 @@ from tinker.local.engines.torch.image_rows import count_shift
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixture
 
-KeysAndValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer: ``[heads, tokens, size]``
-_STATES = ("conv_states", "recurrent_states")
+LayerColumns: TypeAlias = Sequence[tuple[torch.Tensor, ...]]  # keys and values of each layer, ``[heads, tokens, size]``
+_STATES = {"conv_states": "update_conv_state", "recurrent_states": "update_recurrent_state"}
 KINDS = frozenset(  # of layers whose rows can be chosen and joined here, by name: older versions of transformers lack some
     {
         "DynamicLayer",
@@ -36,6 +36,36 @@ KINDS = frozenset(  # of layers whose rows can be chosen and joined here, by nam
         "DummyLayer",
     }
 )
+
+
+@attrs.define(eq=False)
+class RowStates:
+    """What a cache holds of some tokens of a row: ``columns`` of the layers that have one for each token, none of others.
+
+    ``end`` is what the others hold after the last of the tokens: a window of columns, or states. None where it was not kept.
+    """
+
+    columns: LayerColumns = ()
+    end: Sequence[torch.Tensor | None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors."""
+        pairs = [*self.columns, self.end or ()]
+        return sum(tensor.nbytes for pair in pairs for tensor in pair if tensor is not None)
+
+    def cut(self, start: int, end: int | None = None) -> RowStates:
+        """Copy some of the tokens; without ``end`` all to the last one."""
+        columns = [tuple(tensor[:, start:end].clone() for tensor in pair) for pair in self.columns]
+        return RowStates(columns, self.end if end is None else None)
+
+
+def join_states(parts: Sequence[RowStates]) -> RowStates:
+    """Put tokens that follow on one another together."""
+    layers = zip(*(part.columns for part in parts), strict=True)
+    return RowStates(
+        [tuple(torch.cat(pieces, dim=1) for pieces in zip(*layer, strict=True)) for layer in layers], parts[-1].end
+    )
 
 
 def check_cache(cache: Any, model: str) -> None:
@@ -51,7 +81,7 @@ def has_columns(cache: Any) -> bool:
 
 def has_states(cache: Any) -> bool:
     """Return whether some layer is no attention over columns."""
-    return any(hasattr(layer, _STATES[0]) for layer in cache.layers)
+    return any(_states(layer) for layer in cache.layers)
 
 
 def select_rows(cache: Any, rows: torch.Tensor) -> None:
@@ -93,18 +123,43 @@ def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return stacked
 
 
-def read_row(cache: Any, row: int, columns: torch.Tensor) -> KeysAndValues:
-    """Copy these columns of one row."""
-    return [(layer.keys[row][:, columns], layer.values[row][:, columns]) for layer in cache.layers]
+def read_row(cache: Any, row: int, columns: torch.Tensor, count: int) -> RowStates:
+    """Copy these columns of a row, and what it holds at its end, which is behind ``count`` tokens."""
+    found: list[tuple[torch.Tensor, ...]] = []
+    end: list[torch.Tensor | None] = []
+    for layer in cache.layers:
+        pair: list[torch.Tensor] = [layer.keys[row], layer.values[row]] if _has_keys(layer) else []
+        found.append(tuple(tensor[:, columns] for tensor in pair) if _is_columnar(layer) else ())
+        end += [] if _is_columnar(layer) else [tensor[:, -count:].clone() for tensor in pair]
+        end += [None if state is None else state[row].clone() for states in _states(layer) for state in states.values()]
+    return RowStates(found, end)
 
 
-def make_cache(config: Any, rows: Sequence[KeysAndValues]) -> Any:
-    """Make a cache of these rows, padded on the left."""
+def make_cache(config: Any, rows: Sequence[RowStates], length: int) -> Any:
+    """Make a cache of these rows, padded on the left to ``length`` columns."""
     cache = DynamicCache(config=config)
-    for index in range(len(rows[0])):
-        keys, values = (stack_rows([row[index][part][None] for row in rows]) for part in (0, 1))
-        cache.update(keys, values, index)
+    ends = [iter(row.end or ()) for row in rows]
+    for index, layer in enumerate(cache.layers):
+        if _has_keys(layer):
+            pairs: list[Any] = [row.columns[index] or (next(end), next(end)) for row, end in zip(rows, ends, strict=True)]
+            keys, values = (stack_rows([pair[part][None] for pair in pairs]) for part in (0, 1))
+            cache.update(keys, values, index)
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.cumulative_length = length
+        for name, update in _STATES.items():
+            for number in getattr(layer, name, {}):
+                states = [state for end in ends if (state := next(end)) is not None]
+                if states:
+                    getattr(layer, update)(torch.stack(states), state_idx=number)
     return cache
+
+
+def _has_keys(layer: Any) -> bool:
+    return isinstance(layer, DynamicLayer)
+
+
+def _is_columnar(layer: Any) -> bool:
+    return _has_keys(layer) and not isinstance(layer, DynamicSlidingWindowLayer)
 
 
 def _states(layer: Any) -> list[dict[int, torch.Tensor | None]]:
@@ -228,9 +283,9 @@ class RowGroup:
         self.runs = [*self.runs, *other.runs]
         self._mixture = None
 
-    def read(self, row: int, start: int, end: int) -> KeysAndValues:
-        """Copy the keys and values of the tokens of a row from one position to another."""
-        return read_row(self.cache, row, self.mask[row].nonzero()[start:end, 0])
+    def read(self, row: int, start: int, end: int) -> RowStates:
+        """Copy what the cache holds of the tokens of a row from one position to another, which is its last one."""
+        return read_row(self.cache, row, self.mask[row].nonzero()[start:end, 0], end)
 
 
 def extend(runs: Sequence[DecodingRun], logits: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The samples in progress of one engine: prompts that wait, rows that draw token by token, and jobs that end.
 
-A step draws one token of every row, and computes at most one batch of prompts, whose first tokens it draws. Rows of like
-length share a cache, whatever their adapters.
+A step draws one token of every row, and computes at most one batch of prompts, whose first tokens it draws. A prompt that is
+cached but for its last token is a row from the start. Rows of like length share a cache, whatever their adapters.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -19,6 +19,8 @@ import torch
 from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.torch.decoding import DecodingRun
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
+from tinker.local.engines.torch.image_rows import TokenNames, name_tokens
+from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
 from tinker.local.engines.torch.prefill import (
     PendingPrompt,
@@ -29,11 +31,21 @@ from tinker.local.engines.torch.prefill import (
     needs_prompt_scores,
     split_prompts,
 )
-from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import RowGroup, extend, has_columns, has_states, is_alike, select_rows
+from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
+from tinker.local.engines.torch.rows import (
+    RowGroup,
+    extend,
+    has_columns,
+    has_states,
+    is_alike,
+    make_cache,
+    read_row,
+    select_rows,
+)
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
+PROBE = 8  # tokens, with which it is tried whether a model can continue
 SLACK = 64  # tokens that each row can draw after another one was let in, before there may be too many
 
 
@@ -41,6 +53,7 @@ SLACK = 64  # tokens that each row can draw after another one was let in, before
 class Parts:
     """The parts of an engine that samples share: the model, the adapters of each row, and the prefix cache.
 
+    ``keeps_prefixes``: the model can continue from states that were kept.
     ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
     """
 
@@ -49,12 +62,29 @@ class Parts:
     mixer: Mixer
     prefixes: Prefixes
     start: Callable[[SampleJob], list[DecodingRun]]
+    keeps_prefixes: bool = True
     is_apart: bool = False
 
     @property
     def config(self) -> Any:
         """Return the settings of the text model."""
         return self.model.config.get_text_config(decoder=True)
+
+
+@torch.no_grad()
+def can_continue(split: SplitModel, config: Any, device: torch.device) -> bool:
+    """Return whether a model that gets some tokens, and the others with states that were kept, computes as with all at once."""
+    tokens, half = torch.arange(PROBE, device=device)[None], PROBE // 2
+    try:
+        whole = split.run(input_ids=tokens, use_cache=False).logits.float()
+        first = split.run(input_ids=tokens[:, :half], use_cache=True)
+        kept = read_row(first.cache, 0, torch.arange(half, device=device), half)
+        cache, mask, positions = make_cache(config, [kept], half), torch.ones_like(tokens), tokens[:, half:]
+        inputs: dict[str, Any] = {"input_ids": positions, "attention_mask": mask, "position_ids": positions, "use_cache": True}
+        rest = split.run(cache=cache, **inputs).logits.float()
+        return bool(torch.allclose(rest, whole, rtol=0, atol=0.02 * float(whole.abs().max())))
+    except Exception:  # noqa: BLE001 - whatever an unknown model does, nothing is kept of it then
+        return False
 
 
 @attrs.define
@@ -93,7 +123,8 @@ class TorchBatch:
 
     def __init__(self, parts: Parts, cache: Any, limit: int) -> None:
         self._parts, self._limit = parts, limit
-        self._is_even, self._keeps = has_states(cache), has_columns(cache)
+        self._is_whole, self._keeps = not has_columns(cache), parts.keeps_prefixes
+        self._evenness = has_states(cache), self._is_whole
         self._works: dict[object, Work] = {}
         self._owners: dict[DecodingRun, Work] = {}
         self._pending: list[DecodingRun] = []
@@ -125,9 +156,10 @@ class TorchBatch:
 
     @torch.no_grad()
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
+        batch = self._next_prefill()
         for group in list(self._groups):
             self._guard(group.runs, partial(self._advance, group))
-        if (batch := self._next_prefill()) is not None:
+        if batch is not None:
             self._guard(batch.runs, partial(self._begin, batch))
         ended = self._collect()
         self._regroup()
@@ -164,8 +196,10 @@ class TorchBatch:
             prompts = collect_prompts(self._admit(), self._is_unscored)
             scored = [prompt for prompt in prompts if prompt.is_scored]
             others = [self._recall(prompt) for prompt in prompts if not prompt.is_scored]
+            others = [prompt for prompt in others if not self._enters(prompt)]
+            self._regroup()
             for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
-                self._prompts += split_prompts(chosen, cells, self._is_even, self._parts.is_apart)
+                self._prompts += split_prompts(chosen, cells, self._evenness, self._parts.is_apart)
         return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
 
     @property
@@ -179,12 +213,16 @@ class TorchBatch:
             self._prefill = None
         if self._prefill is None and (batch := self._next_prompts()):
             width = max(1, PIECE_TOKENS // len(batch)) if self._keeps else None
-            self._prefill = Prefill(batch, self._parts.config, self._parts.model.device, width)
+            keeps_states = self._keeps and self._is_whole and any(map(self._is_kept, batch))
+            self._prefill = Prefill(batch, self._parts.config, self._parts.model.device, width, keeps_states)
             self._scorers = {run: PromptScorer(run.job) for run in self._prefill.runs if self._is_unscored(run)}
         return self._prefill
 
     def _is_wanted(self, prompt: PendingPrompt) -> bool:
         return any(not run.is_over or self._is_unscored(run) for run in prompt.runs)
+
+    def _is_kept(self, prompt: PendingPrompt) -> bool:
+        return len(prompt.tokens) > SHORTEST and any(not run.is_over for run in prompt.runs)
 
     def _admit(self) -> list[DecodingRun]:
         """Return the runs for which there is room, in the order of arrival; one at least when nothing runs."""
@@ -203,8 +241,21 @@ class TorchBatch:
     def _recall(self, prompt: PendingPrompt) -> PendingPrompt:
         """Find the cached prefix of a prompt. At least the last token is computed."""
         if self._keeps:
-            prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1])
+            prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1], whole=self._is_whole)
         return prompt
+
+    def _enters(self, prompt: PendingPrompt) -> bool:
+        """Begin a prompt as rows if all but its last token is cached; return whether it is."""
+        if not prompt.known or len(prompt.fresh) > 1 or prompt.images:
+            return False
+        self._guard(prompt.runs, partial(self._enter, prompt))
+        return True
+
+    def _enter(self, prompt: PendingPrompt) -> None:
+        mask = torch.ones((len(prompt.runs), prompt.known), dtype=torch.long, device=self._parts.model.device)
+        cache = make_cache(self._parts.config, [prompt.states], prompt.known)
+        select_rows(cache, mask.new_zeros(len(mask)))
+        self._groups.append(RowGroup(prompt.runs, cache, mask, mask.new_full((len(mask),), int(prompt.tokens[-1]))))
 
     def _begin(self, batch: Prefill) -> None:
         """Compute and score the next piece of prompts; after the last piece their runs start."""
@@ -213,6 +264,10 @@ class TorchBatch:
             done = batch.advance(self._parts.split)
             self._score(batch, done)
         self.tally.add(done.real)
+        if batch.is_at_last:
+            self._remember_all(batch, 1)
+            self._begin(batch)
+            return
         if not batch.is_done:
             self._prefill = batch
             return
@@ -238,31 +293,35 @@ class TorchBatch:
     def _start_group(self, batch: Prefill, runs: list[DecodingRun]) -> RowGroup:
         assert batch.logits is not None
         prompts, rows = batch.prompts, [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over]
-        group = RowGroup([prompt.runs[0] for prompt in prompts], batch.cache, batch.mask, batch.mask[:, -1])
-        if self._keeps:
-            for row, prompt in enumerate(prompts):
-                self._remember(group, row, prompt)
+        if self._keeps and not self._is_whole:
+            self._remember_all(batch)
         chosen = torch.tensor(rows, device=batch.mask.device)
         if rows != list(range(len(prompts))):
-            select_rows(group.cache, chosen)
+            select_rows(batch.cache, chosen)
         tokens = extend(runs, batch.logits[chosen])
-        return RowGroup(runs, group.cache, batch.mask[chosen], tokens)
+        return RowGroup(runs, batch.cache, batch.mask[chosen], tokens)
 
-    def _remember(self, group: RowGroup, row: int, prompt: PendingPrompt) -> None:
-        self._parts.prefixes.add(prompt.weights, prompt.names, lambda start, end: group.read(row, start, end))
+    def _remember_all(self, batch: Prefill, but: int = 0) -> None:
+        """Add prompts to the prefix cache, without their last tokens where those were not computed."""
+        mask = batch.mask[:, : batch.mask.shape[1] - but]
+        group = RowGroup([prompt.runs[0] for prompt in batch.prompts], batch.cache, mask, mask[:, -1])
+        for row, prompt in enumerate(batch.prompts):
+            self._remember(group, row, prompt.weights, prompt.names[: len(prompt.tokens) - but])
+
+    def _remember(self, group: RowGroup, row: int, weights: LoraWeights | None, names: TokenNames) -> None:
+        self._parts.prefixes.add(weights, names, partial(group.read, row), whole=self._is_whole)
 
     # Rows
 
     def _advance(self, group: RowGroup) -> None:
         """Draw the next token of each row of a group; sequences that end are added to the prefix cache."""
         with self._parts.mixer.activate(group.mixture):
-            logits = self._parts.split.advance(group.cache, **group.inputs())
+            group.tokens = extend(group.runs, self._parts.split.advance(group.cache, **group.inputs()))
         self.tally.add([1] * len(group.runs))
-        group.tokens = extend(group.runs, logits)
         if self._keeps:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
-                    self._remember(group, row, PendingPrompt(run.weights, run.history()[:-1], run.images))
+                    self._remember(group, row, run.weights, name_tokens(run.history()[:-1], run.images))
 
     def _regroup(self) -> None:
         """Drop finished rows, and merge groups of similar lengths."""

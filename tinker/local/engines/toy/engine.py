@@ -95,11 +95,15 @@ class ToyEngine:
         self.tokenizer_id: str = str(PACKAGED_FOLDER)  # of bytes: token ids below 256 are bytes
         self.max_context_length: int = max_context_length
         self.image_reader: None = None
+        self.restarts: tuple[int, ...] = ()
         self.adapter_files: frozenset[str] = frozenset({ADAPTER_FILE})
         self._vocabulary = vocabulary
         self._net = Bigram(vocabulary)
         self._adapters: dict[str, ToyAdapter] = {}
         self._base = ToyWeights(AdapterSpec(rank=1), self._net.fresh(1, 0))
+
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
 
     # Adapters
 

@@ -230,7 +230,7 @@ function Throughput({ rates }) {
 function Sessions({ facts, dead }) {
   return html`<section class="wide"><h2>Sessions and queue</h2>
     <div class="scroll"><table id="queue"><thead><tr><th>waiting or running for</th><th class="number">training</th><th class="number">sampling</th></tr></thead>
-      <tbody>${facts.models.map((one) => html`<tr><td>${one.base_model}</td><td class="number">${one.pending.training}</td><td class="number">${one.pending.sampling}</td></tr>`)}</tbody></table></div>
+      <tbody>${facts.models.map((one) => html`<tr><td>${one.base_model}${one.restarts.length > 0 && ` (${one.restarts.length} replicas, ${one.restarts.reduce((sum, count) => sum + count, 0)} restarts)`}</td><td class="number">${one.pending.training}</td><td class="number">${one.pending.sampling}</td></tr>`)}</tbody></table></div>
     ${facts.sessions.length > 0 && html`<div class="scroll"><table><thead><tr><th>session</th><th>project</th><th class="number">runs</th><th class="number">samplers</th><th>begun</th><th>last seen</th><th>client</th></tr></thead>
       <tbody>${facts.sessions.map((one) => html`<tr><td class="id" title=${one.id}>${one.name ?? brief(one.id)}</td><td>${one.project}</td><td class="number">${one.runs}</td>
         <td class="number">${one.samplers}</td><td>${ago(facts.now - one.created_at)}</td><td class=${one.alive && !dead ? "good" : "faint"}>${!one.alive ? "ended" : dead ? "not known" : ago(one.silent_seconds)}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;

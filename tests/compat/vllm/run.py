@@ -1,0 +1,225 @@
+"""One scenario with our own sampler and with vLLM: the same tokens, log-probabilities and distribution, and nothing lost.
+
+``python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s vllm` installs one. Prints a line for each check.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+import tinker
+from tinker import AdamParams, Datum, ModelInput, SamplingParams
+from tinker.local import Settings, running_server
+from tinker.local.engines.opening import PACKAGED_FOLDER
+
+VOCABULARY = 258
+CLOSE = 1e-4
+ARGUMENTS = "--enforce-eager --max-model-len 1024"
+ADAM = AdamParams(learning_rate=3e-3)
+GREEDY = SamplingParams(max_tokens=32, temperature=0.0)
+N_DRAWN, N_AT_ONCE = 8192, 256
+MAX_Z = 4.0
+faults: list[str] = []
+
+
+def check(name: str, value: object, *, is_right: bool) -> None:
+    """Print a result, and remember it if it is wrong."""
+    sys.stdout.write(f"{'ok   ' if is_right else 'WRONG'} {name}: {value}\n")
+    sys.stdout.flush()
+    if not is_right:
+        faults.append(name)
+
+
+def write_model(folder: Path) -> Path:
+    """Write a small random Qwen3; vLLM's attention on the CPU needs heads of 32 or more."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        eos_token_id=256,
+        pad_token_id=257,
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
+    return folder
+
+
+@contextmanager
+def service(model: Path, folder: Path, *sampler: str) -> Iterator[tinker.ServiceClient]:
+    """A client of a server that has loaded the model and, if it is to, vLLM."""
+    settings = Settings(data_dir=folder, sampler=sampler, sampler_args=ARGUMENTS, dtype="float32")
+    with running_server(settings, "torch", model=str(model)) as url, tinker.ServiceClient(base_url=url) as client:
+        yield client
+
+
+def numbers(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 250, count).tolist()
+
+
+PROMPTS = [ModelInput.from_ints(numbers(seed, 8 + 5 * seed)) for seed in range(8)]
+
+
+def train(run: tinker.TrainingClient, seed: int) -> None:
+    data = [
+        Datum(model_input=ModelInput.from_ints(numbers(seed + i, 20)), loss_fn_inputs={"target_tokens": numbers(seed - i, 20)})
+        for i in range(1, 5)
+    ]
+    run.forward_backward(data, "cross_entropy").result()
+    run.optim_step(ADAM).result()
+
+
+def make_runs(client: tinker.ServiceClient) -> list[tinker.TrainingClient]:
+    runs = [client.create_lora_training_client(base_model="model", rank=8, seed=seed) for seed in (1, 2)]
+    for run, seed in zip(runs, (100, 200), strict=True):
+        for step in range(3):
+            train(run, seed + 10 * step)
+    return runs
+
+
+def compare(own: Sequence[tinker.SamplingClient], vllm: Sequence[tinker.SamplingClient]) -> None:
+    """Compare the base model and two adapters, all at once: greedy tokens, their log-probabilities, the likeliest, prompts."""
+    both = [[one.sample(p, 1, GREEDY, topk_sample_logprobs=3) for one in side for p in PROMPTS] for side in (own, vllm)]
+    pairs = [(mine.result(), theirs.result()) for mine, theirs in zip(*both, strict=True)]
+    equal = sum(mine.sequences[0].tokens == theirs.sequences[0].tokens for mine, theirs in pairs)
+    check("greedy samples that are equal", f"{equal} of {len(pairs)}", is_right=equal == len(pairs))
+    sampled = max(farthest(mine.sequences[0].logprobs, theirs.sequences[0].logprobs) for mine, theirs in pairs)
+    check("largest difference of sampled log-probabilities", f"{sampled:.1e}", is_right=sampled < CLOSE)
+    tables = [[[token for token, _ in row] for row in one.sequences[0].topk_logprobs or []] for pair in pairs for one in pair]
+    check("likeliest tokens are equal", tables[::2] == tables[1::2], is_right=tables[::2] == tables[1::2])
+    scored = [[one.compute_logprobs(PROMPTS[0]).result()[1:] for one in side] for side in (own, vllm)]
+    prompt = max(farthest(mine, theirs) for mine, theirs in zip(*scored, strict=True))
+    check("largest difference of the prompt's log-probabilities", f"{prompt:.1e}", is_right=prompt < CLOSE)
+
+
+def farthest(mine: Sequence[float | None] | None, theirs: Sequence[float | None] | None) -> float:
+    return float(np.abs(np.array(mine, np.float64) - np.array(theirs, np.float64)).max())
+
+
+def compare_draws(own: tinker.SamplingClient, vllm: tinker.SamplingClient) -> None:
+    """Compare the tokens that vLLM draws with the probabilities of our own sampler, by chi-square."""
+    one = SamplingParams(max_tokens=1, stop=[])
+    table = own.sample(PROMPTS[0], 1, one, topk_sample_logprobs=VOCABULARY).result().sequences[0].topk_logprobs
+    rows = sorted((table or [])[0] or [])
+    expected = N_DRAWN * np.exp(np.array([logprob for _, logprob in rows]))
+    params = [SamplingParams(max_tokens=1, stop=[], seed=seed) for seed in range(N_DRAWN // N_AT_ONCE)]
+    futures = [vllm.sample(PROMPTS[0], N_AT_ONCE, one) for one in params]
+    drawn = [sequence.tokens[0] for future in futures for sequence in future.result().sequences]
+    seen = np.bincount(drawn, minlength=VOCABULARY)
+    often = expected >= 5
+    cells = [*zip(seen[often], expected[often], strict=True), (seen[~often].sum(), expected[~often].sum())]
+    statistic, degrees = sum((n - e) ** 2 / e for n, e in cells), len(cells) - 1
+    z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5  # Wilson and Hilferty
+    check(f"chi-square of {N_DRAWN} tokens, {degrees} degrees of freedom, as z", f"{z:.2f}", is_right=abs(z) < MAX_Z)
+    again = vllm.sample(PROMPTS[0], N_AT_ONCE, params[0]).result()
+    same = [one.tokens for one in again.sequences] == [one.tokens for one in futures[0].result().sequences]
+    check("the same seed draws the same tokens", same, is_right=same)
+
+
+def measure_gap(run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
+    """Train on samples of vLLM, before any step: the metric is the rounding of two programs."""
+    sampled = [future.result() for future in [sampler.sample(p, 4, SamplingParams(max_tokens=16, seed=1)) for p in PROMPTS]]
+    data = [to_datum(prompt, one) for prompt, result in zip(PROMPTS, sampled, strict=True) for one in result.sequences]
+    metrics = run.forward_backward(data, "importance_sampling").result().metrics
+    mean, largest = (metrics[f"sampler_logprob_gap:{name}"] for name in ("mean", "max"))
+    check("sampler_logprob_gap, mean and largest", f"{mean:.1e}, {largest:.1e}", is_right=0 <= mean <= largest < CLOSE)
+    run.optim_step(ADAM).result()
+
+
+def to_datum(prompt: ModelInput, sampled: tinker.SampledSequence) -> Datum:
+    tokens, before = [*prompt.to_ints(), *sampled.tokens], [0.0] * (prompt.length - 1)
+    inputs = {
+        "target_tokens": tokens[1:],
+        "logprobs": [*before, *(sampled.logprobs or [])],
+        "advantages": [*before, *[1.0] * len(sampled.tokens)],
+    }
+    return Datum(model_input=ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def sample_while_training(run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
+    """Draw 500 samples while training goes on; they are those of the weights that they were asked from."""
+    expected = sampler.sample(PROMPTS[0], 1, GREEDY).result().sequences[0].tokens
+    began = time.monotonic()
+    futures = [sampler.sample(PROMPTS[0], 1, GREEDY) for _ in range(500)]
+    steps = 0
+    while not all(future.done() for future in futures):
+        train(run, 1000 + steps)
+        steps += 1
+    right = sum(future.result().sequences[0].tokens == expected for future in futures)
+    seconds = time.monotonic() - began
+    check(f"samples that are right, of 500, in {seconds:.1f} s with {steps} steps of training", right, is_right=right == 500)
+    check("steps of training meanwhile", steps, is_right=steps > 1)
+
+
+def sample_through_a_kill(sampler: tinker.SamplingClient) -> None:
+    """Kill vLLM while it samples: every sample arrives, from the vLLM that is started again."""
+    expected = sampler.sample(PROMPTS[1], 1, GREEDY).result().sequences[0].tokens
+    futures = [sampler.sample(PROMPTS[1], 1, GREEDY) for _ in range(300)]
+    futures[0].result()
+    waiting = sum(not future.done() for future in futures)
+    (pid,) = find_children("vllm")
+    os.kill(pid, signal.SIGKILL)
+    right = sum(future.result().sequences[0].tokens == expected for future in futures)
+    check(f"samples that are right, of 300, {waiting} of which waited when vLLM was killed", right, is_right=right == 300)
+    check("vLLM is another process", find_children("vllm") != [pid], is_right=find_children("vllm") != [pid])
+
+
+def find_children(word: str) -> list[int]:
+    """Return the ids of the child processes whose command contains the word."""
+    found = list[int]()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            is_child = f"PPid:\t{os.getpid()}\n" in status.read_text()
+            if is_child and word.encode() in status.with_name("cmdline").read_bytes():
+                found.append(int(status.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        model = write_model(root / "model")
+        with service(model, root / "own") as own, service(model, root / "vllm", "vllm") as vllm:
+            runs = [make_runs(one) for one in (own, vllm)]
+            samplers = [
+                [one.create_sampling_client(base_model="model"), *(run.save_weights_and_get_sampling_client() for run in pair)]
+                for one, pair in zip((own, vllm), runs, strict=True)
+            ]
+            steps: list[Callable[[], None]] = [
+                lambda: compare(*samplers),
+                lambda: compare_draws(samplers[0][1], samplers[1][1]),
+                lambda: measure_gap(runs[1][0], samplers[1][1]),
+                lambda: sample_while_training(runs[1][0], samplers[1][2]),
+                lambda: sample_through_a_kill(samplers[1][1]),
+            ]
+            for step in steps:
+                step()
+        left = find_children("vllm")
+        check("processes of vLLM that are left", len(left), is_right=not left)
+    sys.exit(f"{len(faults)} checks failed: {', '.join(faults)}" if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

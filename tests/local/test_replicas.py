@@ -1,0 +1,313 @@
+# ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
+"""Two processes that train and sample one model: equal to one process, also while they are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import numpy as np
+import pytest
+
+for needed in ("torch", "transformers", "peft", "ray"):
+    pytest.importorskip(needed)
+
+import torch
+from safetensors.torch import load as load_tensors
+from support.tiny_models import sample_jobs, write_tiny_llama
+
+import tinker
+from tinker.local import Settings, running_server
+from tinker.local.engines.losses import LOSSES
+from tinker.local.engines.opening import Placement, open_engine
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, TrainingExample
+from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
+from tinker.local.engines.replicas.messages import AdapterState, NewJob, SampleTurn
+from tinker.local.engines.replicas.worker import ReplicaWorker
+from tinker.local.engines.torch import TorchEngine
+
+WEIGHTS = "adapter_model.safetensors"
+STEP = Adam(learning_rate=1e-4, grad_clip_norm=0.5)
+SPEC = AdapterSpec(rank=4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def one(source: Path) -> TorchEngine:
+    """The engine in this process."""
+    return TorchEngine(source, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def two(source: Path) -> Iterator[ReplicatedEngine]:
+    """The engine of two processes."""
+    engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2))
+    assert isinstance(engine, ReplicatedEngine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone(source: Path) -> Iterator[ReplicaWorker]:
+    """A worker in this process, which is a group of its own."""
+    worker = ReplicaWorker(str(source), Placement(device="cpu"), 1)
+    worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1"))
+    yield worker
+    worker.leave()
+
+
+def examples(count: int, loss: str = "ppo", seed: int = 0) -> list[TrainingExample]:
+    """Return data of unlike lengths for a loss."""
+    rng = np.random.default_rng(seed)
+    return [_example(rng, int(length), loss) for length in rng.integers(1, 60, count)]
+
+
+def _example(rng: np.random.Generator, length: int, loss: str) -> TrainingExample:
+    inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 256, length)}
+    if loss != "cross_entropy":
+        inputs["logprobs"] = rng.normal(-5.5, 0.1, length).astype(np.float32)
+        inputs["advantages"] = rng.normal(size=length).astype(np.float32)
+    if loss == "gspo":
+        inputs["sequence_ratio_mask"] = np.ones(length, np.float32)
+    return TrainingExample(tokens=rng.integers(0, 256, length).astype(np.int32), loss_inputs=inputs)
+
+
+def states(engine: ReplicatedEngine, adapter_id: str) -> list[AdapterState]:
+    """Return an adapter as each process has it."""
+    return engine.workers.call_all("pack", adapter_id)
+
+
+def difference(one: TorchEngine, two: ReplicatedEngine, adapter_id: str) -> float:
+    """Return the largest difference of a weight between the engines; the processes must be equal bit by bit."""
+    first, second = (load_tensors(state.files[WEIGHTS]) for state in states(two, adapter_id))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    mine = one._adapters[adapter_id].weights.tensors
+    return max(float((first[f"base_model.model.{name}"] - mine[name].detach()).abs().max()) for name in mine)
+
+
+def both(one: TorchEngine, two: ReplicatedEngine, do: Callable[[Any], Any]) -> tuple[Any, Any]:
+    return do(one), do(two)
+
+
+def take_step(one: TorchEngine, two: ReplicatedEngine, adapter_id: str, data: Sequence[TrainingExample], loss: str) -> None:
+    """Train both engines on the same data, and compare what they return."""
+    options: Mapping[str, float] = {}
+    mine, theirs = both(one, two, lambda engine: engine.forward_backward(adapter_id, data, loss, options, backward=True))
+    rounding = 1e-6 * sum(len(one.tokens) for one in data)  # of sums whose terms have both signs
+    assert theirs.metrics == pytest.approx(mine.metrics, rel=1e-6, abs=rounding)
+    for left, right in zip(mine.outputs, theirs.outputs, strict=True):
+        np.testing.assert_allclose(left["logprobs"], right["logprobs"], atol=1e-5)
+    mine, theirs = both(one, two, lambda engine: engine.optim_step(adapter_id, STEP))
+    assert theirs == pytest.approx(mine, rel=1e-6)
+
+
+def kill(engine: ReplicatedEngine, rank: int) -> None:
+    os.kill(engine.workers.call_one(rank, "describe").pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_training_is_equal_to_that_of_one_process(one: TorchEngine, two: ReplicatedEngine, loss: str) -> None:
+    """Outputs, metrics, gradient norms and weights are those of one process, also where a process has no data."""
+    both(one, two, lambda engine: engine.create_adapter(loss, SPEC))
+    for step, count in enumerate((12, 1, 7, 2, 5)):
+        take_step(one, two, loss, examples(count, loss, seed=step), loss)
+    assert difference(one, two, loss) < 2e-6
+
+
+def test_a_refused_datum_changes_no_gradient(one: TorchEngine, two: ReplicatedEngine) -> None:
+    """A loss that is not finite names the datum, and nothing of its request is in the gradient of any process."""
+    both(one, two, lambda engine: engine.create_adapter("refused", SPEC))
+    data = examples(6, seed=9)
+    inputs = {**data[4].loss_inputs, "logprobs": np.full(len(data[4].tokens), -1e30, np.float32)}
+    wrong = [*data[:4], attrs.evolve(data[4], loss_inputs=inputs), data[5]]
+    for engine in (one, two):
+        engine.forward_backward("refused", data, "ppo", {}, backward=True)
+        with pytest.raises(EngineError, match=r"^datum 4: "):
+            engine.forward_backward("refused", wrong, "ppo", {}, backward=True)
+        bare = attrs.evolve(data[5], loss_inputs={"target_tokens": data[5].loss_inputs["target_tokens"]})
+        with pytest.raises(EngineError, match=r"^datum 5: .* is missing advantages"):
+            engine.forward_backward("refused", [*data[:5], bare], "ppo", {}, backward=True)
+    take_step(one, two, "refused", examples(3), "ppo")
+
+
+def test_samples_are_those_of_one_process(one: TorchEngine, two: ReplicatedEngine, tmp_path: Path) -> None:
+    """The same seeds draw the same tokens from the base model, a snapshot and saved weights, wherever they are sampled."""
+    both(one, two, lambda engine: engine.create_adapter("sampled", SPEC))
+    for seed in range(3):
+        take_step(one, two, "sampled", examples(6, seed=seed), "ppo")
+    two.save("sampled", tmp_path, optimizer=False)
+
+    def draw(engine: Any) -> list[list[list[int]]]:
+        weights = [None, engine.snapshot("sampled"), engine.load_snapshot(tmp_path)]
+        jobs = [job(seed, weights[seed % 3]) for seed in range(9)]
+        return [[one.tokens.tolist() for one in result.sequences] for result in sample_jobs(engine, jobs)]
+
+    mine, theirs = both(one, two, draw)
+    assert mine == theirs
+
+
+def job(seed: int, weights: object = None, **options: Any) -> SampleJob:
+    prompt = np.array([5 + seed, 6, 7], np.int32)
+    return SampleJob(tokens=prompt, weights=weights, seed=seed, **{"max_tokens": 12, "num_samples": 2, **options})
+
+
+def test_a_wrong_job_is_refused_alone(two: ReplicatedEngine) -> None:
+    """A job that no process could sample is refused when it is added, one with foreign weights too."""
+    batch = two.open_batch(1000)
+    with pytest.raises(EngineError, match="context length"):
+        batch.add(0, job(0, max_tokens=1000))
+    with pytest.raises(EngineError, match="do not come from this engine"):
+        batch.add(0, job(0, weights=object()))
+    assert batch.step() == []
+
+
+def test_weights_are_forgotten_with_their_last_reference(two: ReplicatedEngine) -> None:
+    """Processes forget a snapshot when the next one is taken and nothing refers to it."""
+    two.create_adapter("frozen", SPEC)
+    numbers = [two.snapshot("frozen").number for _ in range(3)]
+    kept = two.snapshot("frozen")
+    for held in two.workers.call_all("find_held"):
+        assert not set(numbers) & held.frozen
+        assert kept.number in held.frozen
+
+
+def test_adapters_are_saved_and_loaded(one: TorchEngine, two: ReplicatedEngine, tmp_path: Path) -> None:
+    """What one engine saves the other loads, with its optimizer, and goes on equally; PEFT files are imported alike."""
+    both(one, two, lambda engine: engine.create_adapter("saved", SPEC))
+    take_step(one, two, "saved", examples(5), "ppo")
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / name).mkdir()
+    one.save("saved", tmp_path / "a", optimizer=True)
+    two.save("saved", tmp_path / "b", optimizer=True)
+    both(one, two, lambda engine: engine.load("loaded", tmp_path / ("b" if engine is one else "a"), optimizer=True))
+    take_step(one, two, "loaded", examples(4, seed=4), "ppo")
+    assert difference(one, two, "loaded") < 2e-6
+    for engine, name in ((one, "c"), (two, "d")):
+        engine.import_adapter(tmp_path / "a", SPEC, tmp_path / name)
+    assert (tmp_path / "c" / WEIGHTS).read_bytes() == (tmp_path / "d" / WEIGHTS).read_bytes()
+    (tmp_path / "a" / WEIGHTS).write_bytes(b"damaged")
+    with pytest.raises(EngineError, match="damaged"):
+        two.load("loaded", tmp_path / "a", optimizer=True)
+    two.drop_adapter("loaded")
+    with pytest.raises(EngineError, match="no adapter 'loaded'"):
+        two.optim_step("loaded", STEP)
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self._then = then
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        self.tokens.setdefault(index, []).append(token)
+        if len(self.tokens[index]) == 3 and index == 0:
+            self._then()
+        return True
+
+
+def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: ReplicatedEngine) -> None:
+    """A gradient, a step, a snapshot and a sample that is being heard are as they would be if no process had been killed."""
+    both(one, two, lambda engine: engine.create_adapter("killed", SPEC))
+    data = examples(6, seed=1)
+    for rank in (0, 1):
+        both(one, two, lambda engine: engine.forward_backward("killed", data, "ppo", {}, backward=True))
+        kill(two, rank)
+        take_step(one, two, "killed", examples(4, seed=2), "ppo")
+    assert difference(one, two, "killed") < 2e-6
+    heard = Heard(lambda: kill(two, 0)), Heard(lambda: None)
+    drawn = [
+        sample_jobs(engine, [job(seed, engine.snapshot("killed"), listener=listener, max_tokens=100) for seed in range(2)])
+        for engine, listener in ((two, heard[0]), (one, heard[1]))
+    ]
+    tokens = [[one.tokens.tolist() for result in results for one in result.sequences] for results in drawn]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEngine, tmp_path: Path) -> None:
+    """The first request says how many steps are lost; the next ones go on from the last save. Without a loss none fails."""
+    for name in ("lost", "kept"):
+        two.create_adapter(name, SPEC)
+        two.forward_backward(name, examples(4), "ppo", {}, backward=True)
+        two.optim_step(name, STEP)
+        folder = tmp_path / name
+        folder.mkdir()
+        two.save(name, folder, optimizer=True)
+    saved = states(two, "lost")[0].files[WEIGHTS]
+    for _ in range(2):
+        two.optim_step("lost", STEP)
+    two.forward_backward("kept", examples(4), "ppo", {}, backward=True)
+    for rank in (0, 1):
+        kill(two, rank)
+    assert two.optim_step("kept", STEP)["grad_norm:mean"] > 0
+    with pytest.raises(StepsLost, match="2 optimizer steps are lost"):
+        two.forward_backward("lost", examples(4), "ppo", {}, backward=True)
+    assert [state.files[WEIGHTS] for state in states(two, "lost")] == [saved, saved]
+    assert two.optim_step("lost", STEP) == {"grad_norm:mean": 0.0}
+
+
+def test_a_step_is_taken_once(alone: ReplicaWorker) -> None:
+    """A worker that is asked again for a step that it took returns the same metrics, and changes nothing."""
+    alone.create_adapter("a", SPEC)
+    alone.add_share("a", [3, 5], examples(2), "ppo", {}, True)
+    first = alone.take_step("a", 1, STEP)
+    before = alone.pack("a")
+    alone.add_share("a", [3, 5], examples(2), "ppo", {}, True)
+    assert alone.take_step("a", 1, STEP) == first
+    assert alone.pack("a").files[WEIGHTS] == before.files[WEIGHTS]
+    assert (before.steps, before.metrics) == (1, first)
+
+
+def test_a_fault_is_that_of_the_whole_data(alone: ReplicaWorker) -> None:
+    """A worker names a datum by its place in the data of the request."""
+    alone.create_adapter("b", SPEC)
+    wrong = attrs.evolve(examples(1)[0], loss_inputs={})
+    with pytest.raises(EngineError, match=r"^datum 5: "):
+        alone.add_share("b", [3, 5], [*examples(1), wrong], "ppo", {}, True)
+
+
+def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
+    """A job that is dropped is not returned, and a new batch begins without the jobs of the one before."""
+    new = NewJob(number=7, job=job(1, max_tokens=100), weights=None, is_heard=True)
+    first = alone.sample(SampleTurn(batch=1, limit=1000, new=[new], dropped=[]))
+    assert first.tokens > 0 or first.ended
+    assert alone.sample(SampleTurn(batch=1, limit=1000, new=[], dropped=[7])).tokens == 0
+    alone.sample(SampleTurn(batch=1, limit=1000, new=[attrs.evolve(new, number=8)], dropped=[]))
+    assert alone.sample(SampleTurn(batch=2, limit=1000, new=[], dropped=[])).tokens == 0
+
+
+def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
+    """A server with the setting trains and samples by two processes, which end with it."""
+    settings = Settings(data_dir=tmp_path, device="cpu", replicas=2)
+    with running_server(settings, "torch", model=str(source)) as url, tinker.ServiceClient(base_url=url) as service:
+        training = service.create_lora_training_client("llama", rank=4, seed=1)
+        data = [
+            tinker.Datum(model_input=tinker.ModelInput.from_ints([n, 2, 3]), loss_fn_inputs={"target_tokens": [2, 3, 4]})
+            for n in range(5)
+        ]
+        loss = training.forward_backward(data, "cross_entropy")
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result(60)
+        assert len(loss.result(60).loss_fn_outputs) == 5
+        sampler = training.save_weights_and_get_sampling_client()
+        sampled = sampler.sample(tinker.ModelInput.from_ints([1, 2]), 3, tinker.SamplingParams(max_tokens=5)).result(60)
+        assert len(sampled.sequences) == 3
+        assert httpx.get(f"{url}/overview").json()["models"][0]["restarts"] == [0, 0]
+
+
+def test_a_device_map_is_for_one_process() -> None:
+    """Replicas with a device that they cannot share are refused with the reason."""
+    for options in ({"device": "cuda:1"}, {"device_map": "auto"}):
+        with pytest.raises(ValueError, match="each replica is on one device"):
+            Placement(replicas=2, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1"):
+        Placement(replicas=0)

@@ -1,0 +1,339 @@
+"""vLLM as the sampler of the server: what is asked of it, what comes back, and what happens when it fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import fake_vllm
+from support.fake_vllm import FakeVLLM, running
+from tinker_wire import models
+
+import tinker
+from tinker import ModelInput, SamplingParams
+from tinker.local import Settings
+from tinker.local.engines.protocol import SampleJob
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.engines.vllm.requests import write_params
+from tinker.local.serving import running_server
+
+PROMPT = ModelInput.from_ints([104, 101, 108, 108, 111])
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+SECONDS = 60.0
+
+
+@contextmanager
+def service(folder: Path, *samplers: str, **settings: Any) -> Iterator[tinker.ServiceClient]:
+    """A client of a server with the toy as trainer; without samplers, the toy samples, too."""
+    chosen = Settings(data_dir=folder, sampler=samplers, **settings)
+    with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url) as client:
+        yield client
+
+
+def trained(client: tinker.ServiceClient, seed: int = 1, rank: int = 4) -> tinker.TrainingClient:
+    """Train a run until its samples differ from the base model's."""
+    run = client.create_lora_training_client(base_model="tinker/toy", rank=rank, seed=seed)
+    datum = tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [seed, seed + 1, seed + 2, seed + 3, seed + 4]})
+    run.forward_backward([datum], "cross_entropy").result()
+    run.optim_step(tinker.AdamParams(learning_rate=5.0)).result()
+    return run
+
+
+@pytest.fixture
+def fake() -> FakeVLLM:
+    return FakeVLLM()
+
+
+@pytest.fixture
+def client(fake: FakeVLLM, tmp_path: Path) -> Iterator[tinker.ServiceClient]:
+    """A client of a server that samples with the fake."""
+    with running(fake) as url, service(tmp_path, url) as client:
+        yield client
+
+
+def test_samples_are_those_of_the_own_sampler(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
+    """Tokens, log-probabilities and likeliest tokens of an adapter are those that the engine's own sampler returns."""
+    with service(tmp_path / "own") as own:
+        mine, theirs = [
+            trained(one).save_weights_and_get_sampling_client().sample(PROMPT, 2, GREEDY, topk_sample_logprobs=2).result()
+            for one in (own, client)
+        ]
+    assert fake.asked[0]["model"] in fake.loaded
+    for one, other in zip(theirs.sequences, mine.sequences, strict=True):
+        assert (one.tokens, one.stop_reason) == (other.tokens, other.stop_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+        assert one.topk_logprobs == other.topk_logprobs
+
+
+def test_scores_of_prompts_are_the_engines(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
+    """A request for scores of the prompt is the engine's, with the weights of the sampling session; vLLM is not asked."""
+    options: dict[str, Any] = {
+        "include_prompt_logprobs": True,
+        "topk_prompt_logprobs": 3,
+        "target_prompt_logprobs": tinker.TensorData.from_numpy(np.array([[7, -1], [8, 9], [-1, -1], [10, 7]])),
+    }
+    with service(tmp_path / "own") as own:
+        mine, theirs = [trained(one).save_weights_and_get_sampling_client() for one in (own, client)]
+        for params in (SamplingParams(max_tokens=0), GREEDY):
+            expected, found = (one.sample(PROMPT, 2, params, **options).result() for one in (mine, theirs))
+            assert found.sequences[0].tokens == expected.sequences[0].tokens
+            assert found.prompt_logprobs == expected.prompt_logprobs
+            assert found.topk_prompt_logprobs == expected.topk_prompt_logprobs
+            assert found.target_prompt_logprobs == expected.target_prompt_logprobs
+    assert not fake.asked
+    theirs.sample(PROMPT, 1, GREEDY).result()
+    assert len(fake.asked) == 1
+
+
+def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(client: tinker.ServiceClient) -> None:
+    """The k likeliest tokens are returned, in order, also where the drawn token is not one of them."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    sampled = sampler.sample(PROMPT, 8, SamplingParams(max_tokens=4, temperature=2.0, seed=1), topk_sample_logprobs=3).result()
+    best = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, temperature=0.0), topk_sample_logprobs=3).result()
+    assert best.sequences[0].topk_logprobs is not None
+    first = [(sequence.topk_logprobs or [None])[0] or [] for sequence in sampled.sequences]
+    assert first == best.sequences[0].topk_logprobs * 8
+    assert any(sequence.tokens[0] not in [token for token, _ in first[0]] for sequence in sampled.sequences)
+
+
+def test_each_snapshot_is_an_adapter_that_is_unloaded_when_nobody_samples_it(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """Two runs are sampled at once, each snapshot under a name of its own, and those of a closed server are unloaded."""
+    runs = trained(client, 1), trained(client, 20)
+    first, second = (run.save_weights_and_get_sampling_client() for run in runs)
+    futures = [sampler.sample(PROMPT, 1, GREEDY) for sampler in (first, second, first)]
+    tokens = [future.result().sequences[0].tokens for future in futures]
+    assert tokens[0] == tokens[2] != tokens[1]
+    assert len(fake.loaded) == len(set(fake.loaded)) == 2
+    for _ in range(9):  # more than the server keeps in memory
+        runs[0].save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+    gc.collect()
+    second.sample(PROMPT, 1, GREEDY).result()
+    assert len(set(fake.loaded)) == len(fake.loaded) >= 11
+    assert len(fake.adapters) < len(fake.loaded)
+    assert first.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == tokens[0]
+
+
+def test_a_closed_server_leaves_no_adapter_and_no_folder(fake: FakeVLLM, tmp_path: Path) -> None:
+    """At its end, the server unloads its adapters from a vLLM that goes on, and removes their folders."""
+    with running(fake) as url:
+        with service(tmp_path, url) as client:
+            trained(client).save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+            assert len(fake.adapters) == 1
+        assert not fake.adapters
+    assert not [*(tmp_path / ".samplers").iterdir()]
+
+
+def test_what_vllm_cannot_do_is_refused_by_name(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A parameter that vLLM refuses and an adapter that it does not load fail at once, with its sentence."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    with pytest.raises(tinker.RequestFailedError, match=r"vLLM refuses the request: temperature must be in \[0, 2\]"):
+        sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, temperature=5.0)).result()
+    with pytest.raises(tinker.RequestFailedError, match="LoRA rank 64 is greater than max_lora_rank 32"):
+        trained(client, rank=64).save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+    assert len(fake.asked) == 1
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
+    """Without a stop vLLM stops at the model's own end of text, with one only there, and with an empty list nowhere."""
+
+    def ask(stop: Any) -> tuple[Any, ...]:
+        params = write_params(SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, stop=stop))
+        return params["ignore_eos"], params["stop"], params["stop_token_ids"], params["detokenize"]
+
+    assert ask(None) == (False, [], [], False)
+    assert ask([]) == (True, [], [], False)
+    assert ask(["a", "b"]) == (True, ["a", "b"], [], True)
+    assert ask([7]) == (True, [], [7], False)
+
+
+def test_neighboring_seeds_share_no_sample() -> None:
+    """The samples of one seed are none of those of the next one, though vLLM counts them up from the seed."""
+    jobs = [SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, num_samples=64, seed=s) for s in range(50)]
+    seeds = [write_params(job)["seed"] + index for job in jobs for index in range(job.num_samples)]
+    assert len(set(seeds)) == len(seeds)
+    assert write_params(jobs[3])["seed"] == write_params(jobs[3])["seed"]
+
+
+def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A request for more samples than a vLLM runs at once becomes several, each of whose samples has another seed."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    params = SamplingParams(max_tokens=2, seed=1)
+    assert len(sampler.sample(PROMPT, 150, params).result().sequences) == 150
+    asked = [body["sampling_params"] for body in fake.asked]
+    assert [one["n"] for one in asked] == [64, 64, 22]
+    assert [one["seed"] - asked[0]["seed"] for one in asked] == [0, 64, 128]
+    events = [*sampler.sample_stream(PROMPT, 70, params)]
+    assert {event.index for event in events} == {*range(70)}
+
+
+def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
+    """A stream has the tokens of the same request without one, and the end of each sample."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    params = SamplingParams(max_tokens=5, seed=3)
+    whole = sampler.sample(PROMPT, 2, params).result()
+    drawn: dict[int, list[int]] = {0: [], 1: []}
+    for event in sampler.sample_stream(PROMPT, 2, params):
+        drawn[event.index] += event.tokens
+    assert [drawn[0], drawn[1]] == [sequence.tokens for sequence in whole.sequences]
+
+
+def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None:
+    """Cancelling a sample closes its connection to vLLM, which then stops drawing."""
+    fake.is_open.clear()
+    config = models.ClientDynamicConfigResponse(sample_cancel_enabled=True)
+    with running(fake) as url, service(tmp_path, url, client_dynamic_config=config) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        future = sampler.sample(PROMPT, 1, GREEDY)
+        assert fake.has_asked.wait(SECONDS)
+        future.cancel()
+        assert fake.has_left.wait(SECONDS)
+        fake.is_open.set()
+        assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """Training goes on while vLLM samples, and the samples are those of the weights that they were asked from."""
+    run = trained(client)
+    sampler = run.save_weights_and_get_sampling_client()
+    before = sampler.sample(PROMPT, 1, GREEDY).result()
+    fake.is_open.clear()
+    waiting = [sampler.sample(PROMPT, 1, GREEDY) for _ in range(20)]
+    datum = tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [9, 9, 9, 9, 9]})
+    for _ in range(3):
+        run.forward_backward([datum], "cross_entropy").result()
+        run.optim_step(tinker.AdamParams(learning_rate=5.0)).result()
+    assert not any(future.done() for future in waiting)
+    fake.is_open.set()
+    assert {tuple(future.result().sequences[0].tokens) for future in waiting} == {tuple(before.sequences[0].tokens)}
+
+
+def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path: Path) -> None:
+    """Prompts that continue one another are sampled in one place, other prompts elsewhere; a vLLM that ends loses nothing."""
+    fakes = FakeVLLM(), FakeVLLM()
+    with (
+        ExitStack() as one,
+        running(fakes[1]) as second,
+        service(tmp_path, one.enter_context(running(fakes[0])), second) as client,
+    ):
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        prompts = [[start] * 64 for start in range(1, 9)]
+        for prompt in prompts:
+            sampler.sample(ModelInput.from_ints(prompt), 1, GREEDY).result()
+        homes = [{tuple(body["token_ids"]) for body in fake.asked} for fake in fakes]
+        assert [len(home) for home in homes] == [4, 4]
+        for turn in range(1, 4):
+            for prompt in prompts:
+                sampler.sample(ModelInput.from_ints(prompt + [turn] * 64 * turn), 1, GREEDY).result()
+        assert [{tuple(body["token_ids"][:64]) for body in fake.asked} for fake in fakes] == homes
+        one.close()
+        asked = len(fakes[1].asked)
+        for prompt in prompts:
+            assert sampler.sample(ModelInput.from_ints(prompt), 1, GREEDY).result().sequences
+        assert len(fakes[1].asked) == asked + 8
+
+
+def test_another_model_is_refused_when_the_server_starts(tmp_path: Path) -> None:
+    """A vLLM that serves another model is not used; the message names both."""
+    with running(FakeVLLM("other/model")) as url, service(tmp_path, url) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match="serves other/model, not "):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+@pytest.mark.parametrize("sampler", ["sglang", ["vllm", "vllm"], "localhost:8000", ["http://a", "b"]])
+def test_a_sampler_is_vllm_or_urls(sampler: Any, tmp_path: Path) -> None:
+    """The setting takes the word vllm, or URLs."""
+    with pytest.raises(ValueError, match="it must be 'vllm', or one or more URLs"):
+        Settings(data_dir=tmp_path, sampler=sampler)
+
+
+def test_samplers_at_urls_are_for_one_model(tmp_path: Path) -> None:
+    """Several models cannot share the vLLMs of one list of URLs."""
+    engines = [ToyEngine(base_model=name) for name in ("a", "b")]
+    settings = Settings(data_dir=tmp_path, sampler="http://127.0.0.1:9")
+    with pytest.raises(ValueError, match="samplers at URLs serve one base model"), running_server(settings, engines):
+        raise AssertionError
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program `vllm` on PATH, which is the fake; the child is started where its trainer's device is known."""
+    pytest.importorskip("torch")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "vllm"
+    roots = os.pathsep.join(path for path in sys.path if path)
+    program.write_text(
+        f'#!/bin/sh\necho $$ >> {folder}/pids\nPYTHONPATH={roots} exec {sys.executable} {fake_vllm.__file__} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+def is_running(pid: str) -> bool:
+    """Return whether a process with this id runs."""
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A vLLM that dies with samples in it is started again, loads the adapters again, and every sample arrives; it ends with
+    the server."""
+    monkeypatch.setenv("FAKE_VLLM_DIES", str(tmp_path / "has-died"))
+    with service(tmp_path / "data", "vllm") as client, service(tmp_path / "own") as own:
+        mine, theirs = (trained(one).save_weights_and_get_sampling_client() for one in (own, client))
+        params = [SamplingParams(max_tokens=4, temperature=0.0) for _ in range(20)]
+        futures = [theirs.sample(PROMPT, 1, one) for one in params]
+        expected = mine.sample(PROMPT, 1, params[0]).result().sequences[0].tokens
+        assert [future.result().sequences[0].tokens for future in futures] == [expected] * 20
+    pids = (program.parent / "pids").read_text().split()
+    assert len(pids) == 2
+    assert not any(map(is_running, pids))
+    assert "vLLM ended with code -9, and is started again" in caplog.text
+
+
+def test_a_vllm_that_does_not_start_says_why(program: Path, tmp_path: Path) -> None:
+    """A wrong argument fails at once, with what vLLM wrote."""
+    with service(tmp_path / "data", "vllm", sampler_args="--fail") as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match=r"(?s)vLLM ended with code 1 .*there is no such option"):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+def test_a_missing_vllm_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a program `vllm` the message says what is missing."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with service(tmp_path / "data", "vllm") as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match="there is no program `vllm` on PATH"):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream whose vLLM is killed is asked for again, and its client sees each token once."""
+    monkeypatch.setenv("FAKE_VLLM_BREAKS", str(tmp_path / "has-died"))
+    with service(tmp_path / "data", "vllm") as client:
+        sampler = trained(client).save_weights_and_get_sampling_client()
+        params = SamplingParams(max_tokens=5, seed=3)
+        drawn = [token for event in sampler.sample_stream(PROMPT, 1, params) for token in event.tokens]
+        assert drawn == sampler.sample(PROMPT, 1, params).result().sequences[0].tokens
+    assert len((program.parent / "pids").read_text().split()) == 2

@@ -1,0 +1,154 @@
+"""What a program has called, what it has received, and what that says about the run; judged by the invariants of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tinker
+from simulation.effects import Effects
+from tinker.futures import failure_of
+
+CHANGES = "GSL"
+SHARES = 8  # tags of one call: each request of a batch has one
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Call:
+    """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing)."""
+
+    def __init__(self, index: int, kind: str, future: Any, seen: frozenset[int | str], path: str = "") -> None:
+        self.index, self.kind, self.future, self.seen, self.path = index, kind, future, seen, path
+        self.is_cancelled = False
+        self.is_received = False
+
+    @property
+    def error(self) -> BaseException | None:
+        return failure_of(self.future) if self.future.done() and not self.future.cancelled() else None
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.future.done() and not self.future.cancelled() and self.error is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return isinstance(self.error, tinker.PrecedingRequestFailed)
+
+    @property
+    def cause(self) -> str:
+        """Return the failure that it is due to: its own, or that of one that stopped it, which may have been cancelled."""
+        error = self.error.__cause__ if self.is_stopped and self.error is not None else self.error
+        return f"{type(error).__name__}: {error}"
+
+    @property
+    def has_expired(self) -> bool:
+        """Return whether the server no longer has its result, so that nobody knows why it has no effect."""
+        return isinstance(self.error, tinker.APIStatusError) and self.error.status_code in (404, 410)
+
+    @property
+    def failed_on_server(self) -> bool:
+        """Return whether the server has run it and it failed, or did not run it because of a failure before it."""
+        return isinstance(self.error, tinker.RequestFailedError) or (self.is_stopped and "was not run" in str(self.error))
+
+
+class Run:
+    """One training client and its calls, in order."""
+
+    def __init__(self, client: Any, service: Any) -> None:
+        self.client, self.service = client, service
+        self.calls: list[Call] = []
+        self.received: frozenset[int | str] = frozenset()  # numbers of calls, and what their failures were due to
+
+    @property
+    def model_id(self) -> str | None:
+        model = self.client._run.model
+        return None if model is None else model.model_id
+
+    @property
+    def next_tag(self) -> int:
+        """Return the tag of the next call."""
+        return SHARES * (len(self.calls) + 1)
+
+    def add(self, kind: str, future: Any, path: str = "") -> Call:
+        """Note a call. Failures that were received before it are known."""
+        call = Call(len(self.calls), kind, future, self.received, path)
+        self.calls.append(call)
+        return call
+
+    def receive(self, call: Call) -> None:
+        """Receive the outcome of a call, as `result()` does."""
+        if call.future.done() and not call.future.cancelled() and call.future.exception(0) is not None:
+            call.is_received = True
+            self.received |= {call.index, call.cause, *self._root(call)}
+
+    def _root(self, call: Call) -> Iterator[int]:
+        """Return the failure that stopped a call, by the cause of its error."""
+        cause = None if call.error is None or not call.is_stopped else call.error.__cause__
+        for earlier in self.calls[: call.index] if cause is not None else ():
+            is_it = (type(earlier.error), str(earlier.error)) == (type(cause), str(cause))
+            if is_it and earlier.index not in call.seen:
+                yield earlier.index
+                return
+
+    def causes(self, call: Call) -> frozenset[int | str]:
+        """Return the failures of which one is known to everybody who knows why a call has no effect."""
+        found: set[int | str] = {call.index, call.cause, *self._root(call)}
+        if call.has_expired or (call.is_stopped and call.failed_on_server):
+            earlier = self.calls[: call.index]
+            found |= {one.index for one in earlier if one.failed_on_server or one.has_expired}
+        return frozenset(found)
+
+    def describe(self, effects: Effects | None) -> str:
+        """Return every call with its outcome, for the trace."""
+        lines = [
+            f"{one.index}{one.kind} {one.future!r} {sorted(map(str, one.seen))[:3]} {str(one.error)[:90]}" for one in self.calls
+        ]
+        return "\n  ".join([f"{self.model_id}: {effects}", *lines])
+
+    # ------------------------------------------------------------------------------------------------------ what must hold
+
+    def check_ended(self) -> None:
+        """Every future ends, with a result or an error of this package."""
+        for call in self.calls:
+            if not call.future.done():
+                raise Violation(f"every future ends: {call.future!r} does not")
+            if call.error is not None and not isinstance(call.error, tinker.TinkerError | ValueError):
+                raise Violation(f"every error is typed: {call.error!r}")
+
+    def check_stops(self) -> None:
+        """A call is not sent only if its caller did not know of a failure before it."""
+        for call in self.calls:
+            if call.is_stopped and "was not sent" in str(call.error) and not self._has_unknown_failure(call):
+                raise Violation(f"a call behind known failures is sent: call {call.index}: {call.error}")
+
+    def _has_unknown_failure(self, call: Call) -> bool:
+        failed = (one for one in self.calls[: call.index] if one.error is not None or one.future.cancelled())
+        return any(not call.seen & {one.index, *self._root(one)} for one in failed)
+
+    def check_effects(self, effects: Effects) -> None:
+        """Compare the calls with what took effect on the run, which still lives."""
+        loads = [call for call in self.calls if call.kind == "L"]
+        if any(not call.has_succeeded and not call.is_stopped for call in loads):
+            return  # whether it has taken effect is unknown
+        begin = max((call.index + 1 for call in loads if call.has_succeeded), default=0)
+        applied = [number // SHARES - 1 for _, number in effects.tags]
+        if applied != sorted(applied) or len(set(effects.tags)) != len(effects.tags) or min(applied, default=begin) < begin:
+            raise Violation(f"requests take effect once and in order: {effects.tags}, from {begin}")
+        self._check_successes(begin, set(applied))
+        for later in set(applied):
+            self._check_nothing_missing(self.calls[later], begin, set(applied))
+
+    def _check_successes(self, begin: int, applied: set[int]) -> None:
+        for call in self.calls[begin:]:
+            if call.kind in "GS" and call.has_succeeded and call.index not in applied:
+                raise Violation(f"success has taken effect: call {call.index} ({call.kind}) has not")
+
+    def _check_nothing_missing(self, later: Call, begin: int, applied: set[int]) -> None:
+        for call in self.calls[begin : later.index]:
+            is_missing = call.kind in CHANGES and call.index not in applied and not call.future.cancelled()
+            if is_missing and not self.causes(call) & later.seen:
+                rule = "a step has its gradient" if later.kind == "S" and call.kind == "G" else "a failure is known first"
+                raise Violation(f"{rule}: call {later.index} took effect without call {call.index}: {call.error!r}")

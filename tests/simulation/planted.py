@@ -1,0 +1,23 @@
+"""Faults for the simulation to find: the file, the text, the text with the fault."""
+
+from __future__ import annotations
+
+PLANTED: dict[str, tuple[str, str, str]] = {
+    "a number is reused too early": (
+        "tinker/_training/numbers.py",
+        "        if fate is Fate.UNSEEN:\n",
+        "        if fate is not Fate.REFUSED:\n",
+    ),
+    "a receipt is noted too late": (
+        "tinker/_training/order.py",
+        "                self.received = self._sequencer.now()\n",
+        "                self.received = self._sequencer.now() + 2\n",
+    ),
+    "the journal is written after the answer": (
+        "tinker/local/operations/submission.py",
+        "            write_down(state, call, model.model_id, undo, request_id=request_id, number=number)\n",
+        "            state.submit_task(\n"
+        "                lambda: write_down(state, call, model.model_id, undo, request_id=request_id, number=number)\n"
+        "            )\n",
+    ),
+}

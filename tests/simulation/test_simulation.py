@@ -1,0 +1,35 @@
+"""The simulation: a few episodes hold, those that once failed too, and the same seed is the same run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from simulation.__main__ import LENGTH
+from simulation.shrink import reduce
+from simulation.world import make_plan, run_episode
+
+ONCE_FAILED = [line.split()[0] for line in Path(__file__).with_name("seeds.txt").read_text().splitlines() if line[0] != "#"]
+
+
+@pytest.mark.parametrize("seed", [*ONCE_FAILED, "test/0", "test/1"])
+def test_an_episode_holds(seed: str) -> None:
+    """Client and server keep every promise, whatever happens to them."""
+    outcome = run_episode(make_plan(seed, LENGTH), Counter())
+    assert outcome.failure is None, f"nox -s simulate -- --seed {seed.replace('/', ' --episode ')}: {outcome.failure}"
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    """Two runs of one episode do the same things at the same times."""
+    first, second = list[str](), list[str]()
+    for lines in (first, second):
+        run_episode(make_plan("test/2", 40), Counter(), lines.append)
+    assert len(first) > 50
+    assert first == second
+
+
+def test_a_plan_becomes_smaller() -> None:
+    """Only what a failure needs is left of a plan."""
+    assert reduce(range(100), lambda kept: {13, 77} <= set(kept)) == [13, 77]

@@ -1,0 +1,315 @@
+"""The engine that the server sees: every worker has every adapter, and each gets a share of the data.
+
+Adapters are equal on all workers, bit by bit, because all take the same steps with the same sum of gradients. A worker that
+dies is started again with the adapters of one that lives; the losses since their last step are computed again, and the call
+is repeated. If none lives, adapters are as they were when they were created, or last loaded or saved with their optimizer, and
+the next request of a run fails if that has cost it steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import attrs
+
+from tinker.local.engines.inputs import check_data, check_step
+from tinker.local.engines.opening import Placement
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
+from tinker.local.engines.replicas.batch import ReplicatedBatch, StoredWeights
+from tinker.local.engines.replicas.messages import (
+    AdapterState,
+    Files,
+    ModelFacts,
+    NoPlace,
+    StepMetrics,
+    WorkerHoldings,
+    WorkersLost,
+    merge_metrics,
+    split_data,
+    write_files,
+)
+from tinker.local.engines.replicas.workers import ANSWER_SECONDS, WorkerCall, Workers, require_all
+
+T = TypeVar("T")
+Loss: TypeAlias = tuple[Sequence[TrainingExample], str, Mapping[str, float | str]]
+ATTEMPTS = 3  # of a call during which workers die
+log: logging.Logger = logging.getLogger("tinker.local")
+
+
+class StepsLost(Exception):
+    """Steps of a run are lost, because all workers died at once."""
+
+
+@attrs.define(eq=False)
+class Run:
+    """One adapter. ``restore`` is the call that makes it as it was after ``kept`` steps; ``losses`` are those of its gradient.
+
+    ``begun`` is the number of the last step that was begun; ``lost`` counts the lost ones that its client does not know of.
+    """
+
+    restore: tuple[str, AdapterSpec | AdapterState]
+    steps: int = 0
+    begun: int = 0
+    kept: int = 0
+    lost: int = 0
+    losses: list[Loss] = attrs.field(factory=lambda: list[Loss]())
+
+    def go_back(self) -> None:
+        """Note that no worker has it as it is now."""
+        if self.steps > self.kept:
+            self.lost += self.steps - self.kept
+            self.losses.clear()
+        self.steps = self.kept
+
+    def require_all_steps(self) -> None:
+        """Raise StepsLost, once, if it went back."""
+        lost, self.lost = self.lost, 0
+        if lost:
+            raise StepsLost(
+                f"all workers died at once, and this run is as it was when it was last saved: {lost} optimizer "
+                f"step{'s are' if lost > 1 else ' is'} lost"
+            )
+
+
+class ReplicatedEngine:
+    """Trains and samples by ``placement.replicas`` workers. Takes text only.
+
+    Raises ImportError without Ray, OSError for a cluster that cannot be reached, ValueError as the torch engine does.
+    """
+
+    image_reader: None = None
+
+    def __init__(self, model: str | None, placement: Placement) -> None:
+        self.workers: Workers = Workers(model, placement)
+        self._runs: dict[str, Run] = {}
+        self._frozen: weakref.WeakValueDictionary[int, StoredWeights] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
+        self._released: deque[int] = deque()
+        try:
+            facts = self._start()
+        except WorkersLost as error:
+            self.workers.close()
+            raise OSError(f"Ray could not start {placement.replicas} workers: {error}") from error
+        except BaseException:
+            self.workers.close()
+            raise
+        self.base_model: str = facts.base_model
+        self.aliases: frozenset[str] = facts.aliases
+        self.tokenizer_id: str = facts.tokenizer_id
+        self.max_context_length: int = facts.max_context_length
+        self.adapter_files: frozenset[str] = facts.adapter_files
+        self.vocabulary: int = facts.vocabulary
+
+    def _start(self) -> ModelFacts:
+        self.workers.addresses()
+        facts: ModelFacts = self.workers.call_all("describe")[0]
+        self._form_group()
+        return facts
+
+    @property
+    def restarts(self) -> Sequence[int]:
+        return self.workers.processes
+
+    def close(self) -> None:
+        self.workers.close()
+
+    # Adapters
+
+    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
+        seed = secrets.randbits(31) if spec.seed is None else spec.seed
+        self._make(adapter_id, Run(("create_adapter", attrs.evolve(spec, seed=seed))))
+
+    def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
+        method = "unpack" if optimizer else "unpack_weights"
+        spec: AdapterSpec = self._make(adapter_id, Run((method, AdapterState(files=_read_folder(directory)))))
+        return spec
+
+    def _make(self, adapter_id: str, run: Run) -> Any:
+        """Make or replace an adapter, which is left as it was if that is refused."""
+        method, argument = run.restore
+        made = self._retry(lambda: self.workers.call_all(method, adapter_id, argument))[0]
+        self._runs[adapter_id] = run
+        return made
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        if self._runs.pop(adapter_id, None) is not None:
+            self._retry(lambda: self.workers.call_all("drop_adapter", adapter_id))
+
+    def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
+        run = self._run(adapter_id)
+        state: AdapterState = self._retry(lambda: self.workers.call_one(0, "pack", adapter_id, optimizer), run)
+        write_files(state.files, directory)
+        if optimizer:
+            run.restore, run.kept = ("unpack", state), run.steps
+
+    def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
+        files = _read_folder(source)
+        write_files(self._retry(lambda: self.workers.call_one(0, "convert", files, spec)), directory)
+
+    def _run(self, adapter_id: str) -> Run:
+        if adapter_id not in self._runs:
+            raise EngineError(f"no adapter {adapter_id!r} on this server")
+        run = self._runs[adapter_id]
+        run.require_all_steps()
+        return run
+
+    # Training
+
+    def forward_backward(
+        self,
+        adapter_id: str,
+        data: Sequence[TrainingExample],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
+    ) -> LossResult:
+        run, loss = self._run(adapter_id), (data, loss_fn, dict(config))
+        check_data(*loss, vocabulary=self.vocabulary, longest=self.max_context_length)
+        try:
+            result = self._retry(lambda: self._compute(adapter_id, loss, backward), run)
+        except Exception:
+            if backward:  # some may have added their share
+                self._retry(lambda: self._rebuild(adapter_id, run))
+            raise
+        if backward:
+            run.losses.append(loss)
+        return result
+
+    def _compute(self, adapter_id: str, loss: Loss, backward: bool) -> LossResult:
+        data, *how = loss
+        shares = split_data([len(datum.tokens) for datum in data], len(self.workers))
+        results: list[LossResult] = require_all(
+            self.workers.call(
+                WorkerCall(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
+                for rank, share in enumerate(shares)
+                if share
+            )
+        )
+        places = [place for share in shares for place in share]
+        outputs = dict(zip(places, itertools.chain(*(result.outputs for result in results)), strict=True))
+        return LossResult(
+            outputs=[outputs[place] for place in range(len(data))], metrics=merge_metrics([one.metrics for one in results])
+        )
+
+    def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
+        run = self._run(adapter_id)
+        check_step(params)
+        run.begun = number = run.begun + 1
+        try:
+            metrics: StepMetrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, number, params), run)[0]
+        except Exception:
+            self._retry(lambda: self._rebuild(adapter_id, run))  # it may be summed already
+            raise
+        run.steps = number
+        run.losses.clear()
+        return metrics
+
+    # Samples
+
+    def snapshot(self, adapter_id: str) -> StoredWeights:
+        run = self._run(adapter_id)
+        state: AdapterState = self._retry(lambda: self.workers.call_one(0, "pack", adapter_id, False), run)
+        return self._freeze(state.files)
+
+    def load_snapshot(self, directory: Path) -> StoredWeights:
+        return self._freeze(_read_folder(directory))
+
+    def _freeze(self, files: Files) -> StoredWeights:
+        weights = StoredWeights(next(self._numbers), files)
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        self._retry(lambda: self.workers.call_all("freeze", weights.number, weights.files, released))
+        self._frozen[weights.number] = weights
+        weakref.finalize(weights, self._released.append, weights.number)
+        return weights
+
+    def open_batch(self, limit: int) -> ReplicatedBatch:
+        """Make an empty batch; each worker has one of this size."""
+        return ReplicatedBatch(self, next(self._numbers), limit)
+
+    # Workers that die
+
+    def _retry(self, work: Callable[[], T], run: Run | None = None) -> T:
+        """Do work, again after workers were lost. Raises StepsLost when that has cost the run steps."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return work()
+            except WorkersLost as error:
+                self.repair(error)
+                if run is not None:
+                    run.require_all_steps()
+        try:
+            return work()
+        except WorkersLost as error:
+            self.repair(error)
+            raise WorkersLost(f"workers died in each of {ATTEMPTS} attempts: {error}") from error
+
+    def repair(self, error: WorkersLost) -> None:
+        """Replace the workers that do not answer, and all with Ray itself if it has no place for them."""
+        for _ in range(ATTEMPTS):
+            log.warning("a worker was lost, and is started again: %s", error)
+            try:
+                return self._replace_lost(everyone=isinstance(error, NoPlace))
+            except WorkersLost as again:
+                error = again
+        raise error
+
+    def _replace_lost(self, *, everyone: bool) -> None:
+        ranks, answers = range(len(self.workers)), list[Any]()
+        if everyone:
+            self.workers.restart()
+            lost = list(ranks)
+        else:
+            answers = self.workers.call([WorkerCall(rank, "leave") for rank in ranks], ANSWER_SECONDS)
+            lost = [rank for rank in ranks if isinstance(answers[rank], Exception)]
+            for rank in lost:
+                self.workers.replace(rank)
+        self.workers.addresses()
+        self._send(lost, "describe")  # loads the model
+        self._form_group()
+        held: list[WorkerHoldings] = [WorkerHoldings() if rank in lost else answers[rank] for rank in ranks]
+        for weights in list(self._frozen.values()):
+            without = [rank for rank in ranks if weights.number not in held[rank].frozen]
+            self._send(without, "freeze", weights.number, weights.files, [])
+        for adapter_id, run in self._runs.items():
+            self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
+
+    def _send(self, ranks: Sequence[int], method: str, *arguments: Any) -> None:
+        require_all(self.workers.call([WorkerCall(rank, method, arguments) for rank in ranks]))
+
+    def _form_group(self) -> None:
+        host, size = self.workers.addresses()[0], len(self.workers)
+        port: int = self.workers.call_one(0, "meet", host)
+        require_all(self.workers.call(WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size)))
+
+    def _restore(self, adapter_id: str, run: Run, held: Sequence[int]) -> None:
+        """Make an adapter equal on all workers, which have it after ``held`` steps, -1 where they have none."""
+        most = max(held)
+        if most > run.steps:  # some of them have taken the step that was begun
+            run.steps = most
+            run.losses.clear()
+        if most == run.steps:
+            if behind := [rank for rank, steps in enumerate(held) if steps < most]:
+                self._send(behind, "unpack", adapter_id, self.workers.call_one(held.index(most), "pack", adapter_id))
+        else:
+            run.go_back()
+            method, argument = run.restore
+            self.workers.call_all(method, adapter_id, argument)
+        self._rebuild(adapter_id, run)
+
+    def _rebuild(self, adapter_id: str, run: Run) -> None:
+        """Compute the gradient of a run again."""
+        self.workers.call_all("clear_gradient", adapter_id)
+        for loss in run.losses:
+            self._compute(adapter_id, loss, backward=True)
+
+
+def _read_folder(folder: Path) -> Files:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
