@@ -623,6 +623,24 @@ def test_a_refusal_that_is_received_before_an_earlier_failure(
     goes_on(training, datum())
 
 
+def test_a_refused_result_that_is_received_before_an_earlier_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A result that the server refuses to give says nothing about an earlier gradient: what is called after it is not run."""
+    release = wire.hold("retrieve_future")
+    failed = training.forward_backward([far(datum())], "cross_entropy")
+    wire.wait_for("retrieve_future")
+    wire.fail("retrieve_future", 400)
+    refused = training.forward_backward([datum()], "cross_entropy")
+    assert isinstance(refused.exception(10), tinker.RefusedResultError)
+    later = training.optim_step(ADAM)
+    wire.wait_for("optim_step")
+    release()
+    finish(failed, later)
+    assert isinstance(later.exception(10), tinker.PrecedingRequestFailed)
+    goes_on(training, datum())
+
+
 def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """A gradient that failed after its future was cancelled stops the next step, whose error names it, once."""
     release = wire.hold("retrieve_future")

@@ -27,7 +27,7 @@ from tinker._futures import Receipt
 from tinker._http import Fate, Findings, fate_of
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers, RunTarget
-from tinker.errors import PrecedingRequestFailed, RequestFailedError, copy_error
+from tinker.errors import PrecedingRequestFailed, RefusedResultError, RequestFailedError, copy_error
 from tinker.futures import APIFuture
 
 Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
@@ -83,9 +83,8 @@ class Sequencer:
 
     def is_settled(self, turn: Turn, error: BaseException) -> bool:
         """Return whether everything before a failed request has an outcome: the server has run it, or nothing is awaited."""
-        return isinstance(error, RequestFailedError) or all(
-            one.future.done() for one in self._turns if one.position < turn.position
-        )
+        was_run = isinstance(error, RequestFailedError) and not isinstance(error, RefusedResultError)
+        return was_run or all(one.future.done() for one in self._turns if one.position < turn.position)
 
     async def fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
         """Note the failure of a request; if it ``stops`` later ones, it does so until the user has its error.
