@@ -100,7 +100,15 @@ def test_version() -> None:
     value = json.loads(CliRunner().invoke(main, ["-f", "json", "version"]).stdout)
     assert value == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
     value = json.loads(CliRunner().invoke(main, ["-f", "json", "version", "--deps"]).stdout)
-    assert list(value["dependencies"]) == ["Python", "torch", "transformers", "huggingface_hub", "zstandard", "starlette"]
+    assert list(value["dependencies"]) == [
+        "Python",
+        "torch",
+        "transformers",
+        "huggingface_hub",
+        "zstandard",
+        "starlette",
+        "ray",
+    ]
     lines = CliRunner().invoke(main, ["version", "--deps"]).stdout.splitlines()
     assert lines[1] == f"Python {platform.python_version()}"
     assert DISTRIBUTION_VERSION in CliRunner().invoke(main, ["--version"]).stdout

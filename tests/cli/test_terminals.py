@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from tinker.cli import main
 
 pty = pytest.importorskip("pty")
 
+SILENCES = 120  # of a second, after which a program counts as stuck
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 PROGRAM = """
 import json, sys
@@ -70,7 +72,8 @@ def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
 def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: Sequence[tuple[str, str]] = ()) -> str:
     """What a terminal of so many columns is sent by the commands, one after the other in one process.
 
-    ``typed`` is what is typed once a text has appeared, in this order.
+    ``typed`` is what is typed once a text has appeared, in this order. As a program may show a text before it reads, what was
+    typed last is typed again for as long as nothing happens.
     """
     import fcntl
     import struct
@@ -86,8 +89,16 @@ def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: 
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(theirs)
-    shown, since, waiting = b"", 0, list(typed)
-    while piece := read(ours):
+    shown, since, waiting, answer, silences = b"", 0, list(typed), "", 0
+    while True:
+        if not select.select([ours], [], [], 1.0)[0]:
+            os.write(ours, answer.encode())
+            silences += 1
+            if silences == SILENCES:
+                process.kill()
+            continue
+        if not (piece := read(ours)):
+            break
         shown += piece
         while waiting and (found := shown.find(waiting[0][0].encode(), since)) >= 0:
             text, answer = waiting.pop(0)
@@ -151,9 +162,9 @@ def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(run:
 
 
 def test_ctrl_c_at_the_prompt_keeps_a_conversation(run: Any, server: str, tmp_path: Path) -> None:
-    """Ctrl-C clears the line that is typed and says how to end; Ctrl-D ends."""
+    """Ctrl-C clears the line that is typed and says how to end; the conversation goes on."""
     pytest.importorskip("transformers")
-    typed = [("> ", "hal\x03"), ("Ctrl-D quits", ""), ("> ", "\x04")]
+    typed = [("> ", "hal\x03"), ("Ctrl-D quits", ""), ("> ", "/quit\n")]
     shown = show_on_terminal([["--base-url", server, "chat", "--model", run.sampler]], 80, tmp_path, typed)
     assert "Ctrl-D quits" in shown
     assert "ended with 0" in shown
