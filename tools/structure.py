@@ -112,8 +112,7 @@ def client_graph(root: Path) -> Graph:
     for found in find_imports(modules):
         start, end = (box.get(room, room) for room in found.arrow)
         if start != end:
-            before: frozenset[Way] = arrows.get((start, end), frozenset())
-            arrows[start, end] = before | frozenset({found.way})
+            arrows[start, end] = arrows.get((start, end), frozenset[Way]()) | frozenset[Way]((found.way,))
     rooms = {box.get(module.room, module.room) for module in modules.values()} - APART - HANDING_ON
     return Graph(
         tuple(sorted(rooms)), {arrow: ways for arrow, ways in sorted(arrows.items()) if rooms.issuperset(arrow)}
