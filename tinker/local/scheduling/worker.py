@@ -48,7 +48,7 @@ class ServedModel:
     ) -> None:
         self._open, self._open_sampler = open_engine, open_sampler
         self.samples = samples
-        self.scores = scores or samples
+        self.scores: SampleQueue = scores or samples
         self.engine: Engine | None = None
         self.sampler: Sampler | None = None
 

@@ -21,8 +21,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 try:  # by name, so that the types are the same whether Ray, which is typed in part only, is installed or not
     ray: Any = importlib.import_module("ray")
     exceptions: Any = importlib.import_module("ray.exceptions")
-except ImportError as error:
-    raise ImportError(f"replicas need ray: {install_command('ray')}") from error
+except ImportError as _error:
+    raise ImportError(f"replicas need ray: {install_command('ray')}") from _error
 
 CALL_SECONDS = 3600.0  # of one call; a worker that takes longer is taken for dead
 READ_SECONDS = 1.0  # of a result that is there

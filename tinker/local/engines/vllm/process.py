@@ -28,7 +28,7 @@ class VLLMProcess:
 
     def __init__(self, arguments: Sequence[str], output: Path) -> None:
         self.key: str = secrets.token_hex()
-        self.has_started = False
+        self.has_started: bool = False
         self._output = output
         self._port = _find_port()
         self._arguments = [*arguments, "--host", LOCALHOST, "--port", str(self._port)]

@@ -63,10 +63,11 @@ class Replica:
         self._loads: dict[str, asyncio.Future[None]] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._model = ""
-        self.max_context_length = 0
-        self.failure = ReplicaFailed(f"the vLLM at {url} has not been asked yet")
-        self.is_up = False
-        self.running = self.asked = 0
+        self.max_context_length: int = 0
+        self.failure: ReplicaFailed = ReplicaFailed(f"the vLLM at {url} has not been asked yet")
+        self.is_up: bool = False
+        self.running: int = 0
+        self.asked: int = 0
 
     # Whether it answers
 
