@@ -329,8 +329,8 @@ def chaos(session: nox.Session) -> None:
     """The soaks, those of the tests too: `-- --seed N --seconds S` for one seed of faults; else twenty, and two models."""
     install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
-    twelve_minutes = ("--deselect", "tests/stress/test_replicas.py") if session.posargs else ()
-    session.run("pytest", *WORKERS, "-m", "soak", "--durations=10", *twelve_minutes, env=variables)
+    without_longest = ("--deselect", "tests/stress/test_replicas.py") if session.posargs else ()
+    session.run("pytest", *WORKERS, "-m", "soak", "--durations=10", *without_longest, env=variables)
     session.run("pytest", "tests/contract/test_server.py", "-k", "test_every_operation", env=ALL_EXAMPLES)
     session.run("python", "tests/stress/chaos.py", *(session.posargs or ["--seeds", "20", "--seconds", "5", "--killed", "20"]))
     if not session.posargs:
