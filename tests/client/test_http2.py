@@ -693,10 +693,17 @@ def test_closing_under_way() -> None:
         await connection.lost()
 
     async def use(line: Line) -> None:
-        tasks = [asyncio.ensure_future(line.send(receive=stream_to(received)))]
+        streaming = asyncio.Event()
+
+        async def receive(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+            streaming.set()
+            await stream_to(received)(headers, pieces)
+
+        tasks = [asyncio.ensure_future(line.send(receive=receive))]
         tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
         tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.POLL)) for _ in range(3)]
         await until(lambda: len(line.requests) == 6)
+        await streaming.wait()
         await line.engine.aclose()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(end) for end in ended[1:]} == {ClientClosedError}
