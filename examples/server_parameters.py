@@ -19,12 +19,12 @@ def main() -> None:
     sampler = service.create_sampling_client(base_model=model.model_name)
     prompt = types.ModelInput.from_text("the quick", sampler.get_tokenizer())
 
-    # A server with vLLM behind it may know min_p; it is sent beside temperature and its like. Ours ignores it.
-    params = types.SamplingParams(max_tokens=6, temperature=0, extra={"min_p": 0.05})
+    # A server with vLLM behind it may know bad_words; it is sent beside temperature and its like. Ours ignores it.
+    params = types.SamplingParams(max_tokens=6, temperature=0, extra={"bad_words": ["dog"]})
     print(repr(sampler.decode(sampler.sample(prompt, 1, params).result().sequences[0].tokens)))
 
     refusals = []
-    for arguments in ({"max_token": 6}, {"min_p": 0.05}, {"extra": {"top_p": 0.5}}):
+    for arguments in ({"max_token": 6}, {"bad_words": ["dog"]}, {"extra": {"top_p": 0.5}}):
         try:
             types.SamplingParams(**arguments)
         except (TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Never, NoReturn, get_args
 from tinker_wire import limits
 from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
 
-from tinker._checks import read_integer
+from tinker._checks import check_count, read_integer
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
@@ -218,6 +218,14 @@ def read_ttl(ttl_seconds: int | None) -> int | None:
     if not MIN_TTL_SECONDS <= seconds <= MAX_TTL_SECONDS:
         raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {seconds}")
     return seconds
+
+
+def read_keep_last(keep_last: int | None) -> int | None:
+    """Return how many checkpoints are kept; None is all. TypeError or ValueError for what is no such integer."""
+    if keep_last is None:
+        return None
+    check_count("keep_last", keep_last, limits.SAVE_WEIGHTS_REQUEST_KEEP_LAST_MINIMUM)
+    return int(keep_last)
 
 
 MAX_RECIPIENTS = limits.SAVE_WEIGHTS_EXTERNAL_REQUEST_AGE_ENCRYPTION_RECIPIENTS_MAX_ITEMS

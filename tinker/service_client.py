@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Self, cast
 
@@ -166,6 +166,9 @@ class ServiceClient(Signposted):
         train_unembed: bool = True,
         user_metadata: Mapping[str, object] | None = None,
         optimizer: OptimizerConfig | None = None,
+        *,
+        lora_alpha: float | None = None,
+        target_modules: Sequence[str] | None = None,
     ) -> TrainingClient:
         """Create a training run with a new LoRA adapter over a base model.
 
@@ -181,12 +184,16 @@ class ServiceClient(Signposted):
             train_unembed: Whether the output layer gets an adapter.
             user_metadata: JSON-like data about the run, stored with it. Optional.
             optimizer: The kind of optimizer. None means Adam.
+            lora_alpha: The scale of the adapter: its update is multiplied by ``lora_alpha / rank``. None means 32. It is an
+                extension, as is ``target_modules``: the local server has them, and other servers ignore or reject them.
+            target_modules: The modules that get an adapter, of those that the three switches leave, each as the end of a
+                module's name such as ``"q_proj"``. None means all.
 
         Returns:
             The training client, usable at once.
 
         Raises:
-            ValueError: No kind of layer gets an adapter, or the rank is negative.
+            ValueError: No kind of layer gets an adapter, the rank is negative, or ``lora_alpha`` is not above 0.
             TinkerError: The server is the hosted service and no API key is set.
             ClientClosedError: The service client is closed.
         """
@@ -194,7 +201,15 @@ class ServiceClient(Signposted):
             raise ValueError("train_mlp, train_attn and train_unembed are all False, so nothing would get an adapter")
         check_base_model(base_model)
         check_optimizer(optimizer)
-        lora = LoraConfig(rank=rank, seed=seed, train_unembed=train_unembed, train_mlp=train_mlp, train_attn=train_attn)
+        lora = LoraConfig(
+            rank=rank,
+            seed=seed,
+            train_unembed=train_unembed,
+            train_mlp=train_mlp,
+            train_attn=train_attn,
+            lora_alpha=lora_alpha,
+            target_modules=target_modules,
+        )
         check_count("rank", lora.rank, least=0)  # SkyRL trains the whole model with 0
         model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
         return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))

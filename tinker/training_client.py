@@ -24,6 +24,7 @@ from tinker._validate import (
     check_optim_params,
     check_recipients,
     read_batch,
+    read_keep_last,
     read_ttl,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
@@ -225,6 +226,8 @@ class TrainingClient(Signposted, ReadyClient):
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
+        *,
+        keep_last: int | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
         """Save the weights and the optimizer state under a name.
 
@@ -235,19 +238,27 @@ class TrainingClient(Signposted, ReadyClient):
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
             user_metadata: Strings by name, stored with the checkpoint. Optional.
+            keep_last: How many checkpoints of this run and kind to keep: once this one is there, the server deletes the oldest
+                until so many are left. Published ones stay, and do not count. None, the default, deletes nothing. This is an
+                extension: the local server has it, and other servers ignore or reject it.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_training_client_from_state_with_optimizer``.
 
         Raises:
-            ValueError: At once, if the name or time is invalid.
+            ValueError: At once, if the name, the time or ``keep_last`` is invalid.
         """
         check_name(name)
         seconds, overwrites = read_ttl(ttl_seconds), read_flag("overwrite", overwrite)
-        return self._run.send(requests.save_state(name, seconds, overwrites, user_metadata))
+        return self._run.send(requests.save_state(name, seconds, overwrites, user_metadata, read_keep_last(keep_last)))
 
     def save_weights_for_sampler(
-        self, name: str, ttl_seconds: int | None = None, user_metadata: Mapping[str, str] | None = None
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+        *,
+        keep_last: int | None = None,
     ) -> APIFuture[SaveWeightsForSamplerResponse]:
         """Save the weights under a name to sample from them.
 
@@ -257,15 +268,17 @@ class TrainingClient(Signposted, ReadyClient):
             name: The last part of the checkpoint's path, without ``/``.
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             user_metadata: Strings by name, stored with the checkpoint. Optional.
+            keep_last: How many of these checkpoints of this run to keep, as in :meth:`save_state`.
 
         Returns:
             A future whose result has the ``path``, for ``ServiceClient.create_sampling_client``.
 
         Raises:
-            ValueError: At once, if the name or time is invalid.
+            ValueError: At once, if the name, the time or ``keep_last`` is invalid.
         """
         check_name(name)
-        return self._run.send(requests.save_weights_for_sampler(name, read_ttl(ttl_seconds), user_metadata))
+        seconds, keep = read_ttl(ttl_seconds), read_keep_last(keep_last)
+        return self._run.send(requests.save_weights_for_sampler(name, seconds, user_metadata, keep))
 
     def save_weights_external(
         self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: Sequence[str] | None = None

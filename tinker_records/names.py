@@ -40,6 +40,7 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
 _ALIASES = {
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
+    "lora_rank": "rank",
     "lr": "learning_rate",
     "max_new_tokens": "max_tokens",
     "model": "base_model",

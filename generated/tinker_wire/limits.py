@@ -66,6 +66,12 @@ SESSION_SUMMARY_CHECKPOINT_STORAGE_BYTES_MINIMUM: Final = 0
 LORA_CONFIG_RANK_MINIMUM: Final = 0
 """`minimum` of `LoraConfig.rank`."""
 
+LORA_CONFIG_LORA_ALPHA_EXCLUSIVE_MINIMUM: Final = 0
+"""`exclusiveMinimum` of `LoraConfig.lora_alpha`."""
+
+LORA_CONFIG_TARGET_MODULES_MIN_ITEMS: Final = 1
+"""`minItems` of `LoraConfig.target_modules`."""
+
 DIMUON_OPTIMIZER_CONFIG_VERSION_MINIMUM: Final = 1
 """`minimum` of `DimuonOptimizerConfig.version`."""
 
@@ -189,11 +195,17 @@ TTL_SECONDS_MAXIMUM: Final = 315360000
 SAVE_WEIGHTS_REQUEST_SEQ_ID_MINIMUM: Final = 1
 """`minimum` of `SaveWeightsRequest.seq_id`."""
 
+SAVE_WEIGHTS_REQUEST_KEEP_LAST_MINIMUM: Final = 1
+"""`minimum` of `SaveWeightsRequest.keep_last`."""
+
 SAVE_WEIGHTS_FOR_SAMPLER_REQUEST_SAMPLING_SESSION_SEQ_ID_MINIMUM: Final = 0
 """`minimum` of `SaveWeightsForSamplerRequest.sampling_session_seq_id`."""
 
 SAVE_WEIGHTS_FOR_SAMPLER_REQUEST_SEQ_ID_MINIMUM: Final = 1
 """`minimum` of `SaveWeightsForSamplerRequest.seq_id`."""
+
+SAVE_WEIGHTS_FOR_SAMPLER_REQUEST_KEEP_LAST_MINIMUM: Final = 1
+"""`minimum` of `SaveWeightsForSamplerRequest.keep_last`."""
 
 SAVE_WEIGHTS_EXTERNAL_REQUEST_SEQ_ID_MINIMUM: Final = 1
 """`minimum` of `SaveWeightsExternalRequest.seq_id`."""
@@ -266,6 +278,27 @@ SAMPLING_PARAMS_TOP_P_MINIMUM: Final = 0
 
 SAMPLING_PARAMS_TOP_P_MAXIMUM: Final = 1
 """`maximum` of `SamplingParams.top_p`."""
+
+SAMPLING_PARAMS_MIN_P_MINIMUM: Final = 0
+"""`minimum` of `SamplingParams.min_p`."""
+
+SAMPLING_PARAMS_MIN_P_MAXIMUM: Final = 1
+"""`maximum` of `SamplingParams.min_p`."""
+
+SAMPLING_PARAMS_PRESENCE_PENALTY_MINIMUM: Final = -2
+"""`minimum` of `SamplingParams.presence_penalty`."""
+
+SAMPLING_PARAMS_PRESENCE_PENALTY_MAXIMUM: Final = 2
+"""`maximum` of `SamplingParams.presence_penalty`."""
+
+SAMPLING_PARAMS_FREQUENCY_PENALTY_MINIMUM: Final = -2
+"""`minimum` of `SamplingParams.frequency_penalty`."""
+
+SAMPLING_PARAMS_FREQUENCY_PENALTY_MAXIMUM: Final = 2
+"""`maximum` of `SamplingParams.frequency_penalty`."""
+
+SAMPLING_PARAMS_REPETITION_PENALTY_EXCLUSIVE_MINIMUM: Final = 0
+"""`exclusiveMinimum` of `SamplingParams.repetition_penalty`."""
 
 SAMPLE_REQUEST_NUM_SAMPLES_MINIMUM: Final = 1
 """`minimum` of `SampleRequest.num_samples`."""

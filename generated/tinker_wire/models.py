@@ -934,6 +934,14 @@ class LoraConfig(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """MLP layers and experts."""
     train_attn: bool = _sent(default=True)
     """Attention layers. At least one of the three is true."""
+    lora_alpha: float | None = None
+    """An extension: the scale of the adapter, whose update is multiplied by `lora_alpha / rank`. 32 when missing, as on
+    every server without it.
+    """
+    target_modules: Sequence[str] | None = None
+    """An extension: adapt these modules only, of those that the three switches leave. Each is the end of a module's
+    name, from a dot on, as in PEFT: `q_proj`, `layers.0.mlp.up_proj`.
+    """
 
 
 class AdamOptimizerConfig(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="adamw"):
@@ -1443,6 +1451,10 @@ class SaveWeightsRequest(_Record, frozen=True, kw_only=True, omit_defaults=True)
     """Replace a checkpoint of that name."""
     user_metadata: StringMap | None = None
     """What the user wrote about it."""
+    keep_last: int | None = None
+    """An extension: once this checkpoint is there, delete the oldest ones of the same run and kind until so many are
+    left. Published ones stay, and do not count.
+    """
     type: Literal["save_weights"] = _sent(default="save_weights")
     """Always `save_weights`."""
 
@@ -1479,6 +1491,10 @@ class SaveWeightsForSamplerRequest(_Record, frozen=True, kw_only=True, omit_defa
     """How long the checkpoint lives; forever when missing or null."""
     user_metadata: StringMap | None = None
     """What the user wrote about it."""
+    keep_last: int | None = None
+    """An extension: once this checkpoint is there, delete the oldest ones of the same run and kind until so many are
+    left. Published ones stay, and do not count.
+    """
     type: Literal["save_weights_for_sampler"] = _sent(default="save_weights_for_sampler")
     """Always `save_weights_for_sampler`."""
 
@@ -1948,6 +1964,18 @@ class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """-1 means all tokens."""
     top_p: float = _sent(default=1.0)
     """Draw from the likeliest tokens that have this much probability together."""
+    min_p: float | None = None
+    """An extension: leave out the tokens that are less likely than this part of the likeliest one, after the
+    temperature and before `top_k` and `top_p`. A server without it ignores it, or refuses it by name.
+    """
+    presence_penalty: float | None = None
+    """An extension: subtract this from the logit of each token that has been drawn."""
+    frequency_penalty: float | None = None
+    """An extension: subtract this from the logit of a token for each time that it has been drawn."""
+    repetition_penalty: float | None = None
+    """An extension: of each token of the prompt and of the sample so far, divide a positive logit by this, and multiply
+    a negative one by it. It comes before the other two penalties.
+    """
 
 
 class SampleRequest(_Record, frozen=True, kw_only=True, omit_defaults=True):

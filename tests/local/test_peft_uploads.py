@@ -78,6 +78,15 @@ def our_logprobs(training: tinker.TrainingClient) -> np.ndarray[Any, Any]:
     return np.array(sampler.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(60)[1:])
 
 
+def train(training: tinker.TrainingClient) -> None:
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(PROMPT[:-1]),
+        loss_fn_inputs={"target_tokens": np.array(PROMPT[1:]), "weights": np.ones(len(PROMPT) - 1, np.float32)},
+    )
+    training.forward_backward([datum], "cross_entropy")
+    training.optim_step(tinker.AdamParams(learning_rate=0.01)).result(60)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -95,17 +104,45 @@ def test_round_trip(service: tinker.ServiceClient, model_directory: Path, tmp_pa
     training = service.create_training_client_from_state(brought.checkpoint_path)
     np.testing.assert_allclose(our_logprobs(training), peft_logprobs(model_directory, folder), atol=1e-5)
 
-    datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(PROMPT[:-1]),
-        loss_fn_inputs={"target_tokens": np.array(PROMPT[1:]), "weights": np.ones(len(PROMPT) - 1, np.float32)},
-    )
-    training.forward_backward([datum], "cross_entropy")
-    training.optim_step(tinker.AdamParams(learning_rate=0.01)).result(60)
+    train(training)
     trained = our_logprobs(training)
     assert trained.sum() > our_logprobs(service.create_training_client_from_state(brought.checkpoint_path)).sum() + 0.1
     saved = training.save_state("trained").result(60).path
     back = checkpoints.download(saved, tmp_path / "back", service=service).result(60).destination
     np.testing.assert_allclose(peft_logprobs(model_directory, back), trained, atol=1e-4)
+
+
+def test_a_scale_and_modules_of_ones_own(service: tinker.ServiceClient, model_directory: Path, tmp_path: Path) -> None:
+    """A run with a scale and a choice of modules gives PEFT's values, also after it was resumed, and tells PEFT of both."""
+    name = service.get_server_capabilities().supported_models[0].model_name
+    modules = ["q_proj", "layers.0.mlp.up_proj"]
+    training = service.create_lora_training_client(name, rank=4, seed=3, lora_alpha=8, target_modules=modules)
+    train(training)
+    saved = training.save_state("own").result(60).path
+    resumed = service.create_training_client_from_state_with_optimizer(saved)
+    for run, step in ((training, "own-2"), (resumed, "resumed")):
+        train(run)
+        path = run.save_state(step).result(60).path
+        folder = checkpoints.download(path, tmp_path / step, service=service).result(60).destination
+        config = json.loads((folder / CONFIG).read_text())
+        assert config["lora_alpha"] == 8
+        adapted = {key.split(".lora_")[0].removeprefix("base_model.model.") for key in load_file(folder / WEIGHTS)}
+        assert {one.rpartition(".")[2] for one in adapted} == {"q_proj", "up_proj"}
+        assert [one for one in adapted if "up_proj" in one] == ["model.layers.0.mlp.up_proj"]
+        np.testing.assert_allclose(peft_logprobs(model_directory, folder), our_logprobs(run), atol=1e-4)
+    np.testing.assert_array_equal(our_logprobs(training), our_logprobs(resumed))
+
+
+def test_a_scale_and_modules_that_cannot_be(service: tinker.ServiceClient) -> None:
+    """A scale of zero raises at the call, and an unknown module fails the creation with the names that there are."""
+    name = service.get_server_capabilities().supported_models[0].model_name
+    with pytest.raises(ValueError, match="lora_alpha must be above 0"):
+        service.create_lora_training_client(name, lora_alpha=0)
+    with pytest.raises(ValueError, match="target_modules must be a list of names"):
+        service.create_lora_training_client(name, target_modules=[])
+    unknown = service.create_lora_training_client(name, target_modules=["q_proj", "query"])
+    with pytest.raises(tinker.TinkerError, match="'query' names no module that this adapter could change; there are down_proj"):
+        unknown.result(60)
 
 
 def change_config(folder: Path, **changes: Any) -> None:

@@ -111,6 +111,34 @@ def test_a_name_is_reserved_from_the_moment_of_the_request(make_api: MakeApi) ->
     assert api.refused("save_weights", {"model_id": model, "seq_id": 3, "path": "a"})[0] == 409
 
 
+def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
+    """Once a save is there, the oldest unpublished ones of its run and kind are deleted until so many are left."""
+    session = api.session()
+    model, other = api.model(session), api.model(session, 1)
+
+    def save(operation: str, run: str, number: int, name: str, **fields: Any) -> None:
+        api.result(api.ok(operation, {"model_id": run, "seq_id": number, "path": name, **fields}))
+
+    for number, name in enumerate("abcd", start=1):
+        save("save_weights", model, number, name)
+    save("save_weights", other, 1, "other")
+    save("save_weights_for_sampler", model, 5, "sampler")
+    api.ok("publish_checkpoint", training_run_id=model, checkpoint_id="weights/b")
+    save("save_weights", model, 6, "e", keep_last=2)
+    save("save_weights", model, 7, "d", keep_last=2, overwrite=True)
+    listed = api.ok("list_user_checkpoints")["checkpoints"]
+    assert {one["tinker_path"].removeprefix("tinker://") for one in listed} == {
+        *(f"{model}/weights/{name}" for name in "bed"),
+        f"{model}/sampler_weights/sampler",
+        f"{other}/weights/other",
+    }
+    save("save_weights_for_sampler", model, 8, "sampler-2", keep_last=1)
+    kept = [one["checkpoint_id"] for one in api.ok("list_user_checkpoints")["checkpoints"] if "sampler" in one["checkpoint_id"]]
+    assert kept == ["sampler_weights/sampler-2"]
+    body = {"model_id": model, "seq_id": 9, "path": "z", "keep_last": 0}
+    assert api.refused("save_weights", body) == (400, "keep_last is 0; it must be at least 1")
+
+
 def test_saves_without_a_name_are_numbered(api: Api) -> None:
     """A save without a name is named after its request's number."""
     model = api.model()

@@ -6,6 +6,7 @@ The expected updates are computed by plain autograd through dense weights, W + (
 
 from __future__ import annotations
 
+import collections
 import gc
 import json
 import subprocess
@@ -28,6 +29,7 @@ import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tinker.local.engines.inputs import shape_logits
 from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL
 from tinker.local.engines.protocol import (
     Adam,
@@ -666,6 +668,45 @@ def test_top_k_and_top_p_leave_only_likely_tokens(engine: TorchEngine) -> None:
         assert np.exp(row[row > logprob + 1e-6].astype(np.float64)).sum() < 0.4 + 1e-4
 
 
+def test_min_p_leaves_out_unlikely_tokens(engine: TorchEngine) -> None:
+    """Every drawn token is at least that part as likely as the likeliest one, and without a limit some are not."""
+
+    def least(**changes: Any) -> float:
+        sampled = only(engine, job(engine, topk_sample_logprobs=1, max_tokens=60, **changes))
+        assert sampled.topk is not None
+        return float(np.exp(sampled.logprobs - sampled.topk[1][:, 0]).min())
+
+    assert least() < 0.5
+    for also in ({}, {"top_k": 40}, {"top_p": 0.9}, {"seed": 3}):
+        assert least(min_p=0.5, **also) >= 0.5 - 1e-6
+    assert least(min_p=0.5, temperature=2.0) >= 0.25 - 1e-6  # the part is that of the flattened distribution
+
+
+@pytest.mark.parametrize("penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 2.0, "frequency_penalty": -0.5}])
+def test_penalties_of_drawn_tokens(engine: TorchEngine, penalty: dict[str, float]) -> None:
+    """Each greedy token is the likeliest one after the penalties, and the reported logprobs are those of the plain model."""
+    beside = job(engine, temperature=0, max_tokens=30)
+    penalized = attrs.evolve(beside, **penalty, topk_sample_logprobs=258)
+    plain, found = (result.sequences[0] for result in sample_jobs(engine, [beside, penalized]))
+    assert found.topk is not None
+    for at, token in enumerate(found.tokens.tolist()):
+        row = np.empty(258)
+        row[found.topk[0][at]] = found.topk[1][at]
+        assert found.logprobs[at] == pytest.approx(row[token], abs=1e-5)
+        for drawn, count in collections.Counter(found.tokens[:at].tolist()).items():
+            row[drawn] -= penalty.get("presence_penalty", 0) + count * penalty.get("frequency_penalty", 0)
+        assert token == row.argmax()
+    assert only(engine, beside).tokens.tolist() == plain.tokens.tolist() != found.tokens.tolist()
+
+
+def test_the_penalty_of_repetition() -> None:
+    """It divides positive logits of tokens in prompt and sample, multiplies negative ones, and comes before the others."""
+    one = SampleJob(tokens=np.array([0, 1], np.int32), weights=None, max_tokens=1, repetition_penalty=2, presence_penalty=0.5)
+    logits = np.array([3, -3, 1, -1, 0.25, 7], np.float32)
+    shape_logits(one, [2, 3], logits)
+    assert logits.tolist() == [1.5, -6, 0, -2.5, 0.25, 7]
+
+
 def test_truncation_keeps_the_crossing_token() -> None:
     """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0 and -1 keep all."""
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1)
@@ -827,6 +868,10 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.1}, "min_p is 1.1; it must be from 0 to 1"),
+        ({"presence_penalty": 2.1}, "presence_penalty is 2.1; it must be from -2 to 2"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty is -2.1; it must be from -2 to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be more than 0"),
         ({"num_samples": 0}, "num_samples"),
         ({"topk_sample_logprobs": 259}, "topk_sample_logprobs"),
         ({"stop": [""]}, "empty stop string"),

@@ -409,6 +409,18 @@ def test_top_k_and_top_p_cut_the_tail(engine: ToyEngine) -> None:
         assert len(drawn) == kept
 
 
+def test_min_p_and_penalties_change_what_is_drawn(engine: ToyEngine) -> None:
+    """Tokens less likely than that part of the likeliest are never drawn, and a penalty makes greedy tokens differ."""
+    likeliest = sample(engine, max_tokens=1, temperature=0).sequences[0].logprobs[0]
+    for sampled in sample(engine, num_samples=300, max_tokens=1, min_p=0.3).sequences:
+        assert sampled.logprobs[0] >= likeliest + math.log(0.3) - 1e-6
+    greedy, penalized = (
+        sample(engine, max_tokens=40, temperature=0, stop=[], frequency_penalty=penalty).sequences[0].tokens.tolist()
+        for penalty in (0.0, 2.0)
+    )
+    assert len(set(greedy)) < len(set(penalized))
+
+
 def test_stops_end_a_sequence_and_stay_in_it(engine: ToyEngine) -> None:
     """A text ends the sequence where its bytes first appear, an id where it is first drawn; both are its last tokens."""
     free = bytes(sample(engine, max_tokens=60, seed=2, stop=[]).sequences[0].tokens.clip(0, 255).tolist())

@@ -16,10 +16,14 @@ SAMPLE = models.SampleRequest
 @pytest.mark.parametrize(
     ("content", "kind", "found"),
     [
-        (b'{"sampling_params": {"min_p": 0.1, "top_p": 1}}', SAMPLE, ["sampling_params.min_p"]),
+        (b'{"sampling_params": {"typical_p": 0.1, "top_p": 1}}', SAMPLE, ["sampling_params.typical_p"]),
         (b'{"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1], "x": 2}]}}', SAMPLE, ["prompt.chunks.x"]),
-        (b'{"lora_config": {"rank": 1, "alpha": 2}, "colour": 1}', models.CreateModelRequest, ["lora_config.alpha", "colour"]),
-        (b'{"min_p": null, "type": "sample"}', SAMPLE, []),
+        (
+            b'{"lora_config": {"rank": 1, "dropout": 2}, "colour": 1}',
+            models.CreateModelRequest,
+            ["lora_config.dropout", "colour"],
+        ),
+        (b'{"typical_p": null, "type": "sample"}', SAMPLE, []),
         (b'{"user_metadata": {"anything": {"at": "all"}}}', models.CreateModelRequest, []),
         (b'{"a\\nb: c": 1}', SAMPLE, ["a?b??c"]),
         (b'{"prompt": {"": 1}, "": 1}', SAMPLE, ["prompt.?", "?"]),  # a header cannot end with an empty name
@@ -36,11 +40,11 @@ def test_what_a_record_has_no_place_for_is_found(content: bytes, kind: type, fou
 
 def test_the_field_that_was_probably_meant_is_named() -> None:
     """A misspelling, or the name of another library, is matched to the right field at the same place."""
-    content = b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "min_p": 0.1}, "n": 2}'
+    content = b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "typical_p": 0.1}, "n": 2}'
     assert find_unknown_fields(content, SAMPLE) == {
         "sampling_params.temprature": "temperature",
         "sampling_params.max_new_tokens": "max_tokens",
-        "sampling_params.min_p": None,
+        "sampling_params.typical_p": None,
         "n": "num_samples",
     }
 
@@ -58,13 +62,15 @@ def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
 ) -> None:
     """An unknown field is named in the response and once in the log, and the request is carried out."""
     api = make_api()
-    body = sample_body(None, base_model="tinker/toy", params={"min_p": 0.1})
+    body = sample_body(None, base_model="tinker/toy", params={"typical_p": 0.1})
     with caplog.at_level(logging.WARNING, logger="tinker.local"):
         answers = [api.call("asample", body) for _ in range(3)]
         plain = api.call("asample", sample_body(None, base_model="tinker/toy"))
-    assert [(answer.status_code, answer.headers[HEADER]) for answer in answers] == [(200, "sampling_params.min_p")] * 3
+    assert [(answer.status_code, answer.headers[HEADER]) for answer in answers] == [(200, "sampling_params.typical_p")] * 3
     assert HEADER not in plain.headers
-    assert [record.getMessage() for record in caplog.records] == ["asample: unknown field sampling_params.min_p was ignored"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "asample: unknown field sampling_params.typical_p was ignored"
+    ]
 
 
 def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:

@@ -184,7 +184,7 @@ def test_several_prompts_are_answered_in_order(client: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty is 3"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
@@ -410,6 +410,10 @@ OUT_OF_RANGE: list[tuple[str, float]] = [
     ("temperature", -0.5),
     ("top_p", 1.5),
     ("top_k", -2),
+    ("min_p", 2.0),
+    ("presence_penalty", -3.0),
+    ("frequency_penalty", 3.0),
+    ("repetition_penalty", 0.0),
 ]
 
 
@@ -440,10 +444,9 @@ def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str,
         ({"topp": 0.5}, "topp", 'unknown parameter "topp"; did you mean "top_p"?'),
         ({"max_new_tokens": 5}, "max_new_tokens", 'unknown parameter "max_new_tokens"; did you mean "max_tokens"?'),
         ({"metadta": {}}, "metadta", 'unknown parameter "metadta"; did you mean "metadata"?'),
-        ({"min_p": 0.1}, "min_p", "min_p is not supported by this server"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty", "repetition_penalty is not supported by this server"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty is not supported by this server"),
-        ({"frequency_penalty": 0.1}, "frequency_penalty", "frequency_penalty is not supported by this server"),
+        ({"typical_p": 0.1}, "typical_p", "typical_p is not supported by this server"),
+        ({"repeat_penalty": 1.2}, "repeat_penalty", "repeat_penalty is not supported by this server"),
+        ({"repeat_penalty": 0}, "repeat_penalty", "repeat_penalty is not supported by this server"),
         ({"stop_token_ids": [5]}, "stop_token_ids", "stop_token_ids is not supported by this server"),
         *(
             ({name: value}, name, f"{name} is not supported by this server")

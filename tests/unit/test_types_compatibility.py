@@ -211,8 +211,8 @@ def test_a_copy_under_the_older_name_takes_new_values() -> None:
     [
         (lambda: types.SamplingParams(max_token=3), r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?"),  # type: ignore[call-arg]
         (
-            lambda: types.SamplingParams(min_p=0.1),
-            r"parameter that only some servers support: SamplingParams\(extra=\{'min_p': ...\}\)",
+            lambda: types.SamplingParams(typical_p=0.1),
+            r"parameter that only some servers support: SamplingParams\(extra=\{'typical_p': ...\}\)",
         ),  # type: ignore[call-arg]
         (
             lambda: types.AdamParams(lr=0.1),
@@ -245,16 +245,17 @@ def test_extra_parameters_that_cannot_be_sent(extra: dict[str, Any], words: str)
 
 def test_extra_parameters_are_part_of_the_value() -> None:
     """They are dumped, copied, pickled and compared with the rest; without any, they do not appear."""
-    given = {"min_p": 0.1}
+    given = {"typical_p": 0.1}
     params = types.SamplingParams(max_tokens=3, extra=given)
-    given["min_p"] = 0.2
-    assert params.extra == {"min_p": 0.1}
+    given["typical_p"] = 0.2
+    assert params.extra == {"typical_p": 0.1}
     for same in (
         pickle.loads(pickle.dumps(params)),
         copy.deepcopy(params),
         types.SamplingParams.model_validate(params.model_dump()),
     ):
         assert same == params != types.SamplingParams(max_tokens=3)
+    assert types.SamplingParams(extra={"min_p": 0.1}) == types.SamplingParams(min_p=0.1)
     assert "extra" not in types.SamplingParams().model_dump()
     assert "extra" not in repr(types.SamplingParams())
 

@@ -129,6 +129,10 @@ def _wire_params(params: SamplingParams) -> models.SamplingParams:
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
     )
     if params.extra is None:
         return record

@@ -61,7 +61,7 @@ def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStep
 
 
 def save_state(
-    name: str, ttl_seconds: int | None, overwrite: bool, user_metadata: Mapping[str, str] | None
+    name: str, ttl_seconds: int | None, overwrite: bool, user_metadata: Mapping[str, str] | None, keep_last: int | None
 ) -> RunRequest[SaveWeightsResponse]:
     """Describe a save of weights and optimizer state."""
     metadata = _strings(user_metadata)
@@ -74,6 +74,7 @@ def save_state(
             ttl_seconds=ttl_seconds,
             overwrite=overwrite,
             user_metadata=metadata,
+            keep_last=keep_last,
         )
         return weights_api.save_weights(body, x_tinker_known_failure=target.known_failure)
 
@@ -82,14 +83,19 @@ def save_state(
 
 
 def save_weights_for_sampler(
-    name: str, ttl_seconds: int | None, user_metadata: Mapping[str, str] | None
+    name: str, ttl_seconds: int | None, user_metadata: Mapping[str, str] | None, keep_last: int | None
 ) -> RunRequest[SaveWeightsForSamplerResponse]:
     """Describe a save of weights to sample from."""
     metadata = _strings(user_metadata)
 
     def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
         body = models.SaveWeightsForSamplerRequest(
-            model_id=target.model_id, seq_id=number, path=name, ttl_seconds=ttl_seconds, user_metadata=metadata
+            model_id=target.model_id,
+            seq_id=number,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            user_metadata=metadata,
+            keep_last=keep_last,
         )
         return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
 

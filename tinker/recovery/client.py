@@ -134,6 +134,8 @@ class RecoveringTrainingClient(TrainingClient):
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
+        *,
+        keep_last: int | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
         """Save the weights and the optimizer state under a name, as TrainingClient does, as something to recover from.
 
@@ -142,6 +144,7 @@ class RecoveringTrainingClient(TrainingClient):
             ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
             overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
             user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`. Optional.
+            keep_last: How many checkpoints of this run and kind to keep. None keeps all.
 
         Returns:
             A future whose result has the ``path``.
@@ -149,6 +152,6 @@ class RecoveringTrainingClient(TrainingClient):
         Raises:
             ValueError: At once, for an invalid name or time.
         """
-        future = super().save_state(name, ttl_seconds, overwrite, user_metadata)
+        future = super().save_state(name, ttl_seconds, overwrite, user_metadata, keep_last=keep_last)
         self._keeper.note_save(SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {})))
         return future

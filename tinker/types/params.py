@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import msgspec
@@ -24,7 +24,12 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (limits.SAMPLING_PARAMS_TEMPERATURE_MINIMUM, math.inf),
     "top_k": (limits.SAMPLING_PARAMS_TOP_K_MINIMUM, math.inf),
     "top_p": (limits.SAMPLING_PARAMS_TOP_P_MINIMUM, limits.SAMPLING_PARAMS_TOP_P_MAXIMUM),
+    "min_p": (limits.SAMPLING_PARAMS_MIN_P_MINIMUM, limits.SAMPLING_PARAMS_MIN_P_MAXIMUM),
+    "presence_penalty": (limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MAXIMUM),
+    "frequency_penalty": (limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MAXIMUM),
+    "repetition_penalty": (math.nextafter(0, 1), math.inf),
 }
+_EXTENSIONS = frozenset({"min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"})
 
 
 class _NamesChecked(RecordType):
@@ -104,7 +109,7 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
     """Configuration of a LoRA adapter: its rank, and the parts of the model that it adapts.
 
-    Raises ValueError if a value is not a number.
+    Raises ValueError if a value is not a number or is out of range.
 
     Attributes:
         rank (int): The rank of the adapter's matrices.
@@ -112,10 +117,22 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
         train_unembed (bool): Whether the output layer gets an adapter, True by default.
         train_mlp (bool): Whether MLP layers and experts get an adapter, True by default.
         train_attn (bool): Whether attention layers get an adapter, True by default.
+        lora_alpha (float | None): The scale, by which and 1/rank the update is multiplied. None, the default, means 32. An
+            extension, as is ``target_modules``: the local server has them, and other servers ignore or reject them.
+        target_modules (Sequence[str] | None): The modules that get an adapter, of those that the switches leave, each as the
+            end of a module's name such as ``"q_proj"``. None, the default, means all.
     """
 
     def __post_init__(self) -> None:
+        __tracebackhide__ = True
         convert_numbers(self)
+        if self.lora_alpha is not None and not 0 < self.lora_alpha < math.inf:
+            raise ValueError(f"LoraConfig.lora_alpha must be above 0 and finite, got {self.lora_alpha}")
+        if self.target_modules is not None and not self.target_modules:
+            raise ValueError("LoraConfig.target_modules must be a list of names, or None for all modules; it is empty")
+
+    def _field_values(self) -> dict[str, Any]:
+        return _hide_unset(super()._field_values(), {"lora_alpha", "target_modules"})
 
 
 class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
@@ -131,13 +148,19 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
         temperature (float): The temperature, 1 by default. 0 always takes the most likely token.
         top_k (int): The number of most likely tokens to choose from. -1, the default, means all.
         top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
-        extra (Mapping[str, Any] | None): Parameters that only some servers support, as JSON values by name. Optional. Servers
-            ignore or reject unknown parameters; the local server ignores them.
+        min_p (float | None): Leaves out tokens less likely than this part of the most likely one, 0 to 1. An extension, as are
+            the penalties: the local server has it, and other servers ignore or reject it. None, the default, is not sent.
+        presence_penalty (float | None): Subtracted from the logit of each token that the sample contains, -2 to 2.
+        frequency_penalty (float | None): Subtracted from it once for each time that the sample contains the token, -2 to 2.
+        repetition_penalty (float | None): Divides the positive logits of all tokens of prompt and sample, and multiplies the
+            negative ones, more than 0.
+        extra (Mapping[str, Any] | None): Other parameters that only some servers support, as JSON values by name. Optional.
+            Servers ignore or reject unknown parameters; the local server ignores them.
 
     >>> SamplingParams(max_tokens=8, temperature=0, stop=["\\n"]).temperature
     0.0
-    >>> SamplingParams(max_tokens=8, extra={"min_p": 0.05}).extra
-    {'min_p': 0.05}
+    >>> SamplingParams(max_tokens=8, min_p=0.05, extra={"bad_words": ["no"]}).extra
+    {'bad_words': ['no']}
     """
 
     extra: dict[str, Any] | None = None
@@ -147,15 +170,20 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
-        msgspec.structs.force_setattr(self, "extra", _extra(self.extra))
+        extra = _extra(self.extra)
+        for name in _EXTENSIONS & (extra or {}).keys():  # where they stood before they were arguments
+            msgspec.structs.force_setattr(self, name, cast("dict[str, Any]", extra).pop(name))
+        msgspec.structs.force_setattr(self, "extra", extra or None)
         convert_numbers(self)
         _check_ranges(self)
 
     def _field_values(self) -> dict[str, Any]:
-        fields = super()._field_values()
-        if self.extra is None:  # as what has the parameters that every server knows looks everywhere
-            del fields["extra"]
-        return fields
+        return _hide_unset(super()._field_values(), {"extra", *_EXTENSIONS})
+
+
+def _hide_unset(fields: dict[str, Any], names: Set[str]) -> dict[str, Any]:
+    """Leave out extensions that are not set: what every server knows then looks as it does in the official client."""
+    return {name: value for name, value in fields.items() if value is not None or name not in names}
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -177,7 +205,7 @@ def _extra(extra: object) -> dict[str, Any] | None:
     for name, value in parameters.items():
         if not isinstance(name, str) or not name:
             raise TypeError(f"SamplingParams.extra: a name must be a string, got {name!r}")
-        if name in SamplingParams.__struct_fields__:
+        if name in SamplingParams.__struct_fields__ and name not in _EXTENSIONS:
             raise ValueError(
                 f"SamplingParams.extra must not contain {name!r}, which is an argument: SamplingParams({name}=...)"
             )

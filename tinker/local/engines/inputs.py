@@ -237,6 +237,18 @@ def check_prompt_options(job: SampleJob, vocabulary: int) -> None:
         check_tokens("target_prompt_logprobs", job.prompt_targets.tokens, vocabulary)
 
 
+def shape_logits(job: SampleJob, drawn: Sequence[int], logits: Float32) -> None:
+    """Apply the penalties to the logits of the next token, in place, and make those -inf that ``min_p`` leaves out."""
+    seen = np.unique([*job.tokens.tolist(), *drawn])
+    values = logits[seen]
+    logits[seen] = np.where(values > 0, values / job.repetition_penalty, values * job.repetition_penalty)
+    if drawn:
+        ids, counts = np.unique(drawn, return_counts=True)
+        logits[ids] -= job.presence_penalty + job.frequency_penalty * counts
+    if job.min_p > 0 and job.temperature > 0:
+        logits[logits < logits.max() + job.temperature * math.log(job.min_p)] = -math.inf
+
+
 def _find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
     if job.num_samples < 1:
         yield f"num_samples is {job.num_samples}; it must be at least 1"
@@ -248,6 +260,13 @@ def _find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
         yield f"top_k is {job.top_k}; it must be -1 (all tokens) or at least 1"
     if not 0 <= job.top_p <= 1:
         yield f"top_p is {job.top_p}; it must be from 0 to 1"
+    if not 0 <= job.min_p <= 1:
+        yield f"min_p is {job.min_p}; it must be from 0 to 1"
+    for name, penalty in (("presence", job.presence_penalty), ("frequency", job.frequency_penalty)):
+        if not -2 <= penalty <= 2:
+            yield f"{name}_penalty is {penalty}; it must be from -2 to 2"
+    if not 0 < job.repetition_penalty < math.inf:
+        yield f"repetition_penalty is {job.repetition_penalty}; it must be more than 0"
     for name, k in (("topk_prompt", job.topk_prompt_logprobs), ("topk_sample", job.topk_sample_logprobs)):
         if not 0 <= k <= vocabulary:
             yield f"{name}_logprobs is {k}; it must be 0 to {vocabulary}"

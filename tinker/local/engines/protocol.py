@@ -63,15 +63,28 @@ class EngineError(Exception):
     """The request is wrong in a way only the engine can see; the user reads the message (category ``user``)."""
 
 
+LORA_ALPHA = 32.0  # where a request names none
+
+
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
-    """A LoRA adapter to create. ``seed`` None means: the engine picks one."""
+    """A LoRA adapter to create. ``seed`` None means: the engine picks one.
+
+    ``target_modules`` are ends of names of modules, of those that the switches leave; None means all of these.
+    """
 
     rank: int = 32
     seed: int | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
+    lora_alpha: float = LORA_ALPHA
+    target_modules: Sequence[str] | None = None
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the adapter's update."""
+        return self.lora_alpha / self.rank
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -153,6 +166,10 @@ class SampleJob:
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int | None = None
     stop: Sequence[str] | Sequence[int] | None = None
     prompt_logprobs: bool = False
@@ -161,6 +178,12 @@ class SampleJob:
     prompt_targets: PromptTargets | None = None
     prompt_alternatives: int = 0
     listener: TokenListener | None = None
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Return whether the logits change before the temperature, ``top_k`` and ``top_p`` see them."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0, 0, 1) or self.min_p > 0
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -25,7 +25,7 @@ from tinker.local.operations.loss_requests import (
 from tinker.local.operations.models import (
     NewModel,
     adapter_spec,
-    check_rank,
+    check_spec,
     creation_step,
     optimizer_config,
     optimizer_family,
@@ -44,7 +44,7 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
     engine, base_model = choose_engine_for(state, await state.engines(), request.base_model)
     optimizer = optimizer_family(request.optimizer_config)
     spec = adapter_spec(request.lora_config)
-    check_rank(state, spec)
+    check_spec(state, spec)
     new = NewModel(
         base_model=base_model,
         engine_model=engine.base_model,

@@ -25,7 +25,7 @@ from tinker.local.operations.descriptions import (
 from tinker.local.operations.models import optimizer_config
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
 from tinker.local.operations.uploads import finish_upload, open_upload
-from tinker.local.operations.weights import Save, load_into_model, load_into_new_model
+from tinker.local.operations.weights import Save, drop_checkpoint, load_into_model, load_into_new_model
 from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
@@ -177,12 +177,9 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 
 
 async def delete_checkpoint(state: State, call: APICall) -> None:
-    """Delete a checkpoint. Samplers that have its weights in memory keep working."""
+    """Delete a checkpoint."""
     with state.lock() as shared:
-        record = find_addressed(state, call)
-        state.checkpoints.delete(record)
-        shared.usage.record_deletion(record)
-        shared.audit.record_checkpoint("checkpoint_deleted", record)
+        drop_checkpoint(state, shared, find_addressed(state, call))
 
 
 async def publish_checkpoint(state: State, call: APICall) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Generator
 
 import attrs
+import msgspec
 from tinker_wire import models
 
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, Engine, EngineError
+from tinker.local.engines.protocol import LORA_ALPHA, Adam, AdapterSpec, Dimuon, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import SharedData, State
 from tinker.local.storage.records import RunHistory
@@ -118,11 +120,13 @@ def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Calla
     return run
 
 
-def check_rank(state: State, spec: AdapterSpec) -> None:
-    """Raise APIProblem 400 for a rank that is out of range."""
+def check_spec(state: State, spec: AdapterSpec) -> None:
+    """Raise APIProblem 400 for a rank or a scale that is out of range."""
     limit = state.settings.max_rank
     if not 1 <= spec.rank <= limit:
         raise APIProblem(400, f"rank is {spec.rank}; this server takes ranks from 1 to {limit}")
+    if not 0 < spec.lora_alpha < math.inf:
+        raise APIProblem(400, f"lora_alpha is {spec.lora_alpha}; it must be more than 0")
 
 
 def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
@@ -135,9 +139,12 @@ def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
         train_unembed=config.train_unembed,
         train_mlp=config.train_mlp,
         train_attn=config.train_attn,
+        lora_alpha=LORA_ALPHA if config.lora_alpha is None else config.lora_alpha,
+        target_modules=None if config.target_modules is None else tuple(config.target_modules),
     )
 
 
 def lora_config(spec: AdapterSpec) -> models.LoraConfig:
     """Return the inverse of :func:`adapter_spec`."""
-    return models.LoraConfig(**attrs.asdict(spec))
+    config = models.LoraConfig(**attrs.asdict(spec))
+    return msgspec.structs.replace(config, lora_alpha=None) if spec.lora_alpha == LORA_ALPHA else config

@@ -8,7 +8,7 @@ from tinker_wire import models
 
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem, make_not_found
-from tinker.local.operations.models import adapter_spec, check_rank, lora_config
+from tinker.local.operations.models import adapter_spec, check_spec, lora_config
 from tinker.local.state import State
 from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
 from tinker.local.storage.uploads import AdapterUpload
@@ -21,7 +21,7 @@ def open_upload(
 ) -> AdapterUpload:
     """Begin an upload. Raises APIProblem 400 for an adapter that cannot be, 429 when too many are under way."""
     spec = adapter_spec(request.lora_config)
-    check_rank(state, spec)
+    check_spec(state, spec)
     if not (spec.train_attn or spec.train_mlp or spec.train_unembed):
         raise APIProblem(400, "lora_config trains nothing: one of train_attn, train_mlp and train_unembed must be true")
     with state.lock() as shared:

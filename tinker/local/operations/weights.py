@@ -68,8 +68,14 @@ class Save:
         )
 
     def check(self) -> None:
-        """Raise APIProblem 400 for a time to live that is out of range."""
+        """Raise APIProblem 400 for a time to live, or a number of checkpoints to keep, that is out of range."""
         check_ttl(self.request.ttl_seconds)
+        if self._keep_last is not None and self._keep_last < 1:
+            raise APIProblem(400, f"keep_last is {self._keep_last}; it must be at least 1")
+
+    @property
+    def _keep_last(self) -> int | None:
+        return None if isinstance(self.request, models.SaveWeightsExternalRequest) else self.request.keep_last
 
     def reserve(self) -> None:
         """Reserve the name after :meth:`check`. Raises APIProblem 409 when it is taken."""
@@ -101,10 +107,15 @@ class Save:
         self.model.reserved_paths.discard(self.path)
 
     def _note(self, record: CheckpointRecord) -> None:
-        session = self.model.session
+        """Record the checkpoint, and delete those that the request does not keep."""
+        session, keep = self.model.session, self._keep_last
+        older = [] if keep is None else self.state.checkpoints.list(self.model.model_id)
+        same = [one for one in older if one.kind == self.kind and not one.public and one.path != record.path]
         with self.state.lock() as shared:
             shared.audit.record_checkpoint("checkpoint_created", record)
             shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
+            for one in same[max(0, (keep or 1) - 1) :]:
+                drop_checkpoint(self.state, shared, one)
 
     def _record(self, engine: Engine) -> CheckpointRecord:
         now, ttl, session = self.state.now(), self.request.ttl_seconds, self.model.session
@@ -124,6 +135,13 @@ class Save:
             project_id=session.project_id,
             run_metadata=self.model.user_metadata,
         )
+
+
+def drop_checkpoint(state: State, shared: SharedData, record: CheckpointRecord) -> None:
+    """Delete a checkpoint. Samplers that have its weights in memory keep working."""
+    state.checkpoints.delete(record)
+    shared.usage.record_deletion(record)
+    shared.audit.record_checkpoint("checkpoint_deleted", record)
 
 
 def _describe_saved_model(state: State, engines: Sequence[Engine], request: models.LoadWeightsRequest) -> NewModel:

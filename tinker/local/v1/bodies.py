@@ -32,8 +32,10 @@ class GenerationBody(OtherServersParameters, kw_only=True):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
 
@@ -152,7 +154,7 @@ def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
         yield from (f"messages[{index}].{fault}" for fault in _name_fields(message, _LOST))
 
 
-_UNSUPPORTED = ("presence_penalty", "frequency_penalty", "logit_bias", *OtherServersParameters.__struct_fields__)
+_UNSUPPORTED = ("logit_bias", *OtherServersParameters.__struct_fields__)
 
 
 def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
@@ -201,6 +203,10 @@ def to_sample_request(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_k=-1 if body.top_k is None else body.top_k,
             top_p=1.0 if body.top_p is None else body.top_p,
+            min_p=body.min_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
         ),
         prompt_logprobs=bool(scores.get("prompt_logprobs", False)),
         topk_prompt_logprobs=int(scores.get("topk_prompt_logprobs", 0)),

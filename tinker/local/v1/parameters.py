@@ -39,7 +39,6 @@ class OtherServersParameters(msgspec.Struct, kw_only=True):
     length_penalty: object = None
     logits_processors: object = None
     min_new_tokens: object = None
-    min_p: object = None
     min_tokens: object = None
     mirostat: object = None
     no_repeat_ngram_size: object = None
@@ -49,7 +48,6 @@ class OtherServersParameters(msgspec.Struct, kw_only=True):
     reasoning_effort: object = None
     regex: object = None
     repeat_penalty: object = None
-    repetition_penalty: object = None
     return_token_ids: object = None
     return_tokens_as_token_ids: object = None
     skip_special_tokens: object = None
@@ -75,7 +73,6 @@ _NEUTRAL: dict[str, object] = {
     "length_penalty": 1,
     "prompt_logprobs": None,  # 0 asks for those of the prompt's own tokens
     "repeat_penalty": 1,
-    "repetition_penalty": 1,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "tfs_z": 1,

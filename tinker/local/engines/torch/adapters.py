@@ -3,7 +3,7 @@
 Nothing is pickled or unpickled. ``adapter_model.safetensors`` and ``adapter_config.json`` load with
 ``peft.PeftModel.from_pretrained``; beside them are the optimizer state, and a small JSON that says what they belong to.
 
-PEFT scales an update by ``lora_alpha / r``, or by ``lora_alpha / sqrt(r)``; here it is ``ALPHA / r``, always. The difference
+PEFT scales an update by ``lora_alpha / r``, or by ``lora_alpha / sqrt(r)``; here it is ``AdapterSpec.scale``. The difference
 goes into the matrices B, so that the adapter computes what it computed before. Modules that the adapter leaves alone, and that
 are trained here, get matrices that change nothing yet.
 """
@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import WEIGHTS_DIVERGED
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
-from tinker.local.engines.torch.lora import ALPHA, LoraTargets, LoraWeights
+from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.mixture import join_stack, split_stack
 
 
@@ -212,7 +212,7 @@ def _read_scale(config: Mapping[str, Any], spec: AdapterSpec) -> float:
         raise EngineError(f"{CONFIG}: r is {rank!r}, and the upload was announced with rank {spec.rank}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise EngineError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
-    return alpha / ALPHA * (math.sqrt(spec.rank) if config.get("use_rslora") else 1.0)
+    return alpha / spec.lora_alpha * (math.sqrt(spec.rank) if config.get("use_rslora") else 1.0)
 
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:

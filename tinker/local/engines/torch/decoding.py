@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinker.local.engines.inputs import noise_seed
+from tinker.local.engines.inputs import noise_seed, shape_logits
 from tinker.local.engines.protocol import Continuation, Int32, PlacedImage, SampleJob
 from tinker.local.engines.torch.lora import LoraWeights
 
@@ -149,6 +149,7 @@ SPARE = 128  # tokens looked at behind the top_k likeliest, so that those as lik
 def draw(logits: torch.Tensor, runs: Sequence[DecodingRun]) -> torch.Tensor:
     """Draw the next token of each row ``[rows]`` from logits ``[rows, vocabulary]``."""
     jobs, noise = [run.job for run in runs], _to_column([next(run.noise) for run in runs], logits.device)
+    logits = _shape(logits, runs)
     kinds: dict[Draw, list[int]] = {}
     for row, job in enumerate(jobs):
         kinds.setdefault(_draw_of(job), []).append(row)
@@ -159,6 +160,19 @@ def draw(logits: torch.Tensor, runs: Sequence[DecodingRun]) -> torch.Tensor:
         chosen = torch.tensor(rows, device=logits.device)
         tokens[chosen] = one(logits[chosen], [jobs[row] for row in rows], noise[chosen])
     return tokens
+
+
+def _shape(logits: torch.Tensor, runs: Sequence[DecodingRun]) -> torch.Tensor:
+    """Return the logits after the penalties and ``min_p`` of those rows that have some."""
+    shaped = [row for row, run in enumerate(runs) if run.job.shapes_logits]
+    if not shaped:
+        return logits
+    logits = logits.clone()
+    for row in shaped:
+        values = logits[row].cpu().numpy()
+        shape_logits(runs[row].job, runs[row].tokens, values)
+        logits[row] = torch.from_numpy(values)
+    return logits
 
 
 def _draw_of(job: SampleJob) -> Draw:

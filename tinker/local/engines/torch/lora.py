@@ -20,7 +20,6 @@ import torch
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.torch.targets import LoraTarget, find_targets
 
-ALPHA = 32  # the service fixes it: the update is scaled by 32 / rank
 FUSED = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})  # PEFT takes these for experts, by their names
 MOST_NAMES = 8  # in a log line
 
@@ -116,7 +115,7 @@ class LoraTargets:
         found = [target for target in self.all if wanted[target.kind]]
         if not found:
             raise EngineError("nothing to train: set at least one of train_attn, train_mlp and train_unembed")
-        return found
+        return found if spec.target_modules is None else _pick(found, spec.target_modules)
 
     def peft_config(self, spec: AdapterSpec, base_model: str) -> peft.LoraConfig:
         """Return the PEFT configuration that adapts the same weights with the same scale.
@@ -126,10 +125,12 @@ class LoraTargets:
         has_experts = any(target.is_stack for target in self.all)
         chosen = self.choose(spec)
         stacked = [one for one in chosen if one.is_stack or (has_experts and _leaf(one) in FUSED)]
-        parameters: dict[str, Any] = {"target_parameters": self._parameter_names(stacked)} if stacked else {}
+        whole = spec.lora_alpha % 1 == 0
+        parameters: dict[str, Any] = {"lora_alpha": int(spec.lora_alpha) if whole else spec.lora_alpha}  # PEFT takes any number
+        if stacked:
+            parameters["target_parameters"] = self._parameter_names(stacked)
         return peft.LoraConfig(
             r=spec.rank,
-            lora_alpha=ALPHA,
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
@@ -151,6 +152,17 @@ class LoraTargets:
         short = {".".join(name.split(".")[-3:]) for name in full}
         same = {name for name, _ in self._model.named_parameters() if ".".join(name.split(".")[-3:]) in short}
         return sorted(short) if same == set(full) else full
+
+
+def _pick(targets: Sequence[LoraTarget], modules: Sequence[str]) -> list[LoraTarget]:
+    """Return the targets with one of these ends of names. Raises EngineError for an end that no target has."""
+    ends = tuple(f".{name}" for name in modules)
+    names = {target: (f".{target.name}", f".{target.name}.{target.parameter}") for target in targets}
+    for module, end in zip(modules, ends):
+        if not any(name.endswith(end) for pair in names.values() for name in pair):
+            there = ", ".join(sorted({_leaf(target) for target in targets}))
+            raise EngineError(f"target_modules: {module!r} names no module that this adapter could change; there are {there}")
+    return [target for target, pair in names.items() if any(name.endswith(ends) for name in pair)]
 
 
 def _leaf(target: LoraTarget) -> str:

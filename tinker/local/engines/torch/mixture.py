@@ -21,7 +21,7 @@ import attrs
 import torch
 from torch.nn import functional
 
-from tinker.local.engines.torch.lora import ALPHA, LoraWeights
+from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.targets import LoraTarget
 
 
@@ -162,7 +162,7 @@ def _factors(adapters: Sequence[LoraWeights], rows: Sequence[LoraWeights | None]
     down, up = pairs[0]
     if len(pairs) > 1:
         down, up = torch.cat([a for a, _ in pairs], dim=-2), torch.cat([b for _, b in pairs], dim=-1)
-    scale = ALPHA / owners[0].spec.rank if rows is None else _scale_rows(owners, rows, down.device)
+    scale = owners[0].spec.scale if rows is None else _scale_rows(owners, rows, down.device)
     return StackFactors(down, up, scale) if key in owners[0].experts else Factors(down, up, scale)
 
 
@@ -172,7 +172,7 @@ def _scale_rows(owners: Sequence[LoraWeights], rows: Sequence[LoraWeights | None
     start = 0
     for one in owners:
         mine = torch.tensor([row for row, weights in enumerate(rows) if weights is one], device=scale.device)
-        scale[mine, :, start : start + one.spec.rank] = ALPHA / one.spec.rank
+        scale[mine, :, start : start + one.spec.rank] = one.spec.scale
         start += one.spec.rank
     return scale
 

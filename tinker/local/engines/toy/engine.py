@@ -28,10 +28,12 @@ from tinker.local.engines.inputs import (
     check_step,
     explain_infinite_loss,
     noise_seed,
+    shape_logits,
 )
 from tinker.local.engines.losses import LOSSES, LossMetrics
 from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
+    LORA_ALPHA,
     Adam,
     AdapterSpec,
     Continuation,
@@ -110,6 +112,8 @@ class ToyEngine:
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         if not 1 <= spec.rank <= MAX_RANK:
             raise EngineError(f"rank is {spec.rank}; it must be 1 to {MAX_RANK}")
+        if (spec.lora_alpha, spec.target_modules) != (LORA_ALPHA, None):
+            raise EngineError(f"the toy model has no modules to choose from, and a lora_alpha of {LORA_ALPHA:g}")
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
         self._adapters[adapter_id] = ToyAdapter.create(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
 
@@ -256,7 +260,7 @@ class ToyEngine:
         noise: list[float] = np.random.default_rng([seed, number]).random(job.max_tokens).tolist()
         last, tokens, logprobs, reason = int(job.tokens[-1]), list[int](), list[float](), "length"
         while len(tokens) < job.max_tokens:
-            cumulative, ids = self._cumulative(weights, last, job)
+            cumulative, ids = self._cumulative(weights, last, job, tokens)
             index = int(np.searchsorted(cumulative, noise[len(tokens)] * float(cumulative[-1]), side="right"))
             following = int(ids[min(index, len(ids) - 1)])
             tokens.append(following)
@@ -290,11 +294,11 @@ class ToyEngine:
     def _alternatives(self, weights: ToyWeights, job: SampleJob, seed: int) -> tuple[Int32, Float32] | None:
         if not job.prompt_alternatives:
             return None
-        whole = attrs.evolve(job, top_k=-1, top_p=1.0)
+        whole = SampleJob(tokens=job.tokens, weights=None, max_tokens=0, temperature=job.temperature)
         noise = np.random.default_rng([seed, 0, 1]).random((len(job.tokens) - 1, job.prompt_alternatives))
         ids, logprobs = np.empty(noise.shape, np.int32), np.empty(noise.shape, np.float32)
         for row, last in enumerate(job.tokens[:-1].tolist()):
-            cumulative, tokens = self._cumulative(weights, last, whole)
+            cumulative, tokens = self._cumulative(weights, last, whole, ())
             places = cast("NDArray[np.intp]", np.searchsorted(cumulative, noise[row] * cumulative[-1], side="right"))
             ids[row] = tokens[places.clip(max=len(tokens) - 1)]
             logprobs[row] = self._row(weights, last)[ids[row]]
@@ -320,8 +324,12 @@ class ToyEngine:
             row = weights.rows[last] = self._net.row(weights.tensors, last)
         return row
 
-    def _cumulative(self, weights: ToyWeights, last: int, job: SampleJob) -> tuple[Float64, Int32]:
+    def _cumulative(self, weights: ToyWeights, last: int, job: SampleJob, drawn: Sequence[int]) -> tuple[Float64, Int32]:
         """Return the cumulative distribution to draw from after ``last``, and the token of each of its steps."""
+        if job.shapes_logits:
+            row = self._row(weights, last).copy()
+            shape_logits(job, drawn, row)
+            return cumulative_distribution(row, job)
         key = (last, job.temperature, job.top_k, job.top_p)
         found = weights.cumulative.get(key)
         if found is None:

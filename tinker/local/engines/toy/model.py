@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import Cells
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, Float32, Int32, SampleJob
+from tinker.local.engines.protocol import LORA_ALPHA, Adam, AdapterSpec, Dimuon, EngineError, Float32, Int32, SampleJob
 
 END_OF_TEXT = 256
 BASE = 256
 WIDTH = 64  # of the hidden state; 256 bytes are told apart well enough in 64 dimensions
-ALPHA = 32.0  # of LoRA: the update is ALPHA / rank times A B
 BLOCK = 8192  # rows of one matrix product; bounds memory to some ten megabytes
 LETTERS = " etaoinshrdlucmfwypvbgk,.\nTAISjxqz"  # by falling frequency
 Float64: TypeAlias = NDArray[np.float64]
@@ -136,12 +135,12 @@ def _logit_slopes(logits: Float64, chosen: NDArray[np.int64], slopes: Float64) -
 
 def _lora_update(tensors: Tensors, name: str) -> Float64:
     down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
-    return np.multiply(down @ up, ALPHA / len(up))
+    return np.multiply(down @ up, LORA_ALPHA / len(up))
 
 
 def _lora_slopes(tensors: Tensors, name: str, slope: Float64) -> Tensors:
     down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
-    scale = ALPHA / len(up)
+    scale = LORA_ALPHA / len(up)
     return {f"{name}.a": scale * slope @ up.T, f"{name}.b": scale * down.T @ slope}
 
 

@@ -74,6 +74,10 @@ def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
         "temperature": job.temperature,
         "top_k": job.top_k,
         "top_p": max(job.top_p, LEAST_TOP_P),
+        "min_p": job.min_p,
+        "presence_penalty": job.presence_penalty,
+        "frequency_penalty": job.frequency_penalty,
+        "repetition_penalty": job.repetition_penalty,
         "seed": int(np.random.default_rng(noise_seed(job)).integers(MAX_SEED)) + first,
         # Of the k likeliest tokens vLLM leaves out the last where the drawn one is not among them.
         "logprobs": job.topk_sample_logprobs and job.topk_sample_logprobs + 1,
