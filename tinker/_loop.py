@@ -202,7 +202,7 @@ class TaskScope:
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits: dict[asyncio.Timeout, None] = {}
         self.is_closed: bool = False
 
     def check_open(self) -> None:
@@ -252,11 +252,11 @@ class TaskScope:
         self.check_open()
         try:
             async with asyncio.timeout(None) as limit:
-                self._waits.add(limit)
+                self._waits[limit] = None
                 try:
                     yield
                 finally:
-                    self._waits.discard(limit)
+                    del self._waits[limit]
         except TimeoutError:
             self.check_open()
             raise

@@ -255,6 +255,22 @@ def test_quick_responses_are_paced_until_a_completion(sampler: tinker.SamplingCl
     assert clock.slept == [0.02, 0.04, 0.08] * 2
 
 
+def test_a_sample_that_is_never_reported(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+    """A server that was restarted may not know that a sample was done: after a quarter of an hour, the sample asks for itself."""
+
+    def late(request: Any, _: bytes) -> Any:
+        clock.now += 500
+        return httpx.Response(200, json={"completions": [], "cursor": 0})
+
+    accept(wire, "r1")
+    for _ in range(2):
+        wire.answer("retrieve_futures", late)
+    tell(wire, 1)
+    results(wire, 1)
+    assert sample(sampler).result(10).sequences[0].tokens == [7]
+    assert reported(wire, 1) == ["r1"]
+
+
 def test_reports_of_a_refused_poll_are_not_repeated(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A report that may have caused the refusal of a poll is left out of later polls."""
     accept(wire, "r1", "r2")

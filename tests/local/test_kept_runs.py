@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.api import Api, Clock, MakeApi
+from support.api import Api, Clock, MakeApi, loss_body
 
 from tinker.local.app import HANDLERS
 from tinker.local.call import KNOWN_FAILURE
@@ -106,6 +106,21 @@ def test_a_step_behind_a_failed_gradient_is_not_run_after_a_kill(kept: Api, make
     behind, received = (done(again, step) for step in steps)
     assert behind["failed_operation"] == "forward_backward"
     assert "before it failed" in behind["error"]
+    assert "error" not in received
+
+
+def test_a_step_behind_two_failures_is_not_run_after_a_kill(kept: Api, make_api: MakeApi) -> None:
+    """The later failure still counts when the earlier one is repeated, as its result was dropped before the kill."""
+    model = kept.model()
+    for number, known in ((1, 0), (2, 1)):
+        body = loss_body(model, number, loss_fn="ppo")  # without its inputs
+        failed = kept.ok("forward_backward", body, headers={KNOWN_FAILURE: str(known)})
+        kept.wait(failed)
+        if number == 1:
+            kept.state.journal.drop_result(failed["request_id"])
+    again = restart(kept, make_api)
+    behind, received = (done(again, _step(again, model, number, known)) for number, known in ((3, 1), (4, 2)))
+    assert behind["failed_operation"] == "forward_backward"
     assert "error" not in received
 
 

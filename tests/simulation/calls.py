@@ -44,9 +44,9 @@ class Call:
         return f"{type(error).__name__}: {error}"
 
     @property
-    def has_expired(self) -> bool:
-        """Return whether the server no longer has its result, so that nobody knows why it has no effect."""
-        return isinstance(self.error, tinker.APIStatusError) and self.error.status_code in (404, 410)
+    def is_unknown(self) -> bool:
+        """Return whether it ended without its result, so that nobody knows why it has no effect: perhaps an earlier failure."""
+        return self.error is not None and (isinstance(self.error, tinker.RefusedResultError) or not self.failed_on_server)
 
     @property
     def failed_on_server(self) -> bool:
@@ -96,9 +96,9 @@ class Run:
     def causes(self, call: Call) -> frozenset[int | str]:
         """Return the failures of which one is known to everybody who knows why a call has no effect."""
         found: set[int | str] = {call.index, call.cause, *self._root(call)}
-        if call.has_expired or (call.is_stopped and call.failed_on_server):
+        if call.is_unknown or (call.is_stopped and call.failed_on_server):
             earlier = self.calls[: call.index]
-            found |= {one.index for one in earlier if one.failed_on_server or one.has_expired}
+            found |= {one.index for one in earlier if one.failed_on_server or one.is_unknown}
         return frozenset(found)
 
     def describe(self, effects: Effects | None) -> str:

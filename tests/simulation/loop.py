@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import heapq
 import random
+import secrets
 import uuid
 from collections.abc import Callable, Generator
 from typing import Any
+
+import numpy.random  # noqa: F401 - it draws an identifier when it is imported
 
 from tinker import _loop
 from tinker._clock import Clock
@@ -111,13 +114,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 @contextlib.contextmanager
 def simulated_loop(seed: object) -> Generator[SimulatedLoop]:
     """Make it the loop of every client, and draw identifiers from the seed, inside the block."""
-    loop, before, uuid4 = SimulatedLoop(seed), _loop._current, uuid.uuid4
+    loop, before, uuid4, randbits = SimulatedLoop(seed), _loop._current, uuid.uuid4, secrets.randbits
     identifiers = random.Random(f"{seed!r} identifiers")
     _loop._current = _loop.LoopThread(loop)
     _loop._current._is_watched = True  # nothing holds this loop up
     uuid.uuid4 = lambda: uuid.UUID(int=identifiers.getrandbits(128), version=4)
+    secrets.randbits = identifiers.getrandbits
     try:
         yield loop
     finally:
-        _loop._current, uuid.uuid4 = before, uuid4
+        _loop._current, uuid.uuid4, secrets.randbits = before, uuid4, randbits
         loop.close()

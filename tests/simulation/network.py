@@ -94,7 +94,7 @@ class SimulatedEngine:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._open: set[asyncio.Future[Response]] = set()
+        self._open: dict[asyncio.Future[Response], None] = {}
         self._is_closed = False
 
     async def send(self, request: PreparedRequest) -> RawResponse:
@@ -111,13 +111,13 @@ class SimulatedEngine:
         network = self._network
         outcome: asyncio.Future[Response] = network.loop.create_future()
         timer = network.loop.call_later(request.silence_seconds, fail, outcome, late(request, False, is_trickling=False))
-        self._open.add(outcome)
+        self._open[outcome] = None
         Exchange(network, request, outcome).begin()
         try:
             return await outcome
         finally:
             timer.cancel()
-            self._open.discard(outcome)
+            del self._open[outcome]
 
     def _check_open(self) -> None:
         if self._is_closed:

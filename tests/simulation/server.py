@@ -83,7 +83,7 @@ class SimulatedServer:
         self.wall_offset = 0.0
         self.state: State | None = None
         self.lives = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     async def start(self) -> None:
         """Start it, from its journal if it has one."""
@@ -120,11 +120,11 @@ class SimulatedServer:
     def begin(self, call: Request, done: Callable[[Response | None], object]) -> None:
         """Carry out a request; call ``done`` with the response, or None when the server was killed meanwhile."""
         task = self._loop.create_task(_exchange(self._app, call))
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(lambda _: self._end(task, done))
 
     def _end(self, task: asyncio.Task[Response], done: Callable[[Response | None], object]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         done(None if task.cancelled() else task.result())
 
 

@@ -164,7 +164,9 @@ class User:
         self.samplers.append(_pick(self.services, number).create_sampling_client(base_model="tinker/toy"))
 
     async def sampler_of_run(self, number: float) -> None:
-        self.samplers.append(self._run(number).client.save_weights_and_get_sampling_client())
+        run = self._run(number)
+        self.samplers.append(run.client.save_weights_and_get_sampling_client())
+        run.add("V", self.samplers[-1]._ready)
 
     async def sample(self, number: float) -> None:
         if self.samplers:

@@ -26,6 +26,7 @@ from tinker._loop import loop_thread
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 END_SECONDS = 20_000.0  # of simulated time, until everything must have ended
+LONGEST_SENDING_SECONDS = 700.0  # until a request is given up
 
 
 class Plan(NamedTuple):
@@ -158,7 +159,9 @@ class World:
 
     async def close(self) -> None:
         """Close every client, and look for what is left."""
-        slots = [name for service in self.user.services if not service._closed for name in _slots(service)]
+        if _slots(self.user.services):  # what has begun to be sent is sent to the end, also when its future is cancelled
+            await asyncio.sleep(LONGEST_SENDING_SECONDS)
+        slots = _slots(self.user.services)
         for service in self.user.services:
             await service.close()
         await asyncio.sleep(10.0)
@@ -171,8 +174,9 @@ class World:
             self.server.kill()
 
 
-def _slots(service: Any) -> Sequence[str]:
-    return [] if service._opened is None else taken_slots(service)
+def _slots(services: Sequence[Any]) -> Sequence[str]:
+    opened = (service for service in services if not service._closed and service._opened is not None)
+    return [name for service in opened for name in taken_slots(service)]
 
 
 def _settings(draw: random.Random) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -19,6 +20,8 @@ from tinker._loop import TaskScope
 from tinker._session.results import Pace
 from tinker.errors import APIError, TinkerError, copy_error
 
+#: A sample that no poll has reported for so long asks for itself: a server that was restarted may not know that it was done.
+UNREPORTED_SECONDS = 900.0
 logger = logging.getLogger("tinker")
 
 
@@ -31,7 +34,7 @@ class SessionPoller:
         self._target = target
         self._task = f"completions of {target.sampling_session_id}, {id(self)}"
         self._cursor = 0
-        self._waiting: dict[str, asyncio.Future[int | None]] = {}
+        self._waiting: dict[str, tuple[float, asyncio.Future[int | None]]] = {}  # since when, and who
         # What is done and not waited for yet, and how many submissions had begun then; one of those may wait for it.
         self._early: dict[str, tuple[int | None, int]] = {}
         self._begun = itertools.count(1)
@@ -60,16 +63,14 @@ class SessionPoller:
     async def wait(self, request_id: str, submission: int) -> int | None:
         """Wait until the request of a submission is done; return the size of its result, None if unknown or failed.
 
-        Also None, at once, on a server that turns out not to have the endpoint.
+        Also None, at once, on a server that turns out not to have the endpoint, and when it has not been reported for long.
         """
         early = self._early.pop(request_id, None)
         self._end_submission(submission)
-        if early is not None:
-            return early[0]
-        if self._absent:
-            return None
+        if early is not None or self._absent:
+            return None if early is None else early[0]
         waiter: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = waiter
+        self._waiting[request_id] = self._transport.clock.monotonic(), waiter
         try:
             self._tasks.join(self._task, self._poll)
             async with self._tasks.while_open():
@@ -105,11 +106,13 @@ class SessionPoller:
             except APIError as error:
                 if is_absent(error):
                     self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
-                    self._give_up()
+                    self._absent = True
+                    self._release(math.inf)
                     return
                 await self._transport.wait_to_retry(api.retrieve_futures.__name__, retries.after(error, clock.monotonic()))
                 continue
             retries.reset(clock.monotonic())
+            self._release(clock.monotonic() - UNREPORTED_SECONDS)
             if has_news:
                 pace.reset()
             elif self._waiting:
@@ -139,7 +142,7 @@ class SessionPoller:
         else:
             request_id = completion.request_id
             size = completion.response_payload_uncompressed_size if isinstance(completion, models.FutureFinished) else None
-        waiter = self._waiting.pop(request_id, None)
+        _, waiter = self._waiting.pop(request_id, (0.0, None))
         if waiter is None and self._submitting:
             self._early.pop(request_id, None)  # the newest is the last
             self._early[request_id] = size, self._newest
@@ -147,15 +150,14 @@ class SessionPoller:
             waiter.set_result(size)
         return waiter is not None
 
-    def _give_up(self) -> None:
-        """Let every sample poll for itself, as the server has no such endpoint."""
-        self._absent = True
-        for waiter in self._waiting.values():
-            if not waiter.done():
+    def _release(self, before: float) -> None:
+        """Let every sample that has waited since before a moment poll for itself."""
+        for since, waiter in self._waiting.values():
+            if since < before and not waiter.done():
                 waiter.set_result(None)
 
     def _fail(self, error: TinkerError) -> None:
         self._fetched.clear()
-        for waiter in self._waiting.values():
+        for _, waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(copy_error(error))

@@ -47,7 +47,7 @@ class Sequencer:
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
         self.now: Callable[[], int] = itertools.count().__next__
         self._blocks: list[Block] = []
-        self._turns: weakref.WeakSet[Turn] = weakref.WeakSet()  # of operations that are not over
+        self._turns = weakref.WeakValueDictionary[int, Turn]()  # of operations that are not over, by their positions, in order
         #: The last number under which a request failed and the user has the error; 0 for none.
         self.known_failure = 0
         self._ended: tuple[APIFuture[Any], BaseException] | None = None
@@ -55,7 +55,7 @@ class Sequencer:
     def take_turn(self, future: APIFuture[Any], called: int, *, changes_run: bool = True) -> Turn:
         """Return the next turn in the queue, of an operation that was called at the moment ``called``."""
         turn = Turn(self, future, next(self._positions), called, changes_run)
-        self._turns.add(turn)
+        self._turns[turn.position] = turn
         self._queue.append(turn.has_come)
         self._queue[0].set()
         return turn
@@ -77,14 +77,14 @@ class Sequencer:
         block = Block(self, turn, error)
         self._blocks.append(block)
         turn.future.receipt.add_action(block.receive)
-        for later in self._turns:
+        for later in self._turns.values():
             if later.position > turn.position and (later.behind is None or later.behind.position > turn.position):
                 later.behind, later.receipt_behind = block, turn.future.receipt
 
     def is_settled(self, turn: Turn, error: BaseException) -> bool:
         """Return whether everything before a failed request has an outcome: the server has run it, or nothing is awaited."""
         was_run = isinstance(error, RequestFailedError) and not isinstance(error, RefusedResultError)
-        return was_run or all(one.future.done() for one in self._turns if one.position < turn.position)
+        return was_run or all(one.future.done() for one in self._find_earlier(turn))
 
     async def fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
         """Note the failure of a request; if it ``stops`` later ones, it does so until the user has its error.
@@ -120,7 +120,7 @@ class Sequencer:
         refuses those too, and the next request gets the expected number.
         """
         has_later = self.numbers.next != turn.last_number + 1 or self.numbers.expected is not None
-        is_alone = not has_later and all(one.future.done() for one in self._turns if one.position < turn.position)
+        is_alone = not has_later and all(one.future.done() for one in self._find_earlier(turn))
         if not self.numbers.expect(turn.last_number, error) or not is_alone:
             return False
         self.numbers.restart()
@@ -128,7 +128,7 @@ class Sequencer:
 
     async def restart(self, turn: Turn) -> None:
         """Go on with the number that the server expects, once everything before this is over."""
-        for earlier in [one for one in self._turns if one.position < turn.position]:
+        for earlier in self._find_earlier(turn):
             await earlier.future.wait()
         self.numbers.restart()
 
@@ -137,7 +137,7 @@ class Sequencer:
 
         Without a failure before it, that one's future was cancelled, and the request itself stops later ones.
         """
-        for earlier in [one for one in self._turns if one.position < turn.position]:
+        for earlier in self._find_earlier(turn):
             await earlier.future.wait()
         if turn.behind is not None:
             return turn.behind.stop(turn.future, "run")
@@ -146,6 +146,9 @@ class Sequencer:
         error.__cause__ = reason
         self.block(turn, error)
         return error
+
+    def _find_earlier(self, turn: Turn) -> list[Turn]:
+        return [one for one in self._turns.values() if one.position < turn.position]
 
 
 def _add_note(error: BaseException) -> BaseException:

@@ -146,9 +146,8 @@ class _Restart:
         """Leave out a request that is done; the sampling session that it made is opened again."""
         outcome = result.outcome
         with self._state.lock():
-            model.queue.skip(number, self._state.clock())
-            if isinstance(outcome, RequestFailure):
-                model.queue.note_failure(number, request.operation, outcome)
+            failure = outcome if isinstance(outcome, RequestFailure) else None
+            model.queue.skip(number, self._state.clock(), request.operation, failure)
         if isinstance(outcome, models.SaveWeightsForSamplerResponseInternal) and outcome.sampling_session_id is not None:
             body = msgspec.json.decode(request.content, type=models.SaveWeightsForSamplerRequest)
             kept = self._state.snapshots.restore(model.model_id, str(number))

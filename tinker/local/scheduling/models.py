@@ -33,7 +33,7 @@ class ModelQueue(RequestQueue):
     def __init__(self, futures: FutureStore, gap_seconds: float) -> None:
         self._futures, self._gap_seconds = futures, gap_seconds
         self._next = 0
-        self._waiting: dict[int, ModelTask | None] = {}
+        self._waiting: dict[int, ModelTask | _Failure | None] = {}
         self._gap_ends: float | None = None
         self._failure: RequestFailure | None = None
         self._last_step: EngineStep | None = None
@@ -58,9 +58,9 @@ class ModelQueue(RequestQueue):
         self._waiting[number] = work
         self._update_gap(now)
 
-    def skip(self, number: int, now: float) -> None:
+    def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
         if number >= self._next and number not in self._waiting:
-            self._waiting[number] = None
+            self._waiting[number] = None if failure is None else _find_cause(number, operation, failure)
             self._update_gap(now)
 
     def take(self, now: float) -> EngineStep | None:
@@ -71,7 +71,9 @@ class ModelQueue(RequestQueue):
             self._next += 1
             self._gap_ends = None
             self._update_gap(now)
-            if work is not None:
+            if isinstance(work, _Failure):
+                self._last_failure = work
+            elif work is not None:
                 self._futures.choose(work.future)
                 self._running = work
                 return lambda open_engine: self._run(work, open_engine)
@@ -83,12 +85,8 @@ class ModelQueue(RequestQueue):
             outcome: RequestResult | RequestFailure = work.run(open_engine())
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
             outcome = to_failure(error)
-            self.note_failure(work.number, work.operation, outcome)
+            self._last_failure = _find_cause(work.number, work.operation, outcome) or self._last_failure
         self._futures.resolve(work.future, outcome)
-
-    def note_failure(self, number: int, operation: str, failure: RequestFailure) -> None:
-        if operation in TRAINING and failure.failed_operation is None:
-            self._last_failure = _Failure(number, operation, failure.error)
 
     def require_success(self) -> None:
         """Raise PrecedingFailure if the running request follows a failure that its client has not seen."""
@@ -106,7 +104,7 @@ class ModelQueue(RequestQueue):
 
     def _end(self) -> EngineStep | None:
         for work in self._waiting.values():
-            if work is not None and self._failure is not None:
+            if isinstance(work, ModelTask) and self._failure is not None:
                 self._futures.resolve(work.future, self._failure)
         self._waiting.clear()
         self._gap_ends = None
@@ -123,3 +121,9 @@ class ModelQueue(RequestQueue):
             self._gap_ends = None
         elif self._gap_ends is None:
             self._gap_ends = now + self._gap_seconds
+
+
+def _find_cause(number: int, operation: str, failure: RequestFailure) -> _Failure | None:
+    """Return the failure of a request if later ones depend on it: one that changes the run, and failed by itself."""
+    is_cause = operation in TRAINING and failure.failed_operation is None
+    return _Failure(number, operation, failure.error) if is_cause else None

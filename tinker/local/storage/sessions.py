@@ -104,12 +104,8 @@ class RequestQueue(Protocol):
         """Queue a request under a free number."""
         ...
 
-    def skip(self, number: int, now: float) -> None:
-        """Skip this number, whose request was refused."""
-        ...
-
-    def note_failure(self, number: int, operation: str, failure: RequestFailure) -> None:
-        """Record a failed request. If it changes the run, later requests fail unless their client has seen the failure."""
+    def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
+        """Skip this number, whose request was refused, or was run by an earlier process, with this failure if it failed."""
         ...
 
     def require_success(self) -> None:
