@@ -222,10 +222,9 @@ def read_ttl(ttl_seconds: int | None) -> int | None:
 
 def read_keep_last(keep_last: int | None) -> int | None:
     """Return how many checkpoints are kept; None is all. TypeError or ValueError for what is no such integer."""
-    if keep_last is None:
-        return None
-    check_count("keep_last", keep_last, limits.SAVE_WEIGHTS_REQUEST_KEEP_LAST_MINIMUM)
-    return int(keep_last)
+    if keep_last is not None:
+        check_count("keep_last", keep_last, limits.SAVE_WEIGHTS_REQUEST_KEEP_LAST_MINIMUM)
+    return None if keep_last is None else int(keep_last)
 
 
 MAX_RECIPIENTS = limits.SAVE_WEIGHTS_EXTERNAL_REQUEST_AGE_ENCRYPTION_RECIPIENTS_MAX_ITEMS

@@ -29,6 +29,7 @@ from tinker.local import Settings, running_server
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 COOKBOOK = HERE.parent / "cookbook"
+RECORDED = HERE / "recorded"
 PACKAGES: dict[str, dict[str, Any]] = tomllib.loads((HERE / "packages.toml").read_text())
 TORCH = "torch==2.13.0"
 EXTRAS = "[torch,tokenizers,hub,zstd,proto]"
@@ -43,9 +44,9 @@ def main() -> int:
     arguments = parse_arguments()
     results = {name: run_package(name, arguments) for name in arguments.names or PACKAGES}
     for name, result in results.items():
-        (arguments.folder / f"{name}.json").write_text(json.dumps(result))
+        (RECORDED / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(page.table(results))
-    kept = {name: arguments.folder / f"{name}.json" for name in PACKAGES}
+    kept = {name: RECORDED / f"{name}.json" for name in PACKAGES}
     every = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
     (ROOT / "docs" / "ecosystem.md").write_text(page.whole(every))
     problems = [line for name, result in results.items() for line in page.problems(name, result)]
@@ -56,7 +57,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheel", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="for environments and results")
+    parser.add_argument("--folder", type=Path, required=True, help="for environments")
     parser.add_argument("names", nargs="*", help="packages; all by default")
     arguments = parser.parse_args()
     arguments.folder = arguments.folder.absolute()
