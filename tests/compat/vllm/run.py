@@ -112,6 +112,19 @@ def compare(own: Sequence[tinker.SamplingClient], vllm: Sequence[tinker.Sampling
     check("largest difference of the prompt's log-probabilities", f"{prompt:.1e}", is_right=prompt < CLOSE)
 
 
+def compare_extensions(own: tinker.SamplingClient, vllm: tinker.SamplingClient) -> None:
+    """Compare what both draw with penalties, and with a ``min_p`` that leaves the likeliest token alone."""
+    penalized = {"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3}
+    for name, params in (
+        ("penalties", SamplingParams(max_tokens=32, temperature=0.0, **penalized)),
+        ("min_p", SamplingParams(max_tokens=32, min_p=1.0)),
+    ):
+        both = [[side.sample(prompt, 1, params) for prompt in PROMPTS] for side in (own, vllm)]
+        pairs = [[future.result().sequences[0].tokens for future in pair] for pair in zip(*both, strict=True)]
+        equal = sum(mine == theirs for mine, theirs in pairs)
+        check(f"samples with {name} that are equal", f"{equal} of {len(pairs)}", is_right=equal == len(pairs))
+
+
 def farthest(mine: Sequence[float | None] | None, theirs: Sequence[float | None] | None) -> float:
     return float(np.abs(np.array(mine, np.float64) - np.array(theirs, np.float64)).max())
 
@@ -209,6 +222,7 @@ def main() -> None:
             ]
             steps: list[Callable[[], None]] = [
                 lambda: compare(*samplers),
+                lambda: compare_extensions(samplers[0][1], samplers[1][1]),
                 lambda: compare_draws(samplers[0][1], samplers[1][1]),
                 lambda: measure_gap(runs[1][0], samplers[1][1]),
                 lambda: sample_while_training(runs[1][0], samplers[1][2]),
