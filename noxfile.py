@@ -347,8 +347,8 @@ def model(session: nox.Session) -> None:
 @nox.session
 def simulate(session: nox.Session) -> None:
     """Client, network and server in one loop with a seed: 20,000 operations of a new one; `-- --seed N --operations M`."""
-    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
-    variables = {"PYTHONPATH": os.pathsep.join(("tests", "tests/stress")), **ONE_THREAD}
+    install_wheel(session, "local", *dependencies("test"))
+    variables = {"PYTHONPATH": os.pathsep.join(("tests", "tests/stress")), "PYTHONSAFEPATH": "1", **ONE_THREAD}
     session.run("python", "-m", "simulation", *session.posargs, env=variables)
     if not session.posargs:
         session.run("pytest", "tests/simulation/check_planted_faults.py", env=ONE_THREAD)

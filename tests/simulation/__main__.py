@@ -25,6 +25,7 @@ def main() -> int:
     began, done, episode = time.process_time(), 0, options.episode or 0
     print(f"seed {options.seed}, {options.operations:,} operations", flush=True)
     gc.disable()
+    gc.freeze()
     while done < options.operations:
         plan = make_plan(f"{options.seed}/{episode}", LENGTH)
         outcome = run_episode(plan, reached, print if options.trace else None)

@@ -138,17 +138,19 @@ class Run:
         if applied != sorted(applied) or len(set(effects.tags)) != len(effects.tags) or min(applied, default=begin) < begin:
             raise Violation(f"requests take effect once and in order: {effects.tags}, from {begin}")
         self._check_successes(begin, set(applied))
-        for later in set(applied):
-            self._check_nothing_missing(self.calls[later], begin, set(applied))
+        self._check_nothing_missing(begin, set(applied))
 
     def _check_successes(self, begin: int, applied: set[int]) -> None:
         for call in self.calls[begin:]:
             if call.kind in "GS" and call.has_succeeded and call.index not in applied:
                 raise Violation(f"success has taken effect: call {call.index} ({call.kind}) has not")
 
-    def _check_nothing_missing(self, later: Call, begin: int, applied: set[int]) -> None:
-        for call in self.calls[begin : later.index]:
-            is_missing = call.kind in CHANGES and call.index not in applied and not call.future.cancelled()
-            if is_missing and not self.causes(call) & later.seen:
-                rule = "a step has its gradient" if later.kind == "S" and call.kind == "G" else "a failure is known first"
-                raise Violation(f"{rule}: call {later.index} took effect without call {call.index}: {call.error!r}")
+    def _check_nothing_missing(self, begin: int, applied: set[int]) -> None:
+        last = max(applied, default=0)
+        missing = [call for call in self.calls[begin:last] if call.kind in CHANGES and call.index not in applied]
+        for call in missing:
+            causes = frozenset[int | str]() if call.future.cancelled() else self.causes(call)
+            for later in (self.calls[index] for index in applied if index > call.index and causes):
+                if not causes & later.seen:
+                    rule = "a step has its gradient" if later.kind == "S" and call.kind == "G" else "a failure is known first"
+                    raise Violation(f"{rule}: call {later.index} took effect without call {call.index}: {call.error!r}")

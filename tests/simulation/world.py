@@ -128,8 +128,9 @@ class World:
             async with asyncio.timeout(END_SECONDS):
                 for future in futures:
                     await future.wait()
-        if self.server.lives > 1:  # it repeats gradients, and waits for numbers that it had refused
-            await asyncio.sleep(3 * self.server.settings.gap_seconds + 60.0)
+        for _ in range(4):  # a restarted server repeats gradients, and waits for numbers that it had refused
+            if self.server.lives > 1 and self._pending():
+                await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
         self.judge()
         await self.close()
         self.check_loop()
@@ -167,11 +168,14 @@ class World:
         await asyncio.sleep(10.0)
         left = [task.get_name() for task in loop_thread()._tasks]
         exchanges = sum(one.open_count for one in self.exchanges)
-        pending = [] if self.server.state is None else list(self.server.state.futures._pending)
+        pending = self._pending()
         if slots or left or exchanges or pending:
             raise Violation(f"nothing is left: slots {slots}, tasks {left}, exchanges {exchanges}, server {pending}")
         if self.server.state is not None:
             self.server.kill()
+
+    def _pending(self) -> list[Any]:
+        return [] if self.server.state is None else list(self.server.state.futures._pending)
 
 
 def _slots(services: Sequence[Any]) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -100,25 +101,26 @@ class FrozenValue(Value):
         refuse_change(self, name)
 
 
+_fields = functools.cache(msgspec.structs.fields)
+
+
 def convert_numbers(record: Record) -> None:
     """Convert the numbers of a new record to plain ones of the declared types, from numpy's and from numbers spelled as text.
 
     Raises ValueError for a value that is not such a number.
     """
-    for field in msgspec.structs.fields(type(record)):
+    for field in _fields(type(record)):
         if field.type is not Any:
-            value = getattr(record, field.name)
-            msgspec.structs.force_setattr(record, field.name, _number(record, field.name, value, field.type))
+            msgspec.structs.force_setattr(record, field.name, _number(record, field))
 
 
-def _number(record: Record, name: str, value: object, kind: object) -> object:
-    number = to_plain(value)
+def _number(record: Record, field: msgspec.structs.FieldInfo) -> object:
+    number = to_plain(getattr(record, field.name))
     try:
-        return msgspec.convert(number, cast("type[object]", kind), strict=False)
+        return msgspec.convert(number, cast("type[object]", field.type), strict=False)
     except msgspec.ValidationError as error:
-        bound = _BOUND.search(str(error))
-        wanted = bound[0] if bound else _describe(kind)
-        raise ValueError(f"{type(record).__name__}.{name} must be {wanted}, got {number!r}") from None
+        wanted = bound[0] if (bound := _BOUND.search(str(error))) else _describe(field.type)
+        raise ValueError(f"{type(record).__name__}.{field.name} must be {wanted}, got {number!r}") from None
 
 
 _BOUND = re.compile(r"[<>]=? [-.\d]+")  # in the words of msgspec
