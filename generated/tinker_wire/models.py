@@ -1957,7 +1957,7 @@ class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
     """The same seed draws the same tokens, where nothing else changes."""
     stop: StopCondition | None = None
-    """What ends a sample."""
+    """What ends a sample. The token that ends it is its last one, and the stop reason is `stop`."""
     temperature: float = _sent(default=1.0)
     """0 takes the likeliest token, 1 draws by the probabilities of the model."""
     top_k: int = _sent(default=-1)

@@ -30,7 +30,7 @@ MANDATORY = frozenset(name for name, operation in OPERATIONS.items() if not oper
 def serving(folder: Path, script: str) -> Iterator[str]:
     """Run the server of a folder in a process; yield its URL."""
     paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    command = [sys.executable, "-P", str(folder / script), "--port", "0", "--hold", "0.2", "--gap", "1"]
+    command = [sys.executable, "-P", str(folder / script), "--port", "0", "--hold", "2", "--gap", "1"]
     environment = {**os.environ, "PYTHONPATH": paths}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None

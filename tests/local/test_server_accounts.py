@@ -67,7 +67,7 @@ def test_only_the_key_gets_a_token(api: Api) -> None:
     """A wrong key is 401 without those words, because another exchange would not help; a valid token is accepted as a key."""
     answer = api.call("auth_token", {}, headers={"x-api-key": "tml-other"})
     assert answer.status_code == 401
-    assert "www-authenticate" not in answer.headers
+    assert answer.headers["www-authenticate"] == "Bearer"
     assert token(api, token(api))
 
 

@@ -76,7 +76,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         "tinker/local/handlers/futures.py",
         'queue_state="active"',
         'queue_state="paused"',
-        f"{KIT}[futures.pending]",
+        f"{KIT}[sequence.gap]",
     ),
     "S6 JSON for protobuf": (
         "tinker/local/handlers/futures.py",
@@ -86,8 +86,8 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "S7 401 without invalid_token": (
         "tinker/local/storage/access.py",
-        """, {"www-authenticate": 'Bearer error="invalid_token"'})""",
-        ")",
+        """_refuse(detail, 'Bearer error="invalid_token"') from""",
+        "_refuse(detail) from",
         "local/test_server_accounts.py::test_an_expired_token_is_called_invalid",
     ),
     "S8 total_count of the page": (

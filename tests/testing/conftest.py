@@ -22,7 +22,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(engine: ToyEngine | None = None, **settings: Any) -> str:
-            short = {"hold_seconds": 0.1, "gap_seconds": 0.5, "inline_result_bytes": 1000}
+            short = {"hold_seconds": 2.0, "gap_seconds": 3.0, "inline_result_bytes": 1000}
             folder: Path = tmp_path_factory.mktemp("server")
             chosen = Settings(**{"data_dir": folder, **short, **settings})
             return stack.enter_context(running_server(chosen, engine or ToyEngine(vocabulary=512)))

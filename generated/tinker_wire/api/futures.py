@@ -30,9 +30,10 @@ def retrieve_future(
     object is the result; its type is the `x-result` of the operation that was submitted.
 
     Hold the request for about 30 s, and at most 40 s, before you respond that there is no result yet: clients repeat
-    it at once, and may do so thousands of times a second. Send results of `forward_backward`, `forward` and
-    `asample` as protobuf if `Accept` contains it; current official clients refuse JSON for them. A result may be
-    fetched more than once.
+    it at once, and may do so thousands of times a second. Only `try_again` and 408 say that there is no result yet:
+    clients take any other success for the result, and raise on 404. Send results of `forward_backward`, `forward`
+    and `asample` as protobuf if `Accept` contains it; current official clients refuse JSON for them. A result may be
+    fetched more than once: keep it for some minutes.
 
     `POST /api/v1/retrieve_future`.
 

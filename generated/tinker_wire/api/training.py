@@ -70,7 +70,8 @@ def forward_backward(
       its content size.
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="forward_backward",
@@ -98,7 +99,8 @@ def forward(
 
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="forward",
@@ -121,7 +123,8 @@ def optim_step(
 
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="optim_step",

@@ -25,7 +25,8 @@ def save_weights(
 
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="save_weights",
@@ -52,7 +53,8 @@ def save_weights_for_sampler(
 
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="save_weights_for_sampler",
@@ -75,7 +77,8 @@ def save_weights_external(
 
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="save_weights_external",
@@ -101,7 +104,8 @@ def load_weights(
 
     - `x_tinker_known_failure`: The last `seq_id` under which a request of the run failed and the caller has received
       the error; 0 for none. A server that reads it does not run the request where a gradient, an optimizer step or a
-      load with a later number failed before it: the request fails, with `failed_operation`.
+      load with a later number failed before it: the request fails, with `failed_operation`. A failure counts once
+      everything before it has an outcome.
     """
     return Request(
         operation="load_weights",

@@ -95,7 +95,7 @@ def conformance(
         raise NotRun(str(error)) from error
     if not report.checks:
         raise NotRun("no check has such a name, or all are left out; --list names them all")
-    files.write(report, json=json_file, junit=junit_file, markdown=markdown_file, badge=badge_file, strict=strict)
+    files.write(report, json=json_file, junit=junit_file, markdown=markdown_file, badge=badge_file)
     if Path("-") not in (json_file, junit_file, markdown_file, badge_file):
         if options.format == "json":
             click.echo(files.as_json(report), nl=False)

@@ -116,18 +116,18 @@ class Accounts:
     def _admit_key(self, given: bytes) -> None:
         if self._expected is not None and not hmac.compare_digest(given, self._expected.encode()):
             absent = "the request has no API key (header X-API-Key; below /v1 also Authorization)"
-            raise APIProblem(401, "this is not the API key of the server" if given else absent)
+            raise _refuse("this is not the API key of the server" if given else absent)
         if self.key_id(given) in self._revoked:
-            raise APIProblem(401, "the key in X-API-Key was revoked")
+            raise _refuse("the key in X-API-Key was revoked")
 
     def _admit_token(self, given: bytes) -> None:
         try:
             key_id = self._key_of_token(given)
         except InvalidToken as error:
             detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
-            raise APIProblem(401, detail, {"www-authenticate": 'Bearer error="invalid_token"'}) from error
+            raise _refuse(detail, 'Bearer error="invalid_token"') from error
         if key_id in self._revoked:
-            raise APIProblem(401, "the key that the token in X-API-Key was given for was revoked")
+            raise _refuse("the key that the token in X-API-Key was given for was revoked")
 
     def _is_good_token(self, given: bytes) -> bool:
         try:
@@ -144,6 +144,11 @@ class Accounts:
         if not isinstance(key_id, int):
             raise InvalidToken("it is the token of a link")
         return key_id
+
+
+def _refuse(detail: str, challenge: str = "Bearer") -> APIProblem:
+    """Make a 401, which says in a header what to send."""
+    return APIProblem(401, detail, {"www-authenticate": challenge})
 
 
 FILES_PATH = "/files"

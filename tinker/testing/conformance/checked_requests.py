@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -55,10 +56,11 @@ class CheckedRequests:
         if not holds:
             self.note_difference(how, cause, operation, schema)
 
-    def need(self, check: str) -> None:
-        """Raise Blocked if the check that this one depends on is known to fail."""
-        if check != self.check and check in self.known.broken:
-            raise Blocked(self.known.broken[check], check)
+    def need(self, *checks: str) -> None:
+        """Raise Blocked if a check that this one depends on is known to fail."""
+        for check in self.known.broken.keys() & set(checks) - {self.check}:
+            by, how = self.known.broken[check]
+            raise Blocked(how, by)
 
     def require(self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
         """Raise Contradiction unless it holds."""
@@ -74,25 +76,21 @@ class CheckedRequests:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         key: str | None = "",
+        seconds: float = math.inf,
     ) -> ReceivedResponse:
         """Return the response of any status below 500. ``content`` replaces the body, ``key`` the credential (None: none)."""
-        credential = self.connection.api_key if key == "" else key
-        while True:
-            body = encode_body(self._without_refused(request)) if content is None else content
-            answer = self._send_content(request, body, headers or {}, credential)
-            if content is not None or not self._is_about_defaults(request, answer):
-                return answer
-
-    def _send_content(
-        self, request: Request[Any], content: bytes, headers: Mapping[str, str], key: str | None
-    ) -> ReceivedResponse:
-        media_type = request.body.media_type if isinstance(request.body, Binary) else json.MEDIA_TYPE
         given: dict[str, str] = {"Accept": ", ".join(request.accepts), **request.headers}
         if request.method != "GET":
-            given["Content-Type"] = media_type
+            given["Content-Type"] = request.body.media_type if isinstance(request.body, Binary) else json.MEDIA_TYPE
+        given |= headers or {}
+        credential = self.connection.api_key if key == "" else key
         path = f"{request.path}?{request.query}" if request.query else request.path
-        message = SentRequest(request.method, path, key, given | dict(headers), content, request.operation)
-        return self.connection.send(message, self.deadline)
+        while True:
+            body = encode_body(self._without_refused(request)) if content is None else content
+            message = SentRequest(request.method, path, credential, given, body, request.operation)
+            answer = self.connection.send(message, self.deadline, self.note, seconds)
+            if content is not None or not self._is_about_defaults(request, answer):
+                return answer
 
     def _is_about_defaults(self, request: Request[Any], answer: ReceivedResponse) -> bool:
         """Return whether fields that say nothing new are refused: noted, and left out from now on, as clients do."""
@@ -177,14 +175,6 @@ class CheckedRequests:
         self.expect(answer.status in statuses, how, "statuses", operation=operation)
         self._check_refusal(answer)
         return answer
-
-    def expect_refusals(self, *requests: Request[Any], status: int) -> None:
-        """Note each of these requests that is not refused; one does not stop the others."""
-        for request in requests:
-            try:
-                self.expect_refusal(request, status, cause="unknown ids")
-            except Contradiction as error:
-                self.note(error.observation())
 
     def _check_refusal(self, answer: ReceivedResponse) -> None:
         """Note a refusal without a JSON body that has ``detail``. Proxies may send others, servers should not."""

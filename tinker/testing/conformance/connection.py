@@ -14,7 +14,18 @@ from tinker_wire import models
 from tinker_wire.api import service as service_api
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.outcome import LIMITS, Absent, Blocked, Broken, CheckEnd, Contradiction, Crash, Late, normalize
+from tinker.testing.conformance.outcome import (
+    LIMITS,
+    Absent,
+    Blocked,
+    Broken,
+    CheckEnd,
+    Contradiction,
+    Crash,
+    Late,
+    Observation,
+    normalize,
+)
 from tinker.testing.conformance.run_state import Heartbeats, ServerKnowledge
 
 #: Clients give a poll up after that, and ask again.
@@ -132,15 +143,20 @@ class Connection:
         """Raise Contradiction unless something answers at the URL, whatever it is."""
         self._once(SentRequest("GET", "/api/v1/healthz"), CheckDeadline(seconds, self.clock))
 
-    def send(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
+    def send(
+        self, message: SentRequest, deadline: CheckDeadline, note: Callable[[Observation], None], seconds: float = math.inf
+    ) -> ReceivedResponse:
         """Return the response, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out.
 
+        ``note`` is told of a 429 that does not say when to come again; ``seconds`` is the longest time to wait for a response.
         Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
         """
         while True:
-            answer = self._send_twice(message, deadline)
+            answer = self._send_twice(message, deadline, seconds)
             if answer.status not in _WAIT:
                 break
+            if answer.status == _TOO_MANY and not {"retry-after", "retry-after-ms"} & answer.headers.keys():
+                note(Observation(f"{answer}, without Retry-After", "no delay", operation=message.operation))
             self._wait(answer, deadline)
         operation = message.operation
         if answer.status == 501:
@@ -150,12 +166,12 @@ class Connection:
             raise Crash(str(answer), cause=cause, operation=operation)
         return answer
 
-    def _send_twice(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
+    def _send_twice(self, message: SentRequest, deadline: CheckDeadline, seconds: float) -> ReceivedResponse:
         """Return the response; asked for once more where the connection was closed, which clients do too."""
         try:
-            return self._once(message, deadline)
+            return self._once(message, deadline, seconds)
         except Broken:
-            return self._once(message, deadline)
+            return self._once(message, deadline, seconds)
 
     def _wait(self, answer: ReceivedResponse, deadline: CheckDeadline) -> None:
         """Wait as long as is asked for."""
@@ -166,7 +182,7 @@ class Connection:
             deadline.pause(_retry_after(answer), str(answer))
         except Contradiction as error:
             if not is_full:
-                raise
+                raise Crash(f"{answer}, to the end", cause=f"crash: {operation}", operation=operation) from error
             self.known.full.add(operation)
             raise Blocked(f"{answer}, for as long as the check may take", LIMITS) from error
 
@@ -180,18 +196,15 @@ class Connection:
         with suppress(CheckEnd):
             self._once(message, CheckDeadline(_LONGEST_HEARTBEAT_SECONDS, self.clock))
 
-    def fetch(self, url: str, deadline: CheckDeadline) -> ReceivedResponse:
-        """Return the response of another address, asked without the credential."""
-        return self._once(SentRequest("GET", url), deadline)
+    def fetch(self, url: str, deadline: CheckDeadline, file: bytes | None = None) -> ReceivedResponse:
+        """Return the response of another address, asked or sent a file without the credential."""
+        return self._once(SentRequest("GET" if file is None else "PUT", url, content=file or b""), deadline)
 
-    def put(self, url: str, content: bytes, deadline: CheckDeadline) -> ReceivedResponse:
-        """Return the response of another address to a file, sent without the credential."""
-        return self._once(SentRequest("PUT", url, content=content), deadline)
-
-    def _once(self, message: SentRequest, deadline: CheckDeadline) -> ReceivedResponse:
+    def _once(self, message: SentRequest, deadline: CheckDeadline, seconds: float = math.inf) -> ReceivedResponse:
         headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
         url = message.path if "://" in message.path else self.base_url + message.path
-        timeout = min(deadline.remaining(str(message)), LONGEST_POLL_SECONDS if message.operation == _POLL else math.inf)
+        longest = LONGEST_POLL_SECONDS if message.operation == _POLL else math.inf
+        timeout = min(deadline.remaining(str(message)), longest, seconds)
         try:
             with self._client.stream(
                 message.method, url, headers=headers, content=message.content, timeout=timeout
@@ -200,11 +213,8 @@ class Connection:
         except httpx.TimeoutException as error:
             raise Late(f"{message}: no response within {timeout:.0f} s", cause="late", operation=message.operation) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _describe_break(message, f"{type(error).__name__}: {error}") from error
-
-
-def _describe_break(message: SentRequest, how: str) -> Broken:
-    return Broken(f"{message}: {how}", cause=f"broken: {message.operation}: {normalize(how)}", operation=message.operation)
+            how, operation = f"{type(error).__name__}: {error}", message.operation
+            raise Broken(f"{message}: {how}", cause=f"broken: {operation}: {normalize(how)}", operation=operation) from error
 
 
 def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadline) -> bytes:

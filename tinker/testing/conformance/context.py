@@ -268,6 +268,7 @@ class CheckContext(CheckSession):
 
         Those of two models can be compared where adapters of equal seed begin equal, which ``training.seed`` is about.
         """
+        self.need("training.forward_only")
         fixture = self.create(number)
         before = fixture.logprobs()
         script(fixture)
@@ -332,9 +333,10 @@ class CheckContext(CheckSession):
 
     def prompt_scores(self, found: Sequence[float | None] | None) -> Sequence[float | None]:
         """Return the logprobs of the tokens of ``PROMPT``. Contradiction unless there is one for each."""
+        self.need("sampling.prompt_logprobs")
         about = ("prompt logprobs", "asample", "SampleResponse")
         scores, count = list(found or ()), "none" if found is None else len(found)
         how = f"the prompt has {len(PROMPT)} tokens and {count} logprobs; there is one for each, null for the first"
         self.require(len(scores) == len(PROMPT), how, *about)
-        self.expect(scores[0] is None, f"the first logprob is {scores[0]}, and nothing is before it", *about)
+        self.require(scores[0] is None, f"the first logprob is {scores[0]}, and nothing is before it", *about)
         return scores

@@ -21,13 +21,17 @@ T = TypeVar("T")
 
 def record(answer: ReceivedResponse, kind: type[T]) -> T:
     """Return the JSON body as a record. Contradiction when it is something else, or does not fit."""
-    if answer.media_type != json.MEDIA_TYPE:
-        how = f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {json.MEDIA_TYPE}"
-        raise Contradiction(how, operation=answer.message.operation)
+    _require_type(answer, json.MEDIA_TYPE)
     try:
         return json.decode(answer.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _misfit(answer, kind, f"the response is not a {kind.__name__}: {error}: {answer.excerpt}", error) from error
+
+
+def _require_type(answer: ReceivedResponse, *wanted: str) -> None:
+    if answer.media_type not in wanted:
+        how = f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {' or '.join(wanted)}"
+        raise Contradiction(how, cause="media type", operation=answer.message.operation)
 
 
 def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exception) -> Contradiction:
@@ -38,8 +42,7 @@ def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exceptio
 
 def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
     """Return the data of each event of a stream as a record. Contradiction when it is something else, or does not fit."""
-    if answer.media_type != EVENT_STREAM:
-        raise Contradiction(f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as {EVENT_STREAM}")
+    _require_type(answer, EVENT_STREAM)
     try:
         return [json.decode(event.data.encode(), kind) for event in EventDecoder().feed(answer.content)]
     except (ValueError, msgspec.DecodeError) as error:
@@ -61,6 +64,7 @@ def has_two_forms(kind: type[Any]) -> bool:
 def result_of_either_form(answer: ReceivedResponse, kind: type[T]) -> T:
     """Return the result of a loss or of a sample. Contradiction when it does not fit."""
     read_proto, read_json, schema = _TWO_FORMS[kind]
+    _require_type(answer, proto.MEDIA_TYPE, json.MEDIA_TYPE)
     try:
         is_proto = answer.media_type == proto.MEDIA_TYPE
         return cast("T", read_proto(answer.content) if is_proto else read_json(record(answer, schema)))

@@ -15,10 +15,9 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.testing.conformance.causes import KNOWN, group_of
-from tinker.testing.conformance.outcome import SEVERITY, Observation, Outcome, Report, Row, normalize
+from tinker.testing.conformance.causes import group_of, read_causes
+from tinker.testing.conformance.outcome import FOUND, SEVERITY, Observation, Outcome, Report, Row, normalize
 
-_FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
 _MOST_EXCHANGES = 3
 _LONGEST_TITLE = 120
 DOCUMENT = "openapi.yaml"
@@ -57,7 +56,7 @@ def findings(report: Report) -> tuple[Finding, ...]:
     blocking = frozenset(row.observations[0].cause for row in report.checks if row.check in blockers and row.observations)
     for row in report.checks:
         for one in row.observations:
-            if one.outcome in _FOUND and (one.cause or row.outcome is not Outcome.ABSENT):
+            if one.outcome in FOUND and (one.cause or row.outcome is not Outcome.ABSENT):
                 groups.setdefault(group_of(one, row.check, blocking), []).append((row, one))
     found = [_finding(cause, seen, report) for cause, seen in groups.items()]
     return tuple(sorted(found, key=_rank))
@@ -74,7 +73,7 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
     named = tuple(dict.fromkeys(one.operation for _, one in seen if one.operation)) or first.operations
     causes = {one.cause for _, one in seen}
     own = (_title(observation, first), _advice(observation, first))
-    title, advice = KNOWN.get(observation.cause, own) if len(causes) == 1 else KNOWN[cause]
+    title, advice = read_causes().get(observation.cause, own) if len(causes) == 1 else read_causes()[cause]
     return Finding(
         title=title,
         advice=advice,
@@ -93,7 +92,7 @@ def _title(observation: Observation, row: Row) -> str:
     kind, _, rest = observation.cause.partition(": ")
     if kind == "misfit":
         return f"A response of `{observation.operation}` does not fit its record: {rest}"
-    texts = {one.text for one in row.observations if one.outcome in _FOUND and not one.cause}
+    texts = {one.text for one in row.observations if one.outcome in FOUND and not one.cause}
     if observation.cause:
         return observation.text
     if len(texts) == 1 and (shown := _shorten(observation.text)):
@@ -108,15 +107,9 @@ def _shorten(text: str) -> str:
 
 def _advice(observation: Observation, row: Row) -> str:
     """Return what to do, by the kind of the cause."""
-    operation, kind = observation.operation, observation.cause.partition(": ")[0]
-    by_kind = {
-        "refused": f"Clients send what the kit sends: take it, or answer 404 or 501 where there is no `{operation}`.",
-        "failed": f"`{operation}` was accepted and its result is an error. What must hold: {row.statement}",
-        "misfit": f"Answer a `{observation.schema}` as the document describes it; clients refuse or misread anything else.",
-        "broken": "Answer before the connection is closed; the server's log may say what failed.",
-        "crash": "Find the exception in the server's log; clients repeat such a request for minutes before they give up.",
-    }
-    return by_kind.get(kind, f"What must hold: {row.statement}")
+    kind, row_says = observation.cause.partition(": ")[0], f"What must hold: {row.statement}"
+    advice = read_causes().get(f"kind: {kind}", ("", row_says))[1]
+    return advice.format(operation=observation.operation, schema=observation.schema, statement=row.statement)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ class Outcome(enum.StrEnum):
 
 
 SEVERITY = tuple(Outcome)
+#: What is not as the document says.
+FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
 
 
 def _of_operation(outcomes: Sequence[Outcome]) -> Outcome:
@@ -196,11 +198,18 @@ class Report:
 
     @property
     def operations(self) -> dict[str, Outcome]:
-        """Return the worst outcome by operation id; ``absent`` or ``blocked`` only if all checks of the operation were."""
+        """Return the worst outcome by operation id, of what it did itself where that is known.
+
+        ``absent`` or ``blocked`` only if all checks of the operation were.
+        """
         found: dict[str, list[Outcome]] = {}
         for row in self.checks:
+            named = {one.operation for one in row.observations}
             for name in row.operations:
-                found.setdefault(name, []).append(row.outcome)
+                found.setdefault(name, []).append(row.outcome if named <= {""} else Outcome.BLOCKED)
+            for one in row.observations:
+                for name in [one.operation] if one.operation else row.operations:
+                    found.setdefault(name, []).append(one.outcome)
         return {name: _of_operation(outcomes) for name, outcomes in sorted(found.items())}
 
     @property
@@ -216,5 +225,5 @@ class Report:
 
     def passed(self, *, strict: bool = False) -> bool:
         """Return whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""
-        bad = {Outcome.CONTRADICTION, Outcome.DIFFERS} if strict else {Outcome.CONTRADICTION}
+        bad = FOUND if strict else (Outcome.CONTRADICTION,)
         return not any(row.outcome in bad for row in self.checks)

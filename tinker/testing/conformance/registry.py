@@ -24,9 +24,9 @@ MODULES = (
     "wires",
     "sequence",
     "futures",
+    "sampling",
     "weights",
     "uploads",
-    "sampling",
     "errors",
     "admin",
 )

@@ -30,10 +30,11 @@ class ServerKnowledge:
 
     ``rate`` and ``eps``: of steps as long as the gradient. ``spare``: a model that was not unloaded, and its next number.
     ``refused``: fields at their default that the server refuses, which are left out as clients do.
-    ``broken``: failed checks on which others depend, each with its error. ``statuses``: operation to the statuses of its
-    successes. ``full``: operations that were refused with 429 until the deadline. ``lacking``: operations for cleanup
-    that the server does not have. ``shared_session``: the session of all checks if sessions cannot be finished;
-    ``numbers_used``: how many numbers of models and samplers earlier checks took in it.
+    ``broken``: checks on which others depend and which failed or were blocked, each with the one that failed and its error.
+    ``statuses``: operation to the statuses of its successes. ``full``: operations that were refused with 429 until the
+    deadline. ``lacking``: operations for cleanup that the server does not have. ``submitted``: the hash of the body of each
+    request id; ``fetched``: those with a result. ``shared_session``: the session of all checks if sessions cannot be
+    finished; ``numbers_used``: how many numbers of models and samplers earlier checks took in it.
     """
 
     base_model: str | None = None
@@ -42,10 +43,12 @@ class ServerKnowledge:
     eps: float = 1e4
     spare: tuple[str, int] | None = None
     refused: RefusedFields = attrs.field(factory=RefusedFields)
-    broken: dict[str, str] = attrs.field(factory=lambda: dict[str, str]())
+    broken: dict[str, tuple[str, str]] = attrs.field(factory=lambda: dict[str, tuple[str, str]]())
     statuses: dict[str, set[int]] = attrs.field(factory=lambda: dict[str, set[int]]())
     full: set[str] = attrs.field(factory=lambda: set[str]())
     lacking: set[str] = attrs.field(factory=lambda: set[str]())
+    submitted: dict[str, int] = attrs.field(factory=lambda: dict[str, int]())
+    fetched: set[str] = attrs.field(factory=lambda: set[str]())
     shared_session: str | None = None
     numbers_used: int = 0
 

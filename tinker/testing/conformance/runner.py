@@ -12,7 +12,18 @@ from tinker_wire import CONTRACT_VERSION
 from tinker._http import UNREACHABLE_HINT
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import Blocked, CheckEnd, Contradiction, LeftOut, Outcome, Report, Row, judge
+from tinker.testing.conformance.outcome import (
+    LIMITS,
+    Absent,
+    Blocked,
+    CheckEnd,
+    Contradiction,
+    LeftOut,
+    Outcome,
+    Report,
+    Row,
+    judge,
+)
 from tinker.testing.conformance.registry import Check, all_checks
 
 if TYPE_CHECKING:
@@ -119,9 +130,7 @@ def _has_name(check: Check, patterns: Sequence[str]) -> bool:
 
 
 def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | None:
-    if check.destructive and not destructive:
-        return "destructive"
-    return "slow" if check.slow and not slow else None
+    return "destructive" if check.destructive and not destructive else "slow" if check.slow and not slow else None
 
 
 def _reach(connection: Connection) -> None:
@@ -138,9 +147,20 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
     began = connection.clock.monotonic()
     end = _run_body(check, context)
     context.close(at_end=end is None)
-    if end is not None and check.basis and not isinstance(end, Blocked):
-        connection.known.broken[check.name] = str(end)
-    return _row(check, context, end, round(connection.clock.monotonic() - began, 3))
+    by = end.by if isinstance(end, Blocked) else check.name
+    is_broken = end is not None and by != LIMITS and (check.core or not isinstance(end, Absent))
+    if check.basis and is_broken:
+        connection.known.broken[check.name] = (by, str(end))
+    observations = context.observations if end is None else [end.observation(is_core=check.core), *context.observations]
+    return Row(
+        check=check.name,
+        operations=check.operations,
+        statement=check.statement,
+        outcome=judge(end, observations),
+        observations=tuple(observations),
+        blocked_by=end.by if isinstance(end, Blocked) else None,
+        seconds=round(connection.clock.monotonic() - began, 3),
+    )
 
 
 def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
@@ -152,16 +172,3 @@ def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
         return Contradiction(f"the responses make no sense together: {type(error).__name__}: {error}")
     return None
-
-
-def _row(check: Check, context: CheckContext, end: CheckEnd | None, seconds: float) -> Row:
-    observations = context.observations if end is None else [end.observation(is_core=check.core), *context.observations]
-    return Row(
-        check=check.name,
-        operations=check.operations,
-        statement=check.statement,
-        outcome=judge(end, observations),
-        observations=tuple(observations),
-        blocked_by=end.by if isinstance(end, Blocked) else None,
-        seconds=seconds,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +17,7 @@ from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
-from tinker.testing.conformance.checked_requests import CheckedRequests, is_without_route
+from tinker.testing.conformance.checked_requests import CheckedRequests, encode_body, is_without_route
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
 from tinker.testing.conformance.outcome import Absent, CheckEnd, Failed, Late
 from tinker.testing.conformance.run_state import Cleanup
@@ -24,7 +25,10 @@ from tinker.testing.conformance.run_state import Cleanup
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE, _TRIES = 0.01, 0.5, 3
+NO_RESULT_YET = ("pending", "retrieve_future", "TryAgainResponse")
+_STATE_FIELDS = frozenset({"status", "request_id", "type", "detail", "message"})
+_STATES = frozenset({"pending", "queued", "running", "processing", "in_progress"})
 _NUMBERS_OF_A_CHECK = 1000
 #: The server does not have the operation, or does not accept the request.
 _LACKING_STATUSES = ABSENT_STATUSES | {400, 422}
@@ -65,7 +69,11 @@ class CheckSession(CheckedRequests):
 
     def accept(self, request: Request[models.UntypedAPIFuture], answer: ReceivedResponse, kind: type[T]) -> PendingResult[T]:
         """Return the pending result that the response to a submission names."""
-        return PendingResult(request.operation, self.decode_accepted(request, answer), kind)
+        future, body = self.decode_accepted(request, answer), hash(encode_body(request))
+        is_own = self.known.submitted.setdefault(future.request_id, body) == body
+        how = f"{request.operation} answers {future.request_id!r}, the request_id of an earlier request"
+        self.require(is_own, how, "request_id used twice", request.operation, "UntypedAPIFuture")
+        return PendingResult(request.operation, future, kind)
 
     def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
         """Return the result, waited for until the deadline. Failed when the request failed."""
@@ -79,6 +87,10 @@ class CheckSession(CheckedRequests):
     ) -> ReceivedResponse:
         """Return the response that holds the result. Failed when the request failed, Contradiction when it is lost."""
         answer = self._poll_until_done(promise, protobuf=protobuf, metadata=metadata)
+        if answer.status >= 300:
+            answer = self._ask_again(promise, answer)
+        if answer.status < 300:
+            self.known.fetched.add(promise.request_id)
         if _is_failure(answer):
             how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
             self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
@@ -94,6 +106,15 @@ class CheckSession(CheckedRequests):
             self._check_failure(promise, answer)
         return answer
 
+    def _ask_again(self, promise: PendingResult[Any], answer: ReceivedResponse) -> ReceivedResponse:
+        """Return an error response of a poll. Contradiction where its request has had a result, or has one a little later."""
+        told = f"the result of {promise.operation} was fetched, and fetched again {answer}"
+        self.require(promise.request_id not in self.known.fetched, told, "fetched once", "retrieve_future")
+        for _ in range(_TRIES if answer.status == 404 else 0):
+            self.deadline.pause(_LONGEST_PAUSE, f"the result of {promise.operation}")
+            self.require(self.poll(promise.request_id).status >= 300, f"{answer}; later there is a result", *NO_RESULT_YET)
+        return answer
+
     def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
         if "error" in _small_object(answer):
             failed = self.decode(answer, models.RequestFailedResponse)
@@ -106,6 +127,8 @@ class CheckSession(CheckedRequests):
         while True:
             answer = self._poll_again_where_late(promise, protobuf=protobuf, metadata=allow)
             if is_announced(answer) and not metadata:
+                how = f"the result of {promise.operation} is announced to a client that did not allow it"
+                self.require(allow, how, "announced", "retrieve_future", "FutureMetadataResponse")
                 allow = False
                 continue
             if not self.is_pending(answer):
@@ -122,18 +145,23 @@ class CheckSession(CheckedRequests):
                 self.deadline.remaining(f"the result of {promise.operation}")
                 self.note_difference(str(error), "late", "retrieve_future")
 
-    def poll(self, request_id: str, *, protobuf: bool = True, metadata: bool = False) -> ReceivedResponse:
-        """Send one ``retrieve_future``, and return any response."""
+    def poll(
+        self, request_id: str, *, protobuf: bool = True, metadata: bool = False, seconds: float = math.inf
+    ) -> ReceivedResponse:
+        """Send one ``retrieve_future``, and return any response. Late after that many seconds."""
         body = models.FutureRetrieveRequest(request_id=request_id, allow_metadata_only=metadata)
         request = futures_api.retrieve_future(body, expected=object)
         accepts = request.accepts if protobuf else (json.MEDIA_TYPE,)
-        return self.send(msgspec.structs.replace(request, accepts=accepts))
+        return self.send(msgspec.structs.replace(request, accepts=accepts), seconds=seconds)
 
     def is_pending(self, answer: ReceivedResponse) -> bool:
-        """Return whether the response of a poll says that there is no result yet."""
+        """Return whether the response of a poll says that there is no result yet. Contradiction where it uses other words."""
         if answer.status in PENDING_STATUSES:
             return True
-        if answer.status >= 300 or _small_object(answer).get("type") != "try_again":
+        body = _small_object(answer)
+        is_odd = answer.status == 202 or (body.keys() <= _STATE_FIELDS and body.get("status") in _STATES)
+        self.require(not is_odd, str(answer) + answer.excerpt, *NO_RESULT_YET)
+        if answer.status >= 300 or body.get("type") != "try_again":
             return False
         self.decode(answer, models.TryAgainResponse)
         return True

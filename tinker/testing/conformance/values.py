@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -36,22 +37,25 @@ ONE, OTHER = datum((5, 6, 7, 8)), datum((9, 10, 11))
 DATA = (ONE, OTHER)
 PROMPT_DATUM = datum(PROMPT[:-1], PROMPT[1:])
 
+_OUTPUT = {"operation": "forward_backward", "schema": "ForwardBackwardOutput"}
+
 
 def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> Floats:
     """Return the ``logprobs`` of a result in one row. Contradiction unless there is a finite one for each target."""
     rows: list[Floats] = []
-    for index, fields in enumerate(output.loss_fn_outputs):
+    for fields in output.loss_fn_outputs:
         if "logprobs" not in fields:
             raise Absent(f"loss_fn_outputs hold {', '.join(fields) or 'nothing'}, but no logprobs")
         rows.append(np.asarray(fields["logprobs"].to_numpy(), np.float64).reshape(-1))
-        wanted = data[index].loss_fn_inputs["target_tokens"].to_numpy().size if index < len(data) else -1
-        if len(rows[-1]) != wanted:
-            raise Contradiction(f"datum {index} has {wanted} targets and {len(rows[-1])} logprobs")
-    if len(rows) != len(data):
-        raise Contradiction(f"{len(data)} datums went in and {len(rows)} outputs came out")
+    found, wanted = [len(row) for row in rows], [one.loss_fn_inputs["target_tokens"].to_numpy().size for one in data]
+    if found != wanted:
+        is_other_order, is_wide = sorted(found) == sorted(wanted), found == [2 * count for count in wanted]
+        cause = "order of outputs" if is_other_order else "width of tensors" if is_wide else ""
+        raise Contradiction(f"for {wanted} targets there are {found} logprobs", cause=cause, **_OUTPUT)
     joined = np.concatenate(rows)
     if not np.isfinite(joined).all() or (joined > 1e-3).any():
-        raise Contradiction(f"log-probabilities are finite and not positive, these are not: {joined.tolist()}")
+        told = f"log-probabilities are finite and not positive, these are not: {joined.tolist()}"
+        raise Contradiction(told, cause="width of tensors" if not np.isfinite(joined).all() else "", **_OUTPUT)
     return joined
 
 
@@ -64,7 +68,8 @@ def effect(before: Floats, after: Floats) -> float:
     """Return how far training moved the logprobs. Contradiction if a gradient and a step moved nothing."""
     moved = distance(before, after)
     if moved < 1e-5:
-        raise Contradiction("a loss with a gradient and a step with a rate changed nothing: the step is lost")
+        told = "a loss with a gradient and a step with a rate changed nothing: the step is lost"
+        raise Contradiction(told, cause="lost step", operation="optim_step")
     return moved
 
 
@@ -81,3 +86,8 @@ def are_alike(one: Floats, other: Floats, moved: float) -> bool:
 def are_close(one: float, other: float) -> bool:
     """Return whether two losses are equal, but for rounding."""
     return abs(one - other) <= 1e-3 * (1 + abs(one))
+
+
+def in_utc(time: datetime.datetime) -> datetime.datetime:
+    """Return a time that may lack its zone, which is told elsewhere."""
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)

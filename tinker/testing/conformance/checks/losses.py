@@ -25,13 +25,30 @@ BETA = 0.3
 _TOKENS = ((5, 6, 7, 8), (9, 10, 11))
 _PARTS = (slice(0, 4), slice(4, 7))
 _ABOUT = ("values of losses", "forward_backward", "ForwardBackwardOutput")
+_GRADIENTS = ("training.seed", "training.clears", "losses.cross_entropy", "losses.places")
+_SHIFTED = ("shifted logprobs", *_ABOUT[1:])
 
 
-@check("forward_backward", core=True)
+@check("forward_backward", core=True, basis=True)
 def cross_entropy(context: CheckContext) -> None:
     """`cross_entropy` is minus the sum of the logprobs of the targets."""
     output = context.borrow().output(DATA)
-    _compare(context, output, -logprobs_of(output).sum())
+    rows, found = [-logprobs_of(output)[part] for part in _PARTS], context.loss_of(output)
+    wanted, means = float(np.concatenate(rows).sum()), [float(row.mean()) for row in rows]
+    others = {"other sign": [-wanted], "mean loss": [wanted / 7, wanted / 2, sum(means), sum(means) / 2]}
+    causes = [cause for cause, values in others.items() if any(are_close(found, value) for value in values)]
+    told = f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g}"
+    context.require(are_close(wanted, found), told, (causes or ["values of losses"])[0], *_ABOUT[1:])
+
+
+@check("forward_backward", basis=True)
+def places(context: CheckContext) -> None:
+    """The logprobs are in the order of the targets: with the weight of one token, the loss is minus its logprob."""
+    context.need("losses.cross_entropy")
+    output = context.borrow().output(_data(weights=np.eye(7)[1]))
+    found, row = -context.loss_of(output), logprobs_of(output)[_PARTS[0]]
+    is_other = not are_close(found, row[1]) and any(are_close(found, one) for one in row)
+    context.require(not is_other, f"with the weight of token 1 alone the loss is {-found:g}, the logprobs are {row}", *_SHIFTED)
 
 
 @check("forward_backward")
@@ -71,7 +88,7 @@ def importance_sampling(context: CheckContext) -> None:
     _compare(context, output, -(ratios * ADVANTAGES).sum())
 
 
-@check("forward_backward")
+@check("forward_backward", basis=True)
 def ppo(context: CheckContext) -> None:
     """`ppo` takes the smaller of the unclipped and the clipped ratio, times the advantage."""
     output, ratios = _with_ratios(context, "ppo", CLIP)
@@ -95,6 +112,7 @@ def dro(context: CheckContext) -> None:
 @check("forward_backward")
 def clipping(context: CheckContext) -> None:
     """Tokens that `ppo` clips have no gradient: a step after them alone changes nothing."""
+    context.need("losses.ppo", "training.clears")
     fixture = context.create()
     fixture.learn()  # which uses up any gradient that the server has kept from another model
     before = fixture.logprobs()
@@ -102,13 +120,13 @@ def clipping(context: CheckContext) -> None:
     _attempt(fixture, data, "ppo", CLIP)
     context.result(fixture.step())
     moved = distance(before, fixture.logprobs())
-    context.expect(moved <= 1e-3, f"the logprobs moved by {moved:g}")
+    context.require(moved <= 1e-3, f"a step after tokens that `ppo` clips moves the logprobs by {moved:g}")
 
 
 @check("forward_backward")
 def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
-    context.need("training.seed")
+    context.need(*_GRADIENTS)
     plain = context.create()
     before = plain.logprobs()
     plain.learn()
@@ -118,25 +136,27 @@ def policy_gradient(context: CheckContext) -> None:
     context.result(policy.step())
     one, other = plain.logprobs(), policy.logprobs()
     same = are_alike(one, other, distance(before, one))
-    context.expect(same, f"after one step the logprobs differ by {distance(one, other):g}")
+    told = f"after one step of `importance_sampling` the logprobs are {distance(one, other):g} away from `cross_entropy`"
+    context.require(same, told)
 
 
 @check("forward_backward", "optim_step")
 def gradient_weights(context: CheckContext) -> None:
     """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as long."""
-    context.need("training.seed")
+    context.need(*_GRADIENTS)
     before, whole = context.measure(0, lambda fixture: fixture.learn())
     halved = _data(weights=np.full(7, 0.5))
     _, half = context.measure(1, lambda fixture: fixture.learn(halved))
     ratio = distance(before, half) / effect(before, whole)
     told = f"with half the weights the logprobs move {ratio:.2f} times as far, not half as far"
-    context.expect(0.35 < ratio < 0.7, told, "values of losses", "forward_backward", "Datum")
+    context.require(0.35 < ratio < 0.7, told)
 
 
 def _with_ratios(
     context: CheckContext, loss_fn: str, config: Mapping[str, float] | None = None
 ) -> tuple[ForwardBackwardOutput, Floats]:
     """Return the loss of tokens whose sampling logprobs give about ``RATIOS``, and the exact ratios."""
+    context.need("losses.places")
     fixture = context.borrow()
     now = fixture.logprobs()
     data = _policy_data(now, RATIOS, ADVANTAGES)
@@ -168,6 +188,6 @@ def _clip(ratios: Floats) -> Floats:
 
 
 def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
-    found = context.loss_of(output)
-    told = f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g} ({context.check})"
-    context.expect(are_close(wanted, found), told, *_ABOUT)
+    context.need("losses.cross_entropy", "losses.places")
+    found, name = context.loss_of(output), context.check.partition(".")[2]
+    context.require(are_close(wanted, found), f"loss:sum of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}")

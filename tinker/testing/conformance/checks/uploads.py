@@ -11,7 +11,7 @@ from tinker_wire.runtime import Request
 from tinker.testing.conformance.context import CheckContext, TrainingFixture, fresh_name
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.run_state import checkpoint_parts
-from tinker.testing.conformance.values import LORA, are_near, distance, effect
+from tinker.testing.conformance.values import LORA, are_near, distance, effect, in_utc
 
 
 @check("external_weights_upload_start", "external_weights_upload_finish")
@@ -19,7 +19,7 @@ def incomplete(context: CheckContext) -> None:
     """An upload has a URL for each file of its adapter, and cannot be finished before the files arrive."""
     upload = _start(context)
     context.require(bool(upload.urls), "an upload has no URLs")
-    context.expect(upload.expires > datetime.datetime.now(datetime.UTC), f"the URLs ended at {upload.expires}")
+    context.expect(in_utc(upload.expires) > datetime.datetime.now(datetime.UTC), f"the URLs ended at {upload.expires}")
     context.expect_refusal(_finish(upload), 400)
 
 
@@ -34,6 +34,7 @@ def unknown(context: CheckContext) -> None:
 @check("external_weights_upload_start", "external_weights_upload_finish")
 def adapter(context: CheckContext) -> None:
     """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved logprobs."""
+    context.need("weights.load")
     upload = _start(context)
     fixture = context.create()
     before = fixture.logprobs()
@@ -72,5 +73,5 @@ def _send(context: CheckContext, upload: models.ExternalWeightsUploadStartResult
     lost = sorted(upload.urls.keys() - files.keys())
     context.require(not lost, f"an upload wants {', '.join(lost)}, which the adapter that was saved as files does not have")
     for name, url in upload.urls.items():
-        answer = context.connection.put(url, files[name], context.deadline)
+        answer = context.connection.fetch(url, context.deadline, files[name])
         context.require(answer.status < 300, f"the file {name} is sent, and its URL answers {answer.status}")

@@ -44,7 +44,7 @@ def forward_json(context: CheckContext) -> None:
     _same(context, logprobs_of(newer), logprobs_of(older), "forward_backward", "forward")
     one, other = context.loss_of(newer), context.loss_of(older)
     told = f"the loss by forward_backward is {one:g}, by forward {other:g}"
-    context.expect(are_close(one, other), told, "values of losses", "forward", "ForwardBackwardOutput")
+    context.require(are_close(one, other), told, operation="forward", schema="ForwardBackwardOutput")
 
 
 @check("forward_backward")
@@ -57,7 +57,7 @@ def equal_forms(context: CheckContext) -> None:
     for what, value in zip(("a protobuf request as JSON", "a JSON request", "a JSON request as JSON"), values[1:]):
         _same(context, values[0], value, "a protobuf request", what)
     losses = [context.loss_of(result) for result in results]
-    context.expect(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
+    context.require(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
 
 
 @check("forward_backward")
@@ -91,7 +91,7 @@ def sparse(context: CheckContext) -> None:
         one = context.loss_of(fixture.output([dense], backward=False))
     with optional():
         other = context.loss_of(fixture.output([thin], backward=False))
-    context.expect(are_close(one, other), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}")
+    context.require(are_close(one, other), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}")
 
 
 @check("forward_backward")
@@ -125,4 +125,4 @@ def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True
 
 def _same(context: CheckContext, one: Floats, other: Floats, what: str, against: str) -> None:
     apart = distance(one, other)
-    context.expect(apart <= 1e-2, f"the logprobs of {against} are up to {apart:g} away from those of {what}")
+    context.require(apart <= 1e-2, f"the logprobs of {against} are up to {apart:g} away from those of {what}")
