@@ -409,6 +409,19 @@ def test_top_k_and_top_p_cut_the_tail(engine: ToyEngine) -> None:
         assert len(drawn) == kept
 
 
+def test_the_scale_of_an_adapter(engine: ToyEngine) -> None:
+    """One small step moves the logprobs twice as far with twice the scale, and what cannot be chosen is refused by name."""
+
+    def moved(alpha: float) -> float:
+        engine.create_adapter("scaled", attrs.evolve(SPEC, lora_alpha=alpha))
+        before, after = train(engine, "scaled", b"hello", 2, rate=1e-6)
+        return before - after
+
+    assert moved(64) == pytest.approx(2 * moved(32), rel=0.01)
+    with pytest.raises(EngineError, match="target_modules: the toy model has no modules"):
+        engine.create_adapter("other", attrs.evolve(SPEC, target_modules=("q_proj",)))
+
+
 def test_min_p_and_penalties_change_what_is_drawn(engine: ToyEngine) -> None:
     """Tokens less likely than that part of the likeliest are never drawn, and a penalty makes greedy tokens differ."""
     likeliest = sample(engine, max_tokens=1, temperature=0).sequences[0].logprobs[0]

@@ -33,7 +33,6 @@ from tinker.local.engines.inputs import (
 from tinker.local.engines.losses import LOSSES, LossMetrics
 from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
-    LORA_ALPHA,
     Adam,
     AdapterSpec,
     Continuation,
@@ -112,8 +111,8 @@ class ToyEngine:
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         if not 1 <= spec.rank <= MAX_RANK:
             raise EngineError(f"rank is {spec.rank}; it must be 1 to {MAX_RANK}")
-        if (spec.lora_alpha, spec.target_modules) != (LORA_ALPHA, None):
-            raise EngineError(f"the toy model has no modules to choose from, and a lora_alpha of {LORA_ALPHA:g}")
+        if spec.target_modules is not None:
+            raise EngineError("target_modules: the toy model has no modules to choose from")
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
         self._adapters[adapter_id] = ToyAdapter.create(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
 
@@ -191,7 +190,7 @@ class ToyEngine:
         if not checked:
             return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
         pairs = TokenPairs.collect(checked, self._vocabulary)
-        logprobs = self._net.logprobs(adapter.tensors, pairs.last, pairs.following)[pairs.places]
+        logprobs = self._net.logprobs(adapter.tensors, adapter.spec.scale, pairs.last, pairs.following)[pairs.places]
         checked = add_sequence_ratios(checked, form, list(_split(logprobs, checked)))
         weights = np.concatenate([cells.weights.reshape(-1) for cells in checked]).astype(np.float64)
         counted = weights != 0
@@ -204,7 +203,7 @@ class ToyEngine:
             slope = np.zeros(len(logprobs))
             slope[counted] = slopes * weights[counted]
             coefficients = cast("Float64", np.bincount(pairs.places, slope, len(pairs.last)))
-            gradient = self._net.gradient(adapter.tensors, pairs.last, pairs.following, coefficients)
+            gradient = self._net.gradient(adapter.tensors, adapter.spec.scale, pairs.last, pairs.following, coefficients)
             adapter.gradient = _add(adapter.gradient, gradient)
         reported = np.where(pairs.known, logprobs, 0.0).astype(np.float32)
         metrics = LossMetrics(np, form, options)
@@ -282,14 +281,14 @@ class ToyEngine:
         )
 
     def _prompt_logprobs(self, weights: ToyWeights, tokens: Int32) -> Float32:
-        own = self._net.logprobs(weights.tensors, tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64))
+        own = self._net.logprobs(weights.tensors, weights.spec.scale, tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64))
         return np.concatenate([[np.nan], own]).astype(np.float32)
 
     def _target_logprobs(self, weights: ToyWeights, tokens: Int32, targets: PromptTargets | None) -> Float32 | None:
         if targets is None:
             return None
         last = tokens[targets.positions - 1].astype(np.int64)
-        return self._net.logprobs(weights.tensors, last, targets.tokens).astype(np.float32)
+        return self._net.logprobs(weights.tensors, weights.spec.scale, last, targets.tokens).astype(np.float32)
 
     def _alternatives(self, weights: ToyWeights, job: SampleJob, seed: int) -> tuple[Int32, Float32] | None:
         if not job.prompt_alternatives:
@@ -321,7 +320,7 @@ class ToyEngine:
         if row is None:
             if len(weights.rows) * self._vocabulary >= CACHED_CELLS:
                 weights.rows.clear()
-            row = weights.rows[last] = self._net.row(weights.tensors, last)
+            row = weights.rows[last] = self._net.row(weights.tensors, weights.spec.scale, last)
         return row
 
     def _cumulative(self, weights: ToyWeights, last: int, job: SampleJob, drawn: Sequence[int]) -> tuple[Float64, Int32]:

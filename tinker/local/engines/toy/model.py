@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import Cells
-from tinker.local.engines.protocol import LORA_ALPHA, Adam, AdapterSpec, Dimuon, EngineError, Float32, Int32, SampleJob
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, Float32, Int32, SampleJob
 
 END_OF_TEXT = 256
 BASE = 256
@@ -53,9 +53,9 @@ class Bigram:
             "low.b": np.zeros((rank, BASE)),
         }
 
-    def logprobs(self, tensors: Tensors, last: NDArray[np.int64], following: NDArray[np.int64]) -> Float64:
+    def logprobs(self, tensors: Tensors, scale: float, last: NDArray[np.int64], following: NDArray[np.int64]) -> Float64:
         """Compute the log-probability of ``following[i]`` after ``last[i]``."""
-        high, low = self._matrices(tensors)
+        high, low = self._matrices(tensors, scale)
         out = np.empty(len(last))
         for part in _iterate_blocks(len(last)):
             digits, rest = np.divmod(following[part], BASE)
@@ -65,9 +65,11 @@ class Bigram:
             out[part] += _log_softmax(self._low_logits(state, digits, low))[rows, rest]
         return out
 
-    def gradient(self, tensors: Tensors, last: NDArray[np.int64], following: NDArray[np.int64], slopes: Float64) -> Tensors:
+    def gradient(
+        self, tensors: Tensors, scale: float, last: NDArray[np.int64], following: NDArray[np.int64], slopes: Float64
+    ) -> Tensors:
         """Compute the gradient of the sum of ``slopes[i]`` times the log-probability of ``following[i]`` after ``last[i]``."""
-        high, low = self._matrices(tensors)
+        high, low = self._matrices(tensors, scale)
         high_slope, low_slope = np.zeros_like(high), np.zeros_like(low)
         for part in _iterate_blocks(len(last)):
             digits, rest = np.divmod(following[part], BASE)
@@ -75,11 +77,11 @@ class Bigram:
             high_slope += state.T @ _logit_slopes(state @ high + self._high_bias, digits, slopes[part])
             lifted = state + self._of_high[digits]
             low_slope += lifted.T @ _logit_slopes(self._low_logits(state, digits, low), rest, slopes[part])
-        return {**_lora_slopes(tensors, "high", high_slope), **_lora_slopes(tensors, "low", low_slope)}
+        return {**_lora_slopes(tensors, "high", scale, high_slope), **_lora_slopes(tensors, "low", scale, low_slope)}
 
-    def row(self, tensors: Tensors, last: int) -> Float32:
+    def row(self, tensors: Tensors, scale: float, last: int) -> Float32:
         """Compute the log-probability of every token after ``last``."""
-        high, low = self._matrices(tensors)
+        high, low = self._matrices(tensors, scale)
         state = self._state(np.array([last]))
         digits = _log_softmax(state @ high + self._high_bias)[0]
         rest = _log_softmax(self._low_logits(state, np.arange(self._highs), low))
@@ -93,8 +95,8 @@ class Bigram:
     def _low_logits(self, state: Float64, digits: NDArray[np.int64], low: Float64) -> Float64:
         return (state + self._of_high[digits]) @ low + self._low_bias[digits]
 
-    def _matrices(self, tensors: Tensors) -> tuple[Float64, Float64]:
-        return self._high + _lora_update(tensors, "high"), self._low + _lora_update(tensors, "low")
+    def _matrices(self, tensors: Tensors, scale: float) -> tuple[Float64, Float64]:
+        return self._high + _lora_update(tensors, "high", scale), self._low + _lora_update(tensors, "low", scale)
 
 
 @attrs.frozen(eq=False)
@@ -133,14 +135,13 @@ def _logit_slopes(logits: Float64, chosen: NDArray[np.int64], slopes: Float64) -
     return out
 
 
-def _lora_update(tensors: Tensors, name: str) -> Float64:
+def _lora_update(tensors: Tensors, name: str, scale: float) -> Float64:
     down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
-    return np.multiply(down @ up, LORA_ALPHA / len(up))
+    return np.multiply(down @ up, scale)
 
 
-def _lora_slopes(tensors: Tensors, name: str, slope: Float64) -> Tensors:
+def _lora_slopes(tensors: Tensors, name: str, scale: float, slope: Float64) -> Tensors:
     down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
-    scale = LORA_ALPHA / len(up)
     return {f"{name}.a": scale * slope @ up.T, f"{name}.b": scale * down.T @ slope}
 
 

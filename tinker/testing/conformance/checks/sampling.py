@@ -107,6 +107,14 @@ def top_k(context: CheckContext) -> None:
     context.require(best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}")
 
 
+@check("asample")
+def least_likely(context: CheckContext) -> None:
+    """`min_p` 1, an extension, leaves the most likely token alone."""
+    made = context.sampler()
+    if _tokens(_optional(made, min_p=1.0, max_tokens=16)) != _tokens(made.sample(temperature=0.0, max_tokens=16)):
+        raise Absent("min_p is ignored")
+
+
 @check("asample", basis=True)
 def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token except the first has a logprob, equal to that of a forward pass with a fresh adapter."""

@@ -9,7 +9,7 @@ from tinker_wire.api import training as api
 from tinker_wire.runtime import Request
 
 from tinker.testing.conformance.context import CheckContext, TrainingFixture
-from tinker.testing.conformance.outcome import Contradiction, Failed, Refused, optional
+from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.values import ADAM, ONE, OTHER, are_alike, are_close, datum, distance, effect, logprobs_of
 
@@ -158,6 +158,16 @@ def seed(context: CheckContext) -> None:
     if not are_alike(one, other, effect(before, one)):
         told = f"after one step on the same data two models of one seed are {distance(one, other):g} apart in their logprobs"
         raise Contradiction(told, cause="seed", operation="create_model", schema="LoraConfig")
+
+
+@check("create_model")
+def own_scale(context: CheckContext) -> None:
+    """`lora_alpha`, an extension, is taken, and refused where it cannot be."""
+    with optional():
+        context.create(lora_config=models.LoraConfig(rank=8, lora_alpha=16.0))
+    with suppress(Failed, Refused):
+        context.create(1, lora_config=models.LoraConfig(rank=8, lora_alpha=-1.0))
+        raise Absent("lora_alpha is ignored")
 
 
 @check("create_model", "unload_model", "optim_step")

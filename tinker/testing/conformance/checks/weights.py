@@ -49,6 +49,19 @@ def name_conflict(context: CheckContext) -> None:
         context.require(again == first, f"overwritten, {first} is {again}")
 
 
+@check("save_weights", "list_checkpoints")
+def keep_last(context: CheckContext) -> None:
+    """`keep_last`, an extension, deletes the oldest checkpoints of the run."""
+    fixture = context.create()
+    first = fixture.save_and_wait()
+    with optional():
+        last = fixture.save_and_wait(keep_last=1)
+    left = {one.tinker_path for one in context.call(api.list_checkpoints(training_run_id=fixture.model_id)).checkpoints}
+    if first in left:
+        raise Absent("keep_last is ignored")
+    context.require(left == {last}, f"after a save that keeps one, {sorted(left)} are left, not {last}")
+
+
 @check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint reports what it was created from."""
