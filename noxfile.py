@@ -260,6 +260,7 @@ def locked_environments() -> dict[str, list[str]]:
 @nox.session
 def lock(session: nox.Session) -> None:
     """Renew what is in locks/ (`-- NAME ...` for some): every version that the other sessions and CI install."""
+    use_lock(session, None)  # which is what is renewed
     session.install("uv")
     inputs = locked_environments()
     for name in session.posargs or inputs:
