@@ -79,6 +79,36 @@ def test_the_contract_has_a_version_of_its_own(document: dict[str, Any]) -> None
     assert versions == sorted(versions, key=lambda one: [int(number) for number in one.split(".")], reverse=True)
 
 
+def unlisted_results(document: dict[str, Any]) -> list[str]:
+    """Say which results of futures `FutureAnswer` does not list, and what to write where."""
+    lines = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines()
+    last = max(
+        number for number, line in enumerate(lines, 1) if line.startswith("              - {$ref: '#/components/schemas/")
+    )
+    listed = document["components"]["schemas"]["FutureAnswer"]["else"]["else"]["else"]["anyOf"]
+    operations = [item[method] for item in document["paths"].values() for method in METHODS if method in item]
+    return [
+        f"{one['operationId']}: write `- {{$ref: '{one['x-result']['$ref']}'}}` after line {last} of openapi.yaml, in FutureAnswer"
+        for one in operations
+        if "x-result" in one and one["x-result"] not in listed
+    ]
+
+
+def test_every_result_of_a_future_is_listed(document: dict[str, Any]) -> None:
+    """What `x-result` promises is among the answers of `retrieve_future`."""
+    assert unlisted_results(document) == []
+
+
+def test_an_unlisted_result_is_found(document: dict[str, Any]) -> None:
+    """A new result that is missing in `FutureAnswer` is named with the line to write it after."""
+    grown = copy.deepcopy(document)
+    grown["paths"]["/api/v1/optim_step"]["post"]["x-result"] = {"$ref": "#/components/schemas/MergeWeightsResponse"}
+    (found,) = unlisted_results(grown)
+    text, line = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines(), re.search(r"after line (\d+)", found)
+    assert line is not None
+    assert "/UnloadModelResponse'" in text[int(line[1]) - 1]
+
+
 # ---------------------------------------------------------------------------------------------- words and examples
 
 
