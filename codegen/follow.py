@@ -115,7 +115,10 @@ def compare_document(document: Any, facts: Facts) -> Iterator[str]:
                 yield from _compare_choices(f"{name}.{field}", fields[field], properties[field], schemas)
         for field in sorted(properties.keys() - fields.keys()):
             if f"{name}.{field}" not in known["additions"]:
-                yield f"is property {name}.{field} still sent? {facts['version']} does not have it"
+                yield (
+                    f"is property {name}.{field} still sent? {facts['version']} does not have it; if it is, write under "
+                    f'[additions] of codegen/official_differences.toml: "{name}.{field}" = "WHY"'
+                )
     yield from _compare_values(schemas, facts, known)
 
 

@@ -7,6 +7,7 @@ members of a union      their tag is required, as their clients send it today
 media types             JSON comes first, as generators take the first one
 headers of every call   declared where they may stand
 examples of chunks      with their tag
+lists, maps and objects have no default, which servers fill in
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def _tag_examples(node: Any) -> None:
 def _without_extensions(schema: Schema) -> Schema:
     """Return a schema without our extensions. Another value of an open enum is any text."""
     plain = {key: value for key, value in schema.items() if key not in OURS}
+    if isinstance(plain.get("description"), str) and isinstance(plain.get("default"), dict | list):
+        del plain["default"]  # generators write it as no language allows
     if "prefixItems" in plain:
         plain["items"] = {"anyOf": plain.pop("prefixItems")}
     if schema.get("x-open-enum"):

@@ -37,7 +37,7 @@ def read_facts(wheel: Path) -> Facts:
         "values": {
             name: values for path, module in modules.items() if path.startswith(_TYPES) for name, values in _values(module)
         },
-        **_read_messages(modules[_MESSAGES]),
+        **(_read_messages(modules[_MESSAGES]) if _MESSAGES in modules else {"messages": {}, "enums": {}}),  # since 0.18.1
     }
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import pytest
 import tinker_wire
 
 import tinker
-from codegen.document import LIMITS, METHODS
+from codegen.diff.contracts import compare
+from codegen.diff.findings import DiffFinding
+from codegen.diff.sources import read_source
+from codegen.document import LIMITS, METHODS, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEN = """
@@ -54,7 +59,10 @@ def test_guessed_limits_are_marked(document: dict[str, Any]) -> None:
     """A limit is either listed as observed or marked as assumed; never both."""
     found = list(limited(document))
     assert len(found) > 90
-    assert {place for place, schema in found if not schema.get("x-assumed")} == KNOWN_LIMITS
+    unmarked = {place for place, schema in found if not schema.get("x-assumed")}
+    advice = "write `x-assumed: true` beside it in openapi.yaml, or, if it was observed, its name in SEEN of test_document.py"
+    assert [f"the limit of {place}: {advice}" for place in sorted(unmarked - KNOWN_LIMITS)] == []
+    assert [f"{place} has no limit, or is assumed: take it out of SEEN" for place in sorted(KNOWN_LIMITS - unmarked)] == []
     assert {place for place, schema in found if schema.get("x-assumed")} & KNOWN_LIMITS == set()
 
 
@@ -74,6 +82,71 @@ def test_the_contract_has_a_version_of_its_own(document: dict[str, Any]) -> None
     versions = re.findall(r"^## (\d+\.\d+\.\d+)$", page, re.MULTILINE)
     assert versions[0] == info["version"]
     assert versions == sorted(versions, key=lambda one: [int(number) for number in one.split(".")], reverse=True)
+
+
+def unlisted_results(document: dict[str, Any]) -> list[str]:
+    """Say which results of futures `FutureAnswer` does not list, and what to write where."""
+    lines = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines()
+    last = max(
+        number for number, line in enumerate(lines, 1) if line.startswith("              - {$ref: '#/components/schemas/")
+    )
+    listed = document["components"]["schemas"]["FutureAnswer"]["else"]["else"]["else"]["anyOf"]
+    operations = [item[method] for item in document["paths"].values() for method in METHODS if method in item]
+    return [
+        f"{one['operationId']}: write `- {{$ref: '{one['x-result']['$ref']}'}}` after line {last} of openapi.yaml, in FutureAnswer"
+        for one in operations
+        if "x-result" in one and one["x-result"] not in listed
+    ]
+
+
+def test_every_result_of_a_future_is_listed(document: dict[str, Any]) -> None:
+    """What `x-result` promises is among the answers of `retrieve_future`."""
+    assert unlisted_results(document) == []
+
+
+def test_an_unlisted_result_is_found(document: dict[str, Any]) -> None:
+    """A new result that is missing in `FutureAnswer` is named with the line to write it after."""
+    grown = copy.deepcopy(document)
+    grown["paths"]["/api/v1/optim_step"]["post"]["x-result"] = {"$ref": "#/components/schemas/MergeWeightsResponse"}
+    (found,) = unlisted_results(grown)
+    text, line = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines(), re.search(r"after line (\d+)", found)
+    assert line is not None
+    assert "/UnloadModelResponse'" in text[int(line[1]) - 1]
+
+
+def lowest_version(before: str, findings: Sequence[DiffFinding]) -> str:
+    """Return the version that these changes demand, as docs/contract/versions.md says; the same one where nothing changed."""
+    first, second, _ = (int(number) for number in before.split("."))
+    if any({"clients", "servers"} & set(one.breaks) for one in findings):
+        return f"{first + 1}.0.0"
+    return f"{first}.{second + 1}.0" if findings else before
+
+
+def too_low(before: str, now: str, findings: Sequence[DiffFinding]) -> str | None:
+    """Say what to write where the version is lower than the changes since a release demand."""
+    needed = lowest_version(before, findings)
+    if [int(number) for number in now.split(".")] >= [int(number) for number in needed.split(".")]:
+        return None
+    return f"write `version: {needed}` under `info` in openapi.yaml, and `## {needed}` at the top of docs/contract/versions.md"
+
+
+def test_the_version_is_raised_since_the_release(document: dict[str, Any]) -> None:
+    """The version is as much higher than that of the last release as the changes since then demand."""
+    commit = tomllib.loads((ROOT / "tools" / "released.toml").read_text(encoding="utf-8"))["commit"]
+    try:
+        released = read_source(commit)
+    except (OSError, Refusal):
+        pytest.skip("there is no history to find the last release in")
+    findings = compare(released, read_source(str(ROOT)))
+    assert too_low(released.document["info"]["version"], document["info"]["version"], findings) is None
+
+
+def test_a_version_that_is_too_low_is_found() -> None:
+    """An addition demands the second number and a break the first; what to write and where is said."""
+    added, broken = DiffFinding("r", "#", "s", ()), DiffFinding("r", "#", "s", ("servers",))
+    assert "`version: 1.3.0` under `info`" in str(too_low("1.2.0", "1.2.1", [added]))
+    assert "`version: 2.0.0` under `info`" in str(too_low("1.2.0", "1.3.0", [added, broken]))
+    assert too_low("1.2.0", "1.3.0", [added]) is too_low("1.2.0", "1.2.0", []) is None
 
 
 # ---------------------------------------------------------------------------------------------- words and examples

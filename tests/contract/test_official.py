@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
@@ -105,7 +106,61 @@ def test_following_a_release(document: Any) -> None:
         "added choice SamplingClientKind",
     ]
     backwards = list(compare_document(document, facts("0.36.0")))
-    assert "is property SaveWeightsForSamplerRequest.kind still sent? 0.36.0 does not have it" in backwards
+    assert (
+        "is property SaveWeightsForSamplerRequest.kind still sent? 0.36.0 does not have it; if it is, write under "
+        '[additions] of codegen/official_differences.toml: "SaveWeightsForSamplerRequest.kind" = "WHY"'
+    ) in backwards
+
+
+# --------------------------------------------------------------------------------------------- since which release
+
+#: What a release reads without a class or a path of its own, so that the table cannot have it: found by text in the wheels.
+NOT_IN_CLASSES = {"FutureStatus.queue_state_reason": "0.7.0"}
+
+
+def dated(document: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each thing whose evidence says since which release it is there, that release, and the evidence."""
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield from _dated(f"{method.upper()} {re.sub(r'{[^}]*}', '{}', path)}", operation)
+    for name, schema in document["components"]["schemas"].items():
+        yield from _dated(name, schema)
+        for field, node in schema.get("properties", {}).items():
+            yield from _dated(f"{name}.{field}", node)
+
+
+def _dated(name: str, node: Any) -> Iterator[tuple[str, str, str]]:
+    evidence = str(node.get("x-evidence", ""))
+    for value, version in re.findall(r"(?:(\w+) )?since (\d+\.\d+\.\d+)", evidence):
+        yield f"{name} {value}".strip(), version, evidence
+
+
+def wrong_dates(document: Any) -> list[str]:
+    """Say which evidence names another release than the first that has it."""
+    table = json.loads((OFFICIAL / "first_seen.json").read_text(encoding="utf-8"))
+    first = table["first"] | NOT_IN_CLASSES
+    return [
+        f"openapi.yaml: the evidence of {name} says since {version}; first_seen.json says {first.get(name, 'nothing')}"
+        for name, version, evidence in dated(document)
+        if first.get(name) != version and (version in table["versions"] or "not on the package index" not in evidence)
+    ]
+
+
+def test_the_first_release_in_evidence_is_the_first_that_has_it(document: Any) -> None:
+    """`since` in evidence is what the wheels of all releases say, or says that the index does not have that release."""
+    assert len(list(dated(document))) >= 8
+    assert wrong_dates(document) == []
+
+
+def test_a_wrong_first_release_is_found(document: Any) -> None:
+    """A release that had the field already, and an unknown release without a note, are both found."""
+    broken = deepcopy(document)
+    broken["components"]["schemas"]["SampleRequest"]["properties"]["topk_sample_logprobs"]["x-evidence"] = "since 0.38.0"
+    broken["components"]["schemas"]["Checkpoint"]["properties"]["base_model"]["x-evidence"] = "read; since 0.39.0"
+    assert [line.split(" says since ")[0].rsplit(" ", 1)[1] for line in wrong_dates(broken)] == [
+        "Checkpoint.base_model",
+        "SampleRequest.topk_sample_logprobs",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------- messages
