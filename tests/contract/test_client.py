@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from support.contract import the_contract
 from support.derived_calls import derive_calls
 from support.judge import Judge, Judging, judged_server
+from support.recordings import exchanges
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
@@ -275,6 +276,20 @@ def test_every_request_fits(judged: Judge) -> None:
     """Path, query, headers and body of every request of the client fit the document, including defaults."""
     probes = "PATCH "  # `tinker doctor` asks with a method that no operation has, to see which paths there are
     assert [fault for fault in judged.bad_requests if not fault.startswith(probes)] == []
+
+
+def test_every_header_of_recorded_clients_is_sent(judged: Judge) -> None:
+    """A header of the document that every recorded request of an operation has is in each request of this client."""
+    parameters = judged.contract.document["components"]["parameters"].values()
+    known = {item["name"].lower() for item in parameters if item["in"] == "header"}
+    wanted: dict[str, set[str]] = {}
+    for one in exchanges():
+        if one.reading == "sent" and one.path.startswith("/api/"):
+            operation = judged.contract.find(one.method, one.path)
+            names = known & {name.lower() for name in one.request.headers}
+            wanted[operation.id] = wanted.get(operation.id, names) & names
+    assert "x-idempotency-key" in wanted["optim_step"]
+    assert {name: lost for name, names in wanted.items() if (lost := names - judged.headers.get(name, names))} == {}
 
 
 def test_every_answer_fits(judged: Judge) -> None:

@@ -27,11 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from support import fuzzing
 from support.contract import Contract
 from support.judge import Judge, Validating, strict_contract
+from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local import Settings, State, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing import check_ids, run
+from tinker.testing import Report, check_ids, run
+from tinker.testing.conformance.findings import findings
 from tinker.testing.conformance.registry import all_checks
 
 KEY = "tml-key"
@@ -225,20 +227,39 @@ def test_encoded_messages_reach_a_model() -> None:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """The judge after a run of the conformance kit with all checks."""
+def kit_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, Report]:
+    """A run of the conformance kit with all checks: what the judge saw, and the report."""
     judge = Judge()
     chosen = Settings(
         data_dir=tmp_path_factory.mktemp("server"),
         api_key=KEY,
-        hold_seconds=0.1,
-        gap_seconds=0.5,
+        hold_seconds=2.0,
+        gap_seconds=3.0,
         inline_result_bytes=1000,
     )
     with running_server(chosen, ToyEngine(vocabulary=512)) as url:
         report = run(url, api_key=KEY, slow=True, destructive=True, transport=Validating(httpx.HTTPTransport(), judge))
     assert len(report.checks) == len(check_ids(slow=True, destructive=True))
-    return judge
+    return judge, report
+
+
+@pytest.fixture
+def judged(kit_run: tuple[Judge, Report]) -> Judge:
+    return kit_run[0]
+
+
+def test_the_conformance_kit_finds_nothing(kit_run: tuple[Judge, Report]) -> None:
+    """Whatever the kit can find wrong in a server is not so in ours."""
+    assert [(one.title, one.observed) for one in findings(kit_run[1])] == []
+
+
+def test_a_token_that_has_ended_is_called_invalid(tmp_path: Path) -> None:
+    """The response to it has the header that makes clients exchange their key again, as the document says."""
+    wishes = models.ClientConfigResponse(pjwt_auth_enabled=True)
+    with running_server(Settings(data_dir=tmp_path, api_key=KEY, client_config=wishes), ToyEngine(vocabulary=512)) as url:
+        answer = httpx.get(f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "eyJhbGciOiJIUzI1NiJ9.e30.c2ln"})
+    assert answer.status_code == 401
+    assert 'error="invalid_token"' in answer.headers["www-authenticate"]
 
 
 def test_every_answer_to_the_conformance_kit_fits(judged: Judge) -> None:

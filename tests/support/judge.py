@@ -43,6 +43,7 @@ class Judge:
         self.bad_answers: list[str] = []
         self.asked: set[str] = set()
         self.succeeded: set[str] = set()
+        self.headers: dict[str, set[str]] = {}  # of every request of an operation
         self._results: dict[str, str | None] = {}
 
     @property
@@ -61,6 +62,8 @@ class Judge:
             self.bad_requests.append(str(fault))
         else:
             self.asked.add(operation.id)
+            names = {name.lower() for name in headers}
+            self.headers[operation.id] = self.headers.get(operation.id, names) & names
 
     def request(self, request: httpx.Request, content: bytes) -> None:
         """Judge a request on its way out."""
