@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ class EffectLog:
         self.specs: dict[str, Any] = {}
         self.of_adapter: dict[str, Effects] = {}
         self.engine: RecordingEngine | None = None  # of the server that runs
+        self.is_disk_full = False
 
 
 class RecordingEngine(ToyEngine):
@@ -68,6 +71,9 @@ class RecordingEngine(ToyEngine):
         self.log.inputs[adapter_id, tag] = inputs
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
+        if self.log.is_disk_full:  # in the middle of the file
+            (directory / FILE).write_text("[")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().save(adapter_id, directory, optimizer=optimizer)
         origin, tags = self.log.of_adapter[adapter_id]
         while tags and tags[-1][0] == "G":

@@ -22,6 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tinker_wire.api.sampling import stream_sample
+
 from simulation.loop import SimulatedLoop
 from simulation.server import Request, Response, SimulatedServer
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, RawResponse, late
@@ -103,7 +105,7 @@ class SimulatedEngine:
         response = await self._wait(request)
         headers = ReceivedHeaders(response.headers)
         if (receive := request.receiver_of(response.status)) is not None:
-            await receive(headers, _pieces(response.content))
+            await receive(headers, _pieces(response))
             return RawResponse(request, response.status, headers, b"")
         return RawResponse(request, response.status, headers, response.content)
 
@@ -138,11 +140,13 @@ class SimulatedEngine:
         return len(self._open)
 
 
-async def _pieces(content: bytes) -> Any:
-    half = len(content) // 2
-    yield content[:half]
+async def _pieces(response: Response) -> Any:
+    half = len(response.content) // 2
+    yield response.content[:half]
     await asyncio.sleep(0.01)
-    yield content[half:]
+    if response.is_cut:
+        raise ExchangeFailed("the connection broke")
+    yield response.content[half:]
 
 
 def fail(outcome: asyncio.Future[Response], error: Exception) -> None:
@@ -193,6 +197,8 @@ class Exchange:
         if response is None:
             network.reached["killed while it answers"] += 1
             network.later(self._break, ExchangeFailed("the connection broke"))
+        elif fault == "cut" and self._call.operation == stream_sample.__name__:
+            network.later(self._deliver, Response(response.status, response.headers, response.content, is_cut=True))
         elif fault in ("reset after", "cut"):
             network.later(self._break, ExchangeFailed("the connection broke"))
         elif fault == "status 503 after":

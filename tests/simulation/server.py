@@ -102,6 +102,7 @@ class SimulatedServer:
         await recover(state, HANDLERS)
         state.notify()
         self.state = state
+        self.fill_disk(self.effects.is_disk_full)
 
     def kill(self) -> None:
         """End it as `kill -9` does: nothing more is written, and no handler goes on."""
@@ -112,6 +113,17 @@ class SimulatedServer:
         for task in tuple(self._tasks):
             task.cancel()
         state.journal.close()
+
+    def fill_disk(self, is_full: bool = True) -> None:
+        """Let every write fail that makes a file larger; or no longer."""
+        self.effects.is_disk_full = is_full
+        if self.state is not None and self.state.journal._database is not None:
+            self.state.journal._database.execute(f"pragma max_page_count = {1 if is_full else (1 << 32) - 2}")
+
+    @property
+    def has_written_everything(self) -> bool:
+        """Return whether nothing waits for room on the disk, of which a kill would lose results, as the log says."""
+        return self.state is not None and not self.effects.is_disk_full and not self.state.journal._overdue
 
     @property
     def is_up(self) -> bool:
@@ -142,10 +154,10 @@ class Request:
 class Response:
     """A response as it leaves the server."""
 
-    __slots__ = ("content", "headers", "status")
+    __slots__ = ("content", "headers", "is_cut", "status")
 
-    def __init__(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        self.status, self.headers, self.content = status, headers, content
+    def __init__(self, status: int, headers: dict[str, str], content: bytes, *, is_cut: bool = False) -> None:
+        self.status, self.headers, self.content, self.is_cut = status, headers, content, is_cut
 
 
 async def _exchange(app: Any, call: Request) -> Response:

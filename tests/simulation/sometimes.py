@@ -33,7 +33,18 @@ SOMETIMES: tuple[str, ...] = (
     *(f"cancelled while {when}" for when in ("queued", "sending", "waiting", "done")),
     *("not sent", "not run", "looked too early", "awaited with a timeout", "call on a closed client"),
     *("restart, durability save", "restart, durability step", "killed while it answers", "no server"),
-    *("session ended", "storm of 402", "storm of 429", "storm of 503", "clock jump", "judged by effects"),
+    *(
+        "session ended",
+        "storm of 402",
+        "storm of 429",
+        "storm of 503",
+        "clock jump",
+        "disk full",
+        "a stream breaks",
+        "a stream fails",
+        "a stream ends",
+        "judged by effects",
+    ),
 )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import tinker
-from simulation.calls import SHARES, Call, Run
+from simulation.calls import SHARES, Call, Run, Violation
 from simulation.effects import LEARNING_RATE
 from simulation.network import ORIGIN
 from simulation.server import Request
@@ -74,7 +75,9 @@ class User:
         self.services: list[tinker.ServiceClient] = []
         self.runs: list[Run] = []
         self.samplers: list[tinker.SamplingClient] = []
+        self.creations: dict[tinker.SamplingClient, tuple[Run, Call]] = {}  # the saves of samplers
         self.others: list[Any] = []  # futures of no run
+        self.readers: list[asyncio.Task[None]] = []  # of streams
         self.saves: list[Any] = []
         self.names = 0
         self._restarting: asyncio.Task[None] | None = None
@@ -166,13 +169,39 @@ class User:
     async def sampler_of_run(self, number: float) -> None:
         run = self._run(number)
         self.samplers.append(run.client.save_weights_and_get_sampling_client())
-        run.add("V", self.samplers[-1]._ready)
+        self.creations[self.samplers[-1]] = run, run.add("V", self.samplers[-1]._ready)
 
     async def sample(self, number: float) -> None:
         if self.samplers:
             prompt = tinker.ModelInput.from_ints([5] * (2 + int(number * 10)))
             params = tinker.SamplingParams(max_tokens=2, seed=1)
-            self.others.append(_pick(self.samplers[-3:], number).sample(prompt, 1 + int(number * 3), params))
+            sampler, count = _pick(self.samplers[-3:], number), 1 + int(number * 3)
+            if self.world.streams:
+                stream = sampler.sample_stream(prompt, count, params)
+                self.others.append(stream._future)
+                self.readers.append(asyncio.create_task(self._read(stream, sampler, count * params.max_tokens)))
+            else:
+                self.others.append(sampler.sample(prompt, count, params))
+
+    async def _read(self, stream: tinker.SampleStream, sampler: tinker.SamplingClient, most: int) -> None:
+        """Read a stream to its end, or until it breaks."""
+        received = 0
+        try:
+            async for chunk in stream:
+                received += len(chunk.tokens)
+        except tinker.SampleStreamError as error:
+            self.world.reached["a stream breaks"] += 1
+            if error.received_tokens != received:
+                raise Violation(f"a broken stream says what it gave: {error.received_tokens} for {received} tokens") from error
+        except (tinker.TinkerError, CancelledError):  # of the stream, or of its sampler
+            self.world.reached["a stream fails"] += 1
+            if sampler in self.creations:  # its failure may be that of a request of the run
+                run, call = self.creations[sampler]
+                run.receive(call)
+        else:
+            self.world.reached["a stream ends"] += 1
+        if received > most:
+            raise Violation(f"a stream gives what was asked for: {received} of {most} tokens")
 
     async def logprobs(self, number: float) -> None:
         if self.samplers:
@@ -269,7 +298,7 @@ class User:
 
     async def restart(self, number: float) -> None:
         """Kill the server, and start it again some time later."""
-        if self.world.server.is_up:
+        if self.world.server.has_written_everything:
             self.world.judge_before_kill()
             self.world.server.kill()
             self.world.reached[f"restart, durability {self.world.server.settings.durability}"] += 1

@@ -26,6 +26,7 @@ from tinker._loop import loop_thread
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 END_SECONDS = 20_000.0  # of simulated time, until everything must have ended
+FULL_DISKS, STREAMS = 0.15, 0.2  # of the episodes
 LONGEST_SENDING_SECONDS = 700.0  # until a request is given up
 
 
@@ -88,6 +89,8 @@ class World:
         self.network.skipped = plan.skipped
         self.user = User(self, random.Random(f"{plan.seed} user"))
         self.exchanges: list[SimulatedEngine] = []
+        self.streams = random.Random(f"{plan.seed} sse").random() < STREAMS
+        self._filling: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def engines(self) -> Generator[None]:
@@ -106,11 +109,22 @@ class World:
     async def run(self) -> None:
         """Call what the plan says, end everything, and judge."""
         await self.server.start()
+        draw = random.Random(f"{self.plan.seed} full")
+        if draw.random() < FULL_DISKS:
+            self._filling = asyncio.create_task(self._fill_disk(draw))
         for name, number in self.plan.operations:
             self.network.note(f"= {name} {number:.3f}")
             await self.user.do(name, number)
             self.check_loop()
         await self.end()
+
+    async def _fill_disk(self, draw: random.Random) -> None:
+        while True:
+            await asyncio.sleep(60.0 * draw.random() ** 3)
+            self.reached["disk full"] += 1
+            self.server.fill_disk()
+            await asyncio.sleep(30.0 * draw.random() ** 3)
+            self.server.fill_disk(False)
 
     def check_loop(self) -> None:
         """Nothing fails where nobody sees it."""
@@ -121,6 +135,9 @@ class World:
     async def end(self) -> None:
         """Stop the faults, wait for every future, judge, close every client, and look for what is left."""
         self.network.rate, self.network.storm = 0.0, None
+        if self._filling is not None:
+            self._filling.cancel()
+            self.server.fill_disk(False)
         if not self.server.is_up:
             await self.user.restarted()
         futures = [call.future for run in self.user.runs for call in run.calls] + self.user.others
@@ -132,6 +149,7 @@ class World:
             if self.server.lives > 1 and self._pending():
                 await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
         self.judge()
+        await asyncio.gather(*self.user.readers)
         await self.close()
         self.check_loop()
 
