@@ -60,7 +60,7 @@ class Bench:
         return torch.from_numpy(rows.astype(np.int64)).to(self.device)
 
     def length(self, tokens: int) -> int:
-        """A length, made shorter where the machine is slow."""
+        """Return a length, made shorter where the machine is slow."""
         return max(8, int(tokens * self.scale))
 
 

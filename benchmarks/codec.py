@@ -30,7 +30,7 @@ ROWS = (
 
 
 def cpu_ms(work: Callable[[], object]) -> float:
-    """The least CPU of a few calls, after one that is not counted."""
+    """Return the least CPU of a few calls, after one that is not counted."""
     work()
     best = float("inf")
     for _ in range(REPETITIONS):
@@ -50,7 +50,7 @@ def arrays() -> list[tuple[Any, Any, Any]]:
 
 
 def data() -> list[Any]:
-    """The datums, made of arrays."""
+    """Return the datums, made of arrays."""
     import tinker
 
     return [
@@ -67,7 +67,7 @@ def data() -> list[Any]:
 
 
 def ours(bodies: dict[str, bytes]) -> dict[str, float]:
-    """The rows with this client's codec."""
+    """Return the rows with this client's codec."""
     from tinker_wire import models
 
     from tinker._wire import json as wire_json
@@ -103,7 +103,7 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
 
 
 def official(bodies: dict[str, bytes]) -> dict[str, float]:
-    """The rows with the official 0.38.0, which has no JSON form of these."""
+    """Return the rows with the official 0.38.0, which has no JSON form of these."""
     from tinker import types
     from tinker.proto import request_conv, response_conv
 
@@ -118,7 +118,7 @@ def official(bodies: dict[str, bytes]) -> dict[str, float]:
 
 
 def floor(bodies: dict[str, bytes]) -> dict[str, float]:
-    """What moving the bytes alone costs: arrays joined, bytes viewed as arrays, JSON by the standard library."""
+    """Return what moving the bytes alone costs: arrays joined, bytes viewed as arrays, JSON by the standard library."""
     import numpy as np
 
     batch = [(tokens.astype(np.int32), targets, weights) for tokens, targets, weights in arrays()]
@@ -154,7 +154,7 @@ def floor(bodies: dict[str, bytes]) -> dict[str, float]:
 
 
 def make_bodies() -> dict[str, bytes]:
-    """The answers to decode, encoded by this client."""
+    """Return the answers to decode, encoded by this client."""
     import numpy as np
 
     from tinker import types

@@ -75,7 +75,7 @@ def measure(python: str, row: str, base_url: str, trust: Mapping[str, str]) -> d
 
 @contextlib.contextmanager
 def served(tasks: list[str], ours: str, sample_delay: float) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """The wires that there are, that of the toy server if a task needs it; and the variables with which clients trust them."""
+    """Yield the wires, that of the toy server if a task needs it, and the variables with which clients trust them."""
     with contextlib.ExitStack() as stack:
         urls, trust = stack.enter_context(wires(sample_delay))
         if "command" in tasks:
@@ -111,7 +111,7 @@ def _add(values: Values, task: str, client: str, measured: dict[str, list[dict[s
 
 
 def table(values: Values) -> str:
-    """The medians, for a terminal and for a document."""
+    """Return the medians, for a terminal and for a document."""
     head = "".join(f" {name}, ours / official | share |" for name in QUANTITIES.values())
     lines = [f"| | |{head}", "|---|---|" + "--:|--:|" * len(QUANTITIES)]
     for (task, variant), by_quantity in values.items():
@@ -130,7 +130,7 @@ def _figure(value: float) -> str:
 
 
 def share(by_client: dict[str, list[float]]) -> float:
-    """What part of the official figure ours is; 0 where there is no official one."""
+    """Return what part of the official figure ours is; 0 where there is no official one."""
     return statistics.median(by_client["ours"]) / statistics.median(by_client["official"]) if "official" in by_client else 0.0
 
 

@@ -82,7 +82,7 @@ class Connections:
 
     @contextlib.asynccontextmanager
     async def lease(self) -> AsyncIterator[Any]:
-        """A connection with room for one exchange."""
+        """Yield a connection with room for one exchange."""
         async with self._slots:
             connection = self._free.pop() if self._free else await self._open()
             try:

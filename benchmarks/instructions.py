@@ -104,7 +104,7 @@ WORK: dict[str, Callable[[str], Callable[[int], None]]] = {"samples": prepare_sa
 
 
 def count_row(python: str, row: str, base_url: str) -> int:
-    """The instructions of one operation."""
+    """Return the instructions of one operation."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "counts")
@@ -125,7 +125,7 @@ def count_row(python: str, row: str, base_url: str) -> int:
 
 
 def count_all(python: str) -> dict[str, int]:
-    """The instructions of one operation of each row."""
+    """Return the instructions of one operation of each row."""
     with stub_server() as base_url:
         return {row: count_row(python, row, base_url) for row in COUNTS}
 

@@ -68,7 +68,7 @@ def _cpu_seconds(who: int) -> float:
 
 
 def measure_import(_: str) -> dict[str, list[Measurement]]:
-    """A fresh interpreter each; what it needs to start is not counted."""
+    """Return a fresh interpreter each; what it needs to start is not counted."""
     return {"`import tinker`": [_fresh("import tinker")], "... and use its names": [_fresh(_USED)]}
 
 
@@ -78,7 +78,7 @@ def measure_start(base_url: str) -> dict[str, list[Measurement]]:
 
 
 def measure_command(base_url: str) -> dict[str, list[Measurement]]:
-    """A whole process of the command line, its interpreter's start included."""
+    """Return a whole process of the command line, its interpreter's start included."""
     command = [sys.executable, "-P", "-m", "tinker", "sample", "--max-tokens", "12", "Once upon a time"]
     environ = {**os.environ, "TINKER_BASE_URL": base_url}
 
@@ -162,7 +162,7 @@ def _check_step(logprobs: list[Any]) -> None:
 
 
 def measure_samples(base_url: str) -> dict[str, list[Measurement]]:
-    """A thousand samples asked for at once and awaited in one coroutine: in a new process, and again."""
+    """Return a thousand samples asked for at once and awaited in one coroutine: in a new process, and again."""
     # Every prompt is another one, so that nothing can be encoded once for all.
     burst = _burst(base_url, [list(range(i, i + PROMPT_TOKENS)) for i in range(SAMPLES)])
     first = timed(burst, SAMPLES)

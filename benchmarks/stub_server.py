@@ -73,7 +73,7 @@ def _json_response(value: object, status: bytes = b"200 OK") -> bytes:
 
 
 def _field(number: int, value: bytes) -> bytes:
-    """A length-delimited protobuf field."""
+    """Return a length-delimited protobuf field."""
     return bytes([number << 3 | 2]) + _varint(len(value)) + value
 
 
@@ -86,13 +86,13 @@ def _varint(value: int) -> bytes:
 
 
 def logprob(position: int) -> float:
-    """The log-probability that this server gives to every token at ``position``; exact in float32."""
+    """Return the log-probability that this server gives to every token at ``position``; exact in float32."""
     return -(position % 256) / 256
 
 
 @cache
 def loss_answer(datums: int, protobuf: bool) -> bytes:
-    """The answer for so many datums of ``TOKENS_PER_DATUM`` tokens each."""
+    """Return the answer for so many datums of ``TOKENS_PER_DATUM`` tokens each."""
     row = array("f", map(logprob, range(TOKENS_PER_DATUM)))
     if not protobuf:
         output = {"logprobs": {"data": row.tolist(), "dtype": "float32", "shape": [TOKENS_PER_DATUM]}}
@@ -111,7 +111,7 @@ def loss_answer(datums: int, protobuf: bool) -> bytes:
 
 @cache
 def sample_answer(sequences: int, protobuf: bool) -> bytes:
-    """The answer for so many sequences of ``SAMPLED_TOKENS`` tokens each."""
+    """Return the answer for so many sequences of ``SAMPLED_TOKENS`` tokens each."""
     tokens, logprobs = array("i", range(SAMPLED_TOKENS)), array("f", map(logprob, range(SAMPLED_TOKENS)))
     if not protobuf:
         one = {"stop_reason": "length", "tokens": tokens.tolist(), "logprobs": logprobs.tolist()}
@@ -141,7 +141,7 @@ class Stub:
         }
 
     def answer(self, path: str, head: bytes, body: bytes, nbytes: int) -> tuple[bytes, float]:
-        """The whole response, and the time on the loop's clock at which it is due (0: now)."""
+        """Return the whole response, and the time on the loop's clock at which it is due (0: now)."""
         name = path.partition("?")[0].rpartition("/api/v1")[2]
         if name == "/retrieve_future":
             return self._result(body, _WANTS_PROTOBUF.search(head) is not None)

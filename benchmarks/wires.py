@@ -65,7 +65,7 @@ def _running(*command: object) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def _script(name: str, *arguments: object) -> Iterator[int]:
-    """A script of this folder that prints its port."""
+    """Yield a script of this folder that prints its port."""
     with _running(sys.executable, HERE / name, *arguments) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
@@ -73,7 +73,7 @@ def _script(name: str, *arguments: object) -> Iterator[int]:
 
 @contextlib.contextmanager
 def stub_server(sample_delay: float = 0.2) -> Iterator[str]:
-    """A stub server of its own process; its base URL."""
+    """Yield a stub server of its own process; its base URL."""
     with _script("stub_server.py", "--sample-delay", sample_delay) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -101,7 +101,7 @@ def front_end(stub_url: str, folder: Path) -> Iterator[str]:
 
 
 def trusted(folder: Path) -> Path:
-    """The file for ``SSL_CERT_FILE``."""
+    """Return the file for ``SSL_CERT_FILE``."""
     return folder / "trusted.pem"
 
 

@@ -45,7 +45,7 @@ def public_paths(package: griffe.Module) -> Iterator[str]:
 
 
 def list_exports(package: griffe.Module) -> list[str]:
-    """The names in `__all__`; without one, those that are imported from this project, as its lazy names are."""
+    """Return the names in `__all__`; without one, those that are imported from this project, as its lazy names are."""
     if package.exports is not None:
         return [str(name) for name in package.exports]
     imported = [name for name, path in package.imports.items() if path.startswith("tinker") and not name.startswith("_")]
@@ -53,7 +53,7 @@ def list_exports(package: griffe.Module) -> list[str]:
 
 
 def breaks(old: griffe.Module, new: griffe.Module) -> list[str]:
-    """A line for each public thing that is less than it was."""
+    """Return a line for each public thing that is less than it was."""
     public = set(public_paths(old))
     found = griffe.find_breaking_changes(old, new)
     return sorted({f"{one.obj.path}: {one.kind.value}" for one in found if is_public(one.obj.path, public)})
@@ -69,7 +69,7 @@ def is_public(path: str, public: set[str]) -> bool:
 
 
 def git(*arguments: str) -> str:
-    """What git answers."""
+    """Return what git answers."""
     return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 

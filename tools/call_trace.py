@@ -80,7 +80,7 @@ class Route:
 
 
 def trace(root: Path) -> dict[str, Trace]:
-    """The trace of each operation, made in a process of its own."""
+    """Return the trace of each operation, made in a process of its own."""
     script = [sys.executable, str(Path(__file__).resolve()), str(root)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=10 * WAIT_SECONDS)
     if done.returncode:
@@ -90,7 +90,7 @@ def trace(root: Path) -> dict[str, Trace]:
 
 
 def follow(entries: list[Entry]) -> Route:
-    """The path of these entries."""
+    """Return the path of these entries."""
     chain: list[str] = []
     for entry in entries:
         if not chain or chain[-1] != entry.path:
@@ -99,12 +99,12 @@ def follow(entries: list[Entry]) -> Route:
 
 
 def follow_all(found: Trace) -> Route:
-    """The path of everything that was called."""
+    """Return the path of everything that was called."""
     return follow([entry for entry in found.entries if not entry.resumed])
 
 
 def follow_control(found: Trace, root: Path) -> Route:
-    """The path of what a reader opens."""
+    """Return the path of what a reader opens."""
     return follow([entry for entry in found.entries if not entry.resumed and is_control(entry, root)])
 
 

@@ -21,7 +21,7 @@ Boxes = dict[str, tuple[float, float, float]]  # left, top, width
 
 
 def draw(graph: Graph, title: str) -> str:
-    """The SVG document of a graph."""
+    """Return the SVG document of a graph."""
     rows = arrange(graph)
     width = max(sum(map(_box_width, row)) + GAP * (len(row) - 1) for row in rows) + 2 * MARGIN
     height = ROW_HEIGHT * (len(rows) - 1) + BOX_HEIGHT + 2 * MARGIN
@@ -35,7 +35,7 @@ def draw(graph: Graph, title: str) -> str:
 
 
 def arrange(graph: Graph) -> list[list[str]]:
-    """The rooms of each floor, the highest first; each near the middle of what it is tied to, so that few arrows cross."""
+    """Return the rooms of each floor, the highest first. Each is near what it is tied to, so that few arrows cross."""
     top = max(graph.floors.values())
     rows = [sorted(room for room in graph.rooms if graph.floors[room] == floor) for floor in range(top, 0, -1)]
     for sweep in range(SWEEPS):

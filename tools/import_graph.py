@@ -71,12 +71,12 @@ class Import:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file, read once."""
+    """Return the syntax tree of a file, read once."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def room_of(name: str) -> str:
-    """The room of a module's name."""
+    """Return the room of a module's name."""
     words = name.split(".")
     return words[1] if len(words) > 1 else FACE
 
@@ -163,7 +163,7 @@ class Graph:
         return sorted(arrow for arrow in self.arrows if self.floors[arrow[1]] >= self.floors[arrow[0]])
 
     def reduce(self) -> Graph:
-        """The graph without the arrows that go down and that others make a way of, so that a reader can follow the rest."""
+        """Return the graph without the arrows down that follow from others, so that a reader can follow the rest."""
         upward = set(self.upward)
         below = {
             room: {end for start, end in self.arrows if start == room and (start, end) not in upward} for room in self.rooms
@@ -178,7 +178,7 @@ class Graph:
 
 
 def draw_graph(imports: Iterable[Import], rooms: Iterable[str]) -> Graph:
-    """The graph of these imports among these rooms."""
+    """Return the graph of these imports among these rooms."""
     kept = tuple(sorted(set(rooms)))
     arrows: dict[Arrow, set[Way]] = {}
     for found in imports:
@@ -189,7 +189,7 @@ def draw_graph(imports: Iterable[Import], rooms: Iterable[str]) -> Graph:
 
 
 def floors(rooms: Iterable[str], arrows: Iterable[Arrow]) -> dict[str, int]:
-    """The floor of each room; the rooms of a ring share one."""
+    """Return the floor of each room; the rooms of a ring share one."""
     ordered = list(arrows)
     ring_of = {room: ring for ring in rings(rooms, ordered, 1) for room in ring}
     below: dict[tuple[str, ...], set[tuple[str, ...]]] = {ring: set() for ring in ring_of.values()}

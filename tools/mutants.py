@@ -207,7 +207,7 @@ class Slot:
             os._exit(code)
 
     def end(self, limit: float) -> Run | None:
-        """The run, if it has ended; one that takes longer than the limit is ended."""
+        """Return the run, if it has ended; one that takes longer than the limit is ended."""
         assert self.run is not None
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         elapsed = time.monotonic() - self.run.started
@@ -259,7 +259,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> int:
 
 
 def chosen(modules: Sequence[str], count: int) -> tuple[dict[str, list[Mutation]], list[str]]:
-    """The sample of each module without those known to be equivalent, and the entries of that list that name nothing."""
+    """Return the sample of each module without those known to be equivalent, and the entries of that list that name nothing."""
     listed = {(one["module"], one["line"], one["change"]) for one in tomllib.loads(EQUIVALENT.read_text())["mutant"]}
     samples: dict[str, list[Mutation]] = {}
     for module in modules:

@@ -70,7 +70,7 @@ def mutations(source: str) -> list[Mutation]:
 
 
 def sample(module: str, found: list[Mutation], count: int) -> list[Mutation]:
-    """The same ``count`` mutations every time, which edits elsewhere in the module hardly change."""
+    """Return the same ``count`` mutations every time, which edits elsewhere in the module hardly change."""
 
     def rank(one: Mutation) -> bytes:
         return hashlib.sha256(f"{module}|{one.line}|{one.change}|{one.occurrence}".encode()).digest()
@@ -79,7 +79,7 @@ def sample(module: str, found: list[Mutation], count: int) -> list[Mutation]:
 
 
 def _replaced(source: str, node: Node, text: str) -> str:
-    """The source with the text of one node exchanged; positions of a node count UTF-8 bytes."""
+    """Return the source with the text of one node exchanged; positions of a node count UTF-8 bytes."""
     lines = source.encode().splitlines(keepends=True)
     start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     assert node.end_lineno is not None

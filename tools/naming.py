@@ -80,7 +80,7 @@ def find_types(paths: Iterable[Path]) -> dict[str, list[Definition]]:
 
 
 def repeated_types(paths: Iterable[Path]) -> dict[str, list[Definition]]:
-    """The types whose names are defined in more than one file."""
+    """Return the types whose names are defined in more than one file."""
     return {name: places for name, places in find_types(paths).items() if len(places) > 1}
 
 
@@ -102,7 +102,7 @@ def _types(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _top_level(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements outside classes and functions, those under ``if`` and ``try`` too."""
+    """Yield the statements outside classes and functions, those under ``if`` and ``try`` too."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield child
@@ -126,7 +126,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
 
 
 def find_participles(paths: Iterable[Path]) -> list[Definition]:
-    """The functions that are named by a participle."""
+    """Return the functions that are named by a participle."""
     found: dict[tuple[Path, str], Definition] = {}
     for path in paths:
         for name, function in find_functions(path):

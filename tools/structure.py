@@ -105,7 +105,7 @@ def _short(path: str) -> str:
 
 
 def client_graph(root: Path) -> Graph:
-    """What the drawing shows: few boxes, and of the arrows those that the others do not say already."""
+    """Return what the drawing shows: few boxes, and of the arrows those that the others do not say already."""
     box = {room: name for name, rooms in DRAWN_TOGETHER.items() for room in rooms.split()}
     modules = find_modules(root)
     arrows: dict[Arrow, frozenset[Way]] = {}
@@ -172,7 +172,7 @@ def measure_names(root: Path) -> list[Figure]:
 
 
 def place(found: Definition, root: Path) -> str:
-    """The file and line of a definition."""
+    """Return the file and line of a definition."""
     return f"{found.path.relative_to(root)}:{found.line}"
 
 
@@ -194,7 +194,7 @@ def measure_size(root: Path) -> list[Figure]:
 
 
 def written_files(root: Path) -> dict[str, list[Path]]:
-    """The files that are written by hand, by the building that they belong to."""
+    """Return the files that are written by hand, by the building that they belong to."""
     written: dict[str, list[Path]] = {name: [] for name in ("client", "server", "CLI", "kit", "codegen", "tools")}
     for path in python_files([root / name for name in ("tinker", "codegen", "tools")]):
         top, inside = path.relative_to(root).parts[:2]
@@ -210,7 +210,7 @@ def is_made(path: Path) -> bool:
 
 
 def code_lines(path: Path) -> int:
-    """The lines on which code stands."""
+    """Return the lines on which code stands."""
     text = path.read_text(encoding="utf-8")
     tokens = [one for one in tokenize.generate_tokens(io.StringIO(text).readline) if one.type not in NO_CODE]
     lines = {line for one in tokens for line in range(one.start[0], one.end[0] + 1)}
@@ -230,12 +230,12 @@ def starts_a_task(path: Path) -> bool:
 
 
 def read_budget() -> dict[str, int]:
-    """What `budget.toml` allows, by the name of the figure."""
+    """Return what `budget.toml` allows, by the name of the figure."""
     return tomllib.loads(BUDGET.read_text(encoding="utf-8"))["most"]
 
 
 def body_lines(function: Function) -> int:
-    """The lines of a function without decorators and docstring."""
+    """Return the lines of a function without decorators and docstring."""
     first = function.body[0]
     docstring = _lines(first) if ast.get_docstring(function) is not None else 0
     return _lines(function) - docstring

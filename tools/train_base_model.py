@@ -101,7 +101,7 @@ def operations(rng: random.Random) -> Callable[[str], str]:
 
 
 def exercise(rng: random.Random, texts: list[str], words: list[str], length: int) -> str:
-    """A repeated passage, a repeated word list, or lines of one string operation."""
+    """Return a repeated passage, a repeated word list, or lines of one string operation."""
     kind = rng.random()
     if kind < 0.2:
         text = rng.choice(texts)

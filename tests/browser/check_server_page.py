@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server of two models with a key and three runs: the newest has four steps, and two checkpoints to sample from."""
+    """Yield a server of two models with a key and three runs: the newest has four steps, and two checkpoints to sample from."""
     with running_server(Settings(data_dir=tmp_path, api_key=KEY), "toy", model=["tinker/toy", "org/other"]) as url:
         service = tinker.ServiceClient(base_url=url, api_key=KEY)
         other = service.create_lora_training_client(base_model="org/other", rank=4)
@@ -50,7 +50,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Any, url: str) -> Iterator[Any]:
-    """The page, opened; whatever its console or its policy complains of fails the test, and so does a request to elsewhere."""
+    """Yield the open page. What its console or its policy complains of fails the test, and so does a request to elsewhere."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     asked: list[str] = []
     complaints: list[str] = []

@@ -76,7 +76,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The site on a port."""
+    """Yield the site on a port."""
     handler = functools.partial(Quiet, directory=str(SITE))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -95,7 +95,7 @@ def browser() -> Iterator[Any]:
 
 
 def look(browser: Any, url: str, width: int, scheme: str) -> dict[str, list[str]]:
-    """What is wrong on every page of the site, by page."""
+    """Return what is wrong on every page of the site, by page."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     wrong: dict[str, list[str]] = {}
     said: list[str] = []

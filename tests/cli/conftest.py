@@ -26,7 +26,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that several tests use."""
+    """Yield a server that several tests use."""
     with running_server(Settings(data_dir=tmp_path_factory.mktemp("server")), ToyEngine()) as url:
         yield url
 
@@ -44,7 +44,7 @@ class Run:
 
 @pytest.fixture
 def run(server: str) -> Run:
-    """A new run of the test's own, whose session has ended."""
+    """Return a new run of the test's own, whose session has ended."""
     with tinker.ServiceClient({"k": "v"}, base_url=server) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"k": "v"})
         return Run(
@@ -58,7 +58,7 @@ def run(server: str) -> Run:
 
 @pytest.fixture
 def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs ``tinker`` with these arguments, against the server unless ``base_url`` says another; a request is made once."""
+    """Run ``tinker`` with these arguments, against the server unless ``base_url`` says another; a request is made once."""
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -72,7 +72,7 @@ def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 @pytest.fixture
 def ask(call: Call) -> Callable[..., Any]:
-    """Runs ``tinker -f json`` and reads what it prints, of ``train`` the last line; it must succeed."""
+    """Run ``tinker -f json`` and reads what it prints, of ``train`` the last line; it must succeed."""
 
     def ask(*arguments: str, **how: Any) -> Any:
         result = call("-f", "json", *arguments, **how)
@@ -85,7 +85,7 @@ def ask(call: Call) -> Callable[..., Any]:
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """An application on a port; its URL. Connections wait until it is up."""
+    """Yield an application on a port; its URL. Connections wait until it is up."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -97,13 +97,13 @@ def served(app: Any) -> Iterator[str]:
 
 @pytest.fixture
 def serve_app() -> Callable[[Any], AbstractContextManager[str]]:
-    """Puts an application on a port for the length of a block."""
+    """Put an application on a port for the length of a block."""
     return served
 
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts a server that answers one path, by its end, with a status and a body, and everything else as usual; its URL."""
+    """Start a server that answers one path, by its end, with a status and a body, and everything else as usual; its URL."""
     with ExitStack() as stack:
 
         def start(path: str, status: int, body: object = None, *, method: str = "GET", settings: Settings | None = None) -> str:

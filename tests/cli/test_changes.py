@@ -20,7 +20,7 @@ Ask = Callable[..., Any]
 
 
 def left(server: str, run: Any) -> set[str]:
-    """The paths of the checkpoints that a run has."""
+    """Return the paths of the checkpoints that a run has."""
     found = tinker.RestClient(base_url=server).list_checkpoints(run.run_id).result(10).checkpoints
     return {checkpoint.tinker_path for checkpoint in found}
 

@@ -19,7 +19,7 @@ PRICES = '["tinker/toy"]\ntrain = 3\nprefill = 1\nsample = 2\n'
 
 @pytest.fixture
 def examples(tmp_path: Path) -> str:
-    """A file of five examples with 5, 6, 7, 8 and 9 tokens, of which each trains one less."""
+    """Return a file of five examples with 5, 6, 7, 8 and 9 tokens, of which each trains one less."""
     file = tmp_path / "examples.jsonl"
     file.write_text("".join(json.dumps({"tokens": list(range(1, 6 + extra))}) + "\n" for extra in range(5)))
     return str(file)

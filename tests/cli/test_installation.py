@@ -22,7 +22,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """A package that two distributions claim."""
+    """Return a package that two distributions claim."""
     for name, version in (("tinker", DISTRIBUTION_VERSION), ("another-tinker", "0.38.0")):
         info = tmp_path / "site" / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def run_pytest(folder: Path, conftest: str) -> str:
-    """The output of a run of pytest with the plugin."""
+    """Return the output of a run of pytest with the plugin."""
     (folder / "conftest.py").write_text(conftest)
     (folder / "test_it.py").write_text("def test_nothing():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]

@@ -118,7 +118,7 @@ def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers:
 
 @pytest.fixture
 def ended() -> Iterator[str]:
-    """The address of a server whose model says "hi", a special token and "!", and ends with the token that ends a text."""
+    """Yield the address of a server whose model says "hi", a special token, "!" and the token that ends a text."""
     pytest.importorskip("transformers")
     end = load("tinker/toy").eos_token_id
     with toy_server() as server, server.on_port() as url:

@@ -37,7 +37,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def read_only(run: Any) -> list[list[str]]:
-    """A call of every command that changes nothing and needs no account."""
+    """Return a call of every command that changes nothing and needs no account."""
     return [
         ["version"],
         ["auth", "status"],
@@ -70,7 +70,7 @@ def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
 
 
 def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: Sequence[tuple[str, str]] = ()) -> str:
-    """What a terminal of so many columns is sent by the commands, one after the other in one process.
+    """Return what a terminal of so many columns is sent by the commands, one after the other in one process.
 
     ``typed`` is what is typed once a text has appeared, in this order. As a program may show a text before it reads, what was
     typed last is typed again for as long as nothing happens.
@@ -117,7 +117,7 @@ def read(terminal: int) -> bytes:
 
 
 def show_screen(call: list[str], folder: Path) -> list[str]:
-    """The lines that a command leaves on a terminal of 100 columns, with everything that scrolled away."""
+    """Return the lines that a command leaves on a terminal of 100 columns, with everything that scrolled away."""
     screen = pyte.Screen(100, 500)
     screen.set_mode(pyte.modes.LNM)
     pyte.Stream(screen).feed(show_on_terminal([call], 100, folder))

@@ -35,7 +35,7 @@ Write = Callable[..., TokenizerSource]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a tokenizer's files, with changes to those of the packaged model."""
+    """Write a tokenizer's files, with changes to those of the packaged model."""
 
     def make(settings: dict[str, Any], tokenizer: dict[str, Any], model_type: str | None = "llama") -> TokenizerSource:
         pytest.importorskip("tokenizers")

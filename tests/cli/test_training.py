@@ -39,7 +39,7 @@ def data(tmp_path: Path) -> str:
 
 @pytest.fixture
 def disturbed(serve_app: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Puts a server on a port that calls a function before the n-th request of a path; what it returns is the answer."""
+    """Put a server on a port that calls a function before the n-th request of a path; what it returns is the answer."""
 
     @contextmanager
     def start(path: str, number: int, disturb: Callable[[], int | None]) -> Iterator[str]:
@@ -285,7 +285,7 @@ def test_a_byte_order_mark(ask: Ask, call: Call, tmp_path: Path) -> None:
 
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[str]:
-    """The address of a server whose model takes 32 tokens."""
+    """Yield the address of a server whose model takes 32 tokens."""
     with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=32)) as url:
         yield url
 

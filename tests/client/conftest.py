@@ -218,7 +218,7 @@ def silent_transport() -> Silent:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[State]:
-    """The server's state, with a folder for this test only."""
+    """Yield the server's state, with a folder for this test only."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0, gap_seconds=0.2))
     yield state
     state.close()
@@ -226,7 +226,7 @@ def state(tmp_path: Path) -> Iterator[State]:
 
 @pytest.fixture
 def wire(state: State) -> Iterator[Wire]:
-    """The transport to that server."""
+    """Yield the transport to that server."""
     wire = Wire(create_app(state))
     yield wire
     unused = [fault.operation for fault in wire.faults if fault.times > 0]
@@ -236,7 +236,7 @@ def wire(state: State) -> Iterator[Wire]:
 
 @pytest.fixture
 def clock() -> SteppedClock:
-    """The client's clock."""
+    """Return the client's clock."""
     return SteppedClock()
 
 
@@ -257,13 +257,13 @@ def connect(wire: Wire, clock: SteppedClock) -> Iterator[Callable[..., tinker.Se
 
 @pytest.fixture
 def service(connect: Callable[..., tinker.ServiceClient]) -> tinker.ServiceClient:
-    """A service client on the transport."""
+    """Return a service client on the transport."""
     return connect()
 
 
 @pytest.fixture
 def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
-    """A training client that is ready."""
+    """Return a training client that is ready."""
     return service.create_lora_training_client("tinker/toy", rank=4).result(10)
 
 
@@ -299,12 +299,12 @@ def restart(wire: Wire, clock: SteppedClock, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.fixture
 def silent(wire: Wire, connect: Callable[..., tinker.ServiceClient]) -> tinker.TrainingClient:
-    """A run on a server that does not report which losses it computes."""
+    """Return a run on a server that does not report which losses it computes."""
     wire.answer("client/config", lambda *_: httpx.Response(200, json={}))
     return connect().create_lora_training_client("tinker/toy", rank=4).result(10)
 
 
 @pytest.fixture
 def ca_file(tmp_path: Path) -> Path:
-    """The certificate of the authority that signs the certificates of servers and proxies."""
+    """Return the certificate of the authority that signs the certificates of servers and proxies."""
     return write_authority(tmp_path)

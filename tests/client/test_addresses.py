@@ -39,14 +39,14 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server at 127.0.0.1, reached by name."""
+    """Yield a server at 127.0.0.1, reached by name."""
     with toy_server(tmp_path / "server") as server, server.on_port() as url:
         yield url.replace("127.0.0.1", NAME)
 
 
 @contextlib.contextmanager
 def swallowing(address: str, port: int) -> Iterator[None]:
-    """An address that never responds, because the backlog of its listener is full."""
+    """Yield an address that never responds, because the backlog of its listener is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind((address, port))

@@ -25,7 +25,7 @@ MakeDatum = Callable[..., tinker.Datum]
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A sampler of the toy model."""
+    """Return a sampler of the toy model."""
     return service.create_sampling_client(base_model="tinker/toy")
 
 

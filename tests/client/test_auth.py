@@ -29,7 +29,7 @@ def keys_of(wire: Any) -> list[str | None]:
 
 @pytest.fixture
 def tokens(wire: Any) -> list[str]:
-    """A server that exchanges the key for these tokens, in order."""
+    """Return a server that exchanges the key for these tokens, in order."""
     made = [jwt(number) for number in range(5)]
     wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
     return made

@@ -63,7 +63,7 @@ class Store(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 def store(wire: Any) -> Iterator[Store]:
-    """The object store."""
+    """Yield the object store."""
     store = Store(wire)
     yield store
     assert not store.answers

@@ -19,7 +19,7 @@ TRAINING, SAMPLING = "http://server training", "http://server sampling"
 
 @pytest.fixture
 def breaker(clock: Any) -> tinker.CircuitBreaker:
-    """A breaker that opens after three failures."""
+    """Return a breaker that opens after three failures."""
     return tinker.CircuitBreaker(failures=3, reset_seconds=30, clock=lambda: clock.now)
 
 
@@ -30,7 +30,7 @@ def guarded(connect: Connect, breaker: tinker.CircuitBreaker) -> tinker.ServiceC
 
 @pytest.fixture
 def run(guarded: tinker.ServiceClient) -> tinker.TrainingClient:
-    """A training client with a breaker, ready for use."""
+    """Return a training client with a breaker, ready for use."""
     return guarded.create_lora_training_client("tinker/toy", rank=4).result(10)
 
 

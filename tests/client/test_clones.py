@@ -24,7 +24,7 @@ PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A ready sampling client for the base model."""
+    """Return a ready sampling client for the base model."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
@@ -74,7 +74,7 @@ def test_pickles_and_handles_hold_no_credential(sampler: tinker.SamplingClient) 
 
 @pytest.fixture
 def live_server(tmp_path: Path) -> Iterator[str]:
-    """A server that other processes can reach; it requires a key."""
+    """Yield a server that other processes can reach; it requires a key."""
     with running_server(Settings(data_dir=tmp_path, api_key="tml-live"), "toy") as url:
         yield url
 

@@ -16,7 +16,7 @@ RESULT = {"sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-0.5
 
 @pytest.fixture
 def sampler(connect: Callable[..., tinker.ServiceClient], wire: Any) -> tinker.SamplingClient:
-    """A sampler on a server that reports completions."""
+    """Return a sampler on a server that reports completions."""
     wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
     return connect().create_sampling_client(base_model="tinker/toy").result(10)
 

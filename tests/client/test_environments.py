@@ -58,14 +58,14 @@ def test_a_notebook(service: tinker.ServiceClient) -> None:
 
 @pytest.fixture(scope="module")
 def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that other processes can reach; it requires a key."""
+    """Yield a server that other processes can reach; it requires a key."""
     with running_server(Settings(data_dir=tmp_path_factory.mktemp("server"), api_key=KEY), "toy") as url:
         yield url
 
 
 @pytest.fixture
 def live(live_server: str) -> Iterator[tinker.ServiceClient]:
-    """A client of that server."""
+    """Yield a client of that server."""
     with tinker.ServiceClient(base_url=live_server, api_key=KEY) as service:
         yield service
 

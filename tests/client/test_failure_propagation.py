@@ -31,7 +31,7 @@ FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
 
 
 def far(datum: tinker.Datum) -> tinker.Datum:
-    """A datum that every server accepts and that fails when it runs, as its token is outside every vocabulary."""
+    """Return a datum that every server accepts and that fails when it runs, as its token is outside every vocabulary."""
     return attrs.evolve(datum, model_input=FAR)
 
 
@@ -47,7 +47,7 @@ def failing_loss(data: Any, logprobs: Any) -> Any:
 
 @pytest.fixture
 def training(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> tinker.TrainingClient:
-    """A run whose first request, numbered 1, has settled the form of its requests."""
+    """Return a run whose first request, numbered 1, has settled the form of its requests."""
     training.forward([datum()], "cross_entropy").result(10)
     wire.exchanges.clear()
     return training

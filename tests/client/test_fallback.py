@@ -68,7 +68,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server with TLS."""
+    """Yield a server with TLS."""
     with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context("h2", "http/1.1")) as url:
         yield url
 

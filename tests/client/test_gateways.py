@@ -50,7 +50,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A running proxy in front of a running server; no environment variable names it yet."""
+    """Yield a running proxy in front of a running server; no environment variable names it yet."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     settings = Settings(data_dir=tmp_path, allowed_hosts=[str(urlsplit(HOST).hostname)])

@@ -20,21 +20,21 @@ Make = Callable[..., tinker.ServiceClient]
 
 @pytest.fixture(params=["httpx", "httpx2"])
 def library(request: pytest.FixtureRequest) -> ModuleType:
-    """The library of the client."""
+    """Return the library of the client."""
     pytest.importorskip(request.param)
     return importlib.import_module(request.param)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    """A server on a port."""
+    """Yield a server on a port."""
     with toy_server(tmp_path / "server") as server:
         yield server
 
 
 @pytest.fixture
 def url(server: FaultyServer) -> Iterator[str]:
-    """The server's address."""
+    """Yield the server's address."""
     with server.on_port() as url:
         yield url
 

@@ -23,13 +23,13 @@ ADAM = tinker.AdamParams(learning_rate=0.05)
 
 @pytest.fixture
 def service(connect: Connect) -> tinker.ServiceClient:
-    """A service client with a project, metadata and a display name."""
+    """Return a service client with a project, metadata and a display name."""
     return connect(user_metadata={"team": "red"}, display_name="nightly", project_id="proj-1")
 
 
 @pytest.fixture
 def rest(service: tinker.ServiceClient) -> tinker.RestClient:
-    """The REST client of the service."""
+    """Return the REST client of the service."""
     return service.create_rest_client()
 
 
@@ -170,7 +170,7 @@ def test_audit_log_and_billing(service: tinker.ServiceClient, training: tinker.T
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Iterator[State]:
-    """The state of a server that requires exchanged keys and uploaded losses."""
+    """Yield the state of a server that requires exchanged keys and uploaded losses."""
     config = models.ClientConfigResponse(pjwt_auth_enabled=True, custom_loss_server_side=True)
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, client_config=config))
     yield state
@@ -182,7 +182,7 @@ class TestServerThatAsks:
 
     @pytest.fixture
     def state(self, asking: State) -> State:
-        """The state of the server behind the transport."""
+        """Return the state of the server behind the transport."""
         return asking
 
     def test_whoami(self, rest: tinker.RestClient) -> None:

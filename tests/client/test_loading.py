@@ -72,7 +72,7 @@ class SlowServer:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[SlowServer]:
-    """A server whose engine does not open before ``may_open``."""
+    """Yield a server whose engine does not open before ``may_open``."""
     loading = CountedLoading()
 
     def open_engine() -> ToyEngine:
@@ -92,7 +92,7 @@ def slow(tmp_path: Path) -> Iterator[SlowServer]:
 
 @pytest.fixture
 def client(slow: SlowServer, clock: SteppedClock) -> Iterator[tinker.ServiceClient]:
-    """A client of that server."""
+    """Yield a client of that server."""
     service = tinker.ServiceClient(
         base_url="local://", transport=slow.transport, clock=clock.clock(), observers=[slow.observe], patience_seconds=10
     )

@@ -53,7 +53,7 @@ def nameable(name: str) -> bool:
 
 @pytest.fixture(scope="module", params=["http", "httpx"])
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.TrainingClient]:
-    """A run on a server behind either HTTP engine: on a port, and in this process."""
+    """Yield a run on a server behind either HTTP engine: on a port, and in this process."""
     state = State(ToyEngine, Settings(data_dir=tmp_path_factory.mktemp("server"), hold_seconds=0.2))
     if request.param == "http":
         with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url) as service:
@@ -67,7 +67,7 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def rest(training: tinker.TrainingClient) -> tinker.RestClient:
-    """The REST client of the run's server."""
+    """Return the REST client of the run's server."""
     return tinker.RestClient(training._run.runtime)
 
 

@@ -25,13 +25,13 @@ PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop="END")
 
 @pytest.fixture(params=["official", "skyrl", "minimal-json", "strict", "plain-json"])
 def profile(request: pytest.FixtureRequest) -> str:
-    """The imitated server."""
+    """Return the imitated server."""
     return str(request.param)
 
 
 @pytest.fixture
 def state(tmp_path: Path, profile: str) -> Iterator[State]:
-    """The state of a server that imitates another."""
+    """Yield the state of a server that imitates another."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, profile=profile))
     yield state
     state.close()

@@ -20,7 +20,7 @@ KINDS = ("http", "https", "socks5", "socks5h")
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    """A server under a name that only the proxy can resolve."""
+    """Yield a server under a name that only the proxy can resolve."""
     with toy_server(tmp_path / "server") as server:
         yield server
 
@@ -60,7 +60,7 @@ class Way:
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, server: FaultyServer, ca_file: Path) -> Iterator[Way]:
-    """A route through a kind of proxy to a server with a scheme; for ``https``, with a protocol."""
+    """Yield a route through a kind of proxy to a server with a scheme; for ``https``, with a protocol."""
     kind, scheme, *protocols = request.param.split()
     context = server_context(*protocols, names=(HOST, "localhost")) if scheme == "https" else None
     proxy_context = server_context("http/1.1", names=("localhost",)) if kind == "https" else None

@@ -174,7 +174,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.TrainingClient]:
-    """A monitor, and a run to watch."""
+    """Return a monitor, and a run to watch."""
     service = connect(observers=[heard])
     training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": "2"}).result(10)
     return RecoveryMonitor(RecoveryExecutor(service, on_recovery=heard.note), poll_seconds=POLL_SECONDS), training

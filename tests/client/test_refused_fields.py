@@ -23,13 +23,13 @@ def refusal(*names: str, kind: str = "extra_forbidden") -> dict[str, Any]:
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A sampler that is ready."""
+    """Return a sampler that is ready."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
 @pytest.fixture
 def wire(wire: Any) -> Any:
-    """A transport that accepts bodies without refused fields, which are outside the contract."""
+    """Yield a transport that accepts bodies without refused fields, which are outside the contract."""
     yield wire
     wire.judge.bad_requests[:] = [one for one in wire.judge.bad_requests if not one.endswith("is a required property")]
 

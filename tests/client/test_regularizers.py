@@ -50,23 +50,23 @@ def add(datum: tinker.Datum, **inputs: Any) -> tinker.Datum:
 
 
 def total(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """A base in torch: the negative sum of all log-probabilities."""
+    """Return a base in torch: the negative sum of all log-probabilities."""
     return -torch.stack([part.sum() for part in logprobs]).sum(), {"mine": 4.0}
 
 
 def squares(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """A term in torch."""
+    """Return a term in torch."""
     return torch.stack([part.square().sum() for part in logprobs]).sum(), {"datums": len(data)}
 
 
 @tinker.with_gradients
 def squares_in_numpy(data: Any, logprobs: Any) -> Any:
-    """The same, without torch."""
+    """Return the same, without torch."""
     return sum((part**2).sum() for part in logprobs), [2 * part for part in logprobs], {"datums": len(data)}
 
 
 async def squares_later(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    """The same, as a coroutine."""
+    """Return the same, as a coroutine."""
     return squares(data, logprobs)
 
 

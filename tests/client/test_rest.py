@@ -86,7 +86,7 @@ CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
 
 @pytest.fixture
 def rest(wire: Any, clock: Any) -> Rest:
-    """A REST client on the transport."""
+    """Return a REST client on the transport."""
     return Rest(base_url="http://server", api_key="tml-secret", transport=wire, clock=clock.clock())
 
 
@@ -347,7 +347,7 @@ def test_constructing_sends_nothing(wire: Any) -> None:
 
 @pytest.fixture
 def connected(service: tinker.ServiceClient) -> Rest:
-    """The REST client of a service."""
+    """Return the REST client of a service."""
     return service.create_rest_client()
 
 

@@ -25,7 +25,7 @@ EMPTY = {"sessions": []}
 
 @pytest.fixture
 def rest(connect: Connect) -> Rest:
-    """A REST client whose own headers have one that calls may replace."""
+    """Return a REST client whose own headers have one that calls may replace."""
     return connect(default_headers_overrides={"X-Team": "everyone"}).create_rest_client()
 
 

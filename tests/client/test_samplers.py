@@ -21,7 +21,7 @@ BARE = {"sequences": [{"stop_reason": "stop", "tokens": [1], "logprobs": [-0.5]}
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A sampler of the toy model."""
+    """Return a sampler of the toy model."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 

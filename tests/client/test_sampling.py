@@ -21,7 +21,7 @@ PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 
 @pytest.fixture
 def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A ready sampling client for the base model."""
+    """Return a ready sampling client for the base model."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 

@@ -70,13 +70,13 @@ class GatedEngine(ToyEngine):
 
 @pytest.fixture
 def engine() -> GatedEngine:
-    """An engine that waits."""
+    """Return an engine that waits."""
     return GatedEngine()
 
 
 @pytest.fixture
 def gated(engine: GatedEngine, tmp_path: Path) -> Iterator[State]:
-    """A server with that engine."""
+    """Yield a server with that engine."""
     state = State(lambda: engine, Settings(data_dir=tmp_path / "gated"))
     yield state
     engine.gate.set()
@@ -85,7 +85,7 @@ def gated(engine: GatedEngine, tmp_path: Path) -> Iterator[State]:
 
 @pytest.fixture(params=["in this process", "over HTTP"])
 def sampler(request: pytest.FixtureRequest, gated: State) -> Iterator[tinker.SamplingClient]:
-    """A client of that server, over either transport."""
+    """Yield a client of that server, over either transport."""
     if request.param == "over HTTP":
         with serve_in_thread(gated) as url, tinker.ServiceClient(base_url=url, api_key="tml-key") as service:
             yield service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -196,7 +196,7 @@ DONE = event(type="done")
 
 @pytest.fixture
 def client(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """A client on the transport."""
+    """Return a client on the transport."""
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 

@@ -99,7 +99,7 @@ def test_a_server_without_telemetry_is_not_retried(connect: Connect, wire: Any, 
 
 @pytest.fixture
 def telemetry(connect: Connect) -> Telemetry:
-    """The reporter of a client whose session has begun, which is its first event."""
+    """Return the reporter of a client whose session has begun, which is its first event."""
     service = connect(telemetry=True, api_key=KEY)
     service.create_lora_training_client("tinker/toy").result(10)
     found = service.get_telemetry()

@@ -24,7 +24,7 @@ OTHERS = "another server's way"
 
 @pytest.fixture
 def rest(service: tinker.ServiceClient) -> tinker.RestClient:
-    """Reads on the transport."""
+    """Read on the transport."""
     return service.create_rest_client()
 
 

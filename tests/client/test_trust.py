@@ -28,7 +28,7 @@ STRANGERS = trustme.CA(organization_name="Strangers")
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A client certificate of that authority with its private key, in one file."""
+    """Return a client certificate of that authority with its private key, in one file."""
     path = tmp_path / "client.pem"
     authority().issue_cert("client").private_key_and_cert_chain_pem.write_to_path(str(path))
     return path
@@ -36,7 +36,7 @@ def bundle(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def serving(folder: Path, context: ssl.SSLContext | None) -> Iterator[str]:
-    """A server with these certificates."""
+    """Yield a server with these certificates."""
     with toy_server(folder / "server") as server, server.on_port(ssl_context=context) as url:
         yield url
 
@@ -60,7 +60,7 @@ def mutual(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) ->
 
 @contextlib.contextmanager
 def refusing(context: ssl.SSLContext) -> Iterator[str]:
-    """A server that sends the alerts of OpenSSL, which asyncio does not send."""
+    """Yield a server that sends the alerts of OpenSSL, which asyncio does not send."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ def round_trips(service: tinker.ServiceClient) -> None:
 
 
 def unsendable(datum: MakeDatum) -> tinker.Datum:
-    """A datum that passes the checks on the user's line and fails while it is encoded."""
+    """Return a datum that passes the checks on the user's line and fails while it is encoded."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
     broken = datum([1, 2, 3])
     chunks = [pointer, *tinker.ModelInput.from_ints([1, 2]).chunks]

@@ -49,19 +49,19 @@ class Door(httpx.AsyncBaseTransport):
 
 @pytest.fixture
 def door(wire: Any) -> Door:
-    """The transport to the server."""
+    """Return the transport to the server."""
     return Door(wire)
 
 
 @pytest.fixture
 def service(door: Door, connect: Connect) -> tinker.ServiceClient:
-    """A service client on that transport."""
+    """Return a service client on that transport."""
     return connect(transport=door)
 
 
 @pytest.fixture
 def adapter(service: tinker.ServiceClient, tmp_path: Path, datum: Callable[..., tinker.Datum]) -> Path:
-    """A folder with an adapter that was trained one step."""
+    """Return a folder with an adapter that was trained one step."""
     training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(tinker.AdamParams(learning_rate=0.1))

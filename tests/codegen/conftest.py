@@ -44,19 +44,19 @@ def importable(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def loaded_document() -> Any:
-    """The small contract, read once."""
+    """Return the small contract, read once."""
     return importlib.import_module("codegen.files").load(FIXTURE)
 
 
 @pytest.fixture
 def document(loaded_document: Any) -> Any:
-    """The small contract that has every construct, fresh for each test."""
+    """Return the small contract that has every construct, fresh for each test."""
     return copy.deepcopy(loaded_document)
 
 
 @pytest.fixture(scope="session")
 def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iterator[ModuleType]:
-    """The package generated from the small contract."""
+    """Yield the package generated from the small contract."""
     folder = tmp_path_factory.mktemp("generated")
     assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(loaded_document), folder / "pet_wire") == []
     with importable(folder):
@@ -67,13 +67,13 @@ def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iter
 
 @pytest.fixture(scope="session")
 def contract() -> Any:
-    """The small contract with a form, read once."""
+    """Return the small contract with a form, read once."""
     return importlib.import_module("codegen.files").load(FORMS)
 
 
 @pytest.fixture(scope="session")
 def uploads(tmp_path_factory: pytest.TempPathFactory, contract: Any) -> Iterator[ModuleType]:
-    """The package generated from the contract with a form."""
+    """Yield the package generated from the contract with a form."""
     folder = tmp_path_factory.mktemp("generated")
     assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(contract), folder / "upload_wire") == []
     with importable(folder):

@@ -54,7 +54,7 @@ def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
 
 @pytest.fixture
 def clients(document: Any, tmp_path: Path) -> Any:
-    """The methods of a small document to which one operation and a few methods were added."""
+    """Yield the methods of a small document to which one operation and a few methods were added."""
     paths = document["paths"]
     paths["/api/v1/pets/{pet_id}/walks"] = {
         "get": {

@@ -40,7 +40,7 @@ def _find(state):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A small client, server and tests of the small contract."""
+    """Return a small client, server and tests of the small contract."""
     for name, source in SOURCES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -302,7 +302,7 @@ EVENT = {"type": "object", "required": ["data"], "properties": {"data": DATA}}
 
 
 def stream(schema: object) -> dict[str, object]:
-    """An answer that is a stream of such events."""
+    """Return an answer that is a stream of such events."""
     return {"description": "x", "content": {"text/event-stream": {"schema": schema}}}
 
 
@@ -598,7 +598,7 @@ def test_every_refusal_is_named_at_once(document: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project whose contract is the small one."""
+    """Return a project whose contract is the small one."""
     shutil.copy(FIXTURE, tmp_path / "openapi.yaml")
     return tmp_path
 

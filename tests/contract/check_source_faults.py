@@ -11,7 +11,7 @@ from support.source_faults import SOURCE_FAULTS
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProjectCopy]:
-    """A copy of the project."""
+    """Yield a copy of the project."""
     copied = ProjectCopy(tmp_path_factory.mktemp("faulty"))
     yield copied
     copied.close()

@@ -13,11 +13,11 @@ from support.judge import strict_contract
 
 @pytest.fixture(scope="session")
 def document() -> dict[str, Any]:
-    """The parsed openapi.yaml, read once; tests must not change it."""
+    """Return the parsed openapi.yaml, read once; tests must not change it."""
     return strict_contract().document
 
 
 @pytest.fixture(scope="session")
 def contract() -> Contract:
-    """The contract, which also parses protobuf bodies."""
+    """Return the contract, which also parses protobuf bodies."""
     return strict_contract()

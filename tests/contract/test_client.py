@@ -74,7 +74,7 @@ def training(place: Place) -> None:
 
 
 def total(logprobs: Any, weights: Any) -> tuple[Any, dict[str, Any]]:
-    """A loss that can be traced."""
+    """Return a loss that can be traced."""
     loss = -(logprobs * weights).sum()
     return loss, {"custom/nll:sum": loss}
 
@@ -244,7 +244,7 @@ SCENARIOS = [
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """The judge after all scenarios, on a server with every optional demand on a client."""
+    """Return the judge after all scenarios, on a server with every optional demand on a client."""
     folder = tmp_path_factory.mktemp("place")
     wishes = models.ClientConfigResponse(
         pjwt_auth_enabled=True,
@@ -321,7 +321,7 @@ class Clumsy(httpx.AsyncBaseTransport):
 
 
 def again(request: httpx.Request, content: bytes, *, path: str | None = None, **headers: str | None) -> httpx.Request:
-    """A request with another content, path or header (None: without it)."""
+    """Return a request with another content, path or header (None: without it)."""
     kept = {name: value for name, value in request.headers.items() if name != "content-length"}
     given = kept | {name.replace("_", "-"): value for name, value in headers.items()}
     url = request.url if path is None else request.url.copy_with(raw_path=path.encode())
@@ -329,7 +329,7 @@ def again(request: httpx.Request, content: bytes, *, path: str | None = None, **
 
 
 def body(change: Callable[[dict[str, Any]], object]) -> Callable[[httpx.Request, bytes], httpx.Request]:
-    """Changes the JSON of a request."""
+    """Change the JSON of a request."""
 
     def apply(request: httpx.Request, content: bytes) -> httpx.Request:
         value = json.loads(content)

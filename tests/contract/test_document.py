@@ -194,7 +194,7 @@ def test_every_body_has_an_example(document: dict[str, Any]) -> None:
 
 
 def json_contents(operation: Any, document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The JSON forms of an operation's request and of its successes."""
+    """Yield the JSON forms of an operation's request and of its successes."""
     responses = operation["responses"].items()
     bodies = [("request", operation.get("requestBody", {}))] + [
         (status, node) for status, node in responses if status[0] == "2"

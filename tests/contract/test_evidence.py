@@ -46,7 +46,7 @@ SUBMITS = frozenset(name for name, row in OPERATIONS.items() if row.reply is mod
 
 
 def promised(exchange: Exchange, contract: Contract) -> str | None:
-    """The type of the result that an exchange fetches, where its submission is recorded too."""
+    """Return the type of the result that an exchange fetches, where its submission is recorded too."""
     request_id = (exchange.request.json or {}).get("request_id", "")
     submitted = promises().get((exchange.file, request_id))
     if submitted is None or not exchange.path.endswith("/retrieve_future"):

@@ -124,7 +124,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Grown:
 
 @pytest.fixture(scope="module")
 def told(grown: Grown) -> Any:
-    """The output of a program on the copy: its client, its server, and a judge between them."""
+    """Return the output of a program on the copy: its client, its server, and a judge between them."""
     return json.loads(grown.run(SCRIPT, *NAMES).splitlines()[-1])
 
 

@@ -167,7 +167,7 @@ def test_a_wrong_first_release_is_found(document: Any) -> None:
 
 
 def messages_of_ours() -> dict[str, Any]:
-    """The messages and enums of tinker_public.proto."""
+    """Return the messages and enums of tinker_public.proto."""
     described = descriptor_pb2.FileDescriptorProto()
     next(iter(google_messages().values())).DESCRIPTOR.file.CopyToProto(described)
     return describe_messages(described)

@@ -57,7 +57,7 @@ def owned(exchange: Exchange) -> Exchange:
 
 
 def json_accepted(exchange: Exchange) -> Exchange:
-    """An answer in JSON would do."""
+    """Return an answer in JSON would do."""
     headers = {**exchange.request.headers, "accept": "application/json"}
     return attrs.evolve(exchange, request=attrs.evolve(exchange.request, headers=headers))
 
@@ -117,14 +117,14 @@ OUT_OF_ORDER = {
 
 
 def first_beat(recorded: list[Exchange]) -> list[Exchange]:
-    """A heartbeat beyond the recorded ones, right after the session began: a server may end sessions that are silent."""
+    """Return a heartbeat beyond the recorded ones, right after the session began: a server may end sessions that are silent."""
     beats = [one for one in recorded if one.path == f"{API}session_heartbeat"]
     begins = next((one for one in recorded if one.path == f"{API}create_session"), None)
     return [attrs.evolve(beats[0], place=begins.place)] if beats and begins is not None else []
 
 
 def played(file: str) -> list[Exchange]:
-    """The exchanges of a file as they are expected of this client."""
+    """Return the exchanges of a file as they are expected of this client."""
     found = {number(one): one for one in exchanges() if one.file == file and one.path.removeprefix(API) not in NEVER}
     for difference in DIFFERENCES:
         for place in difference.numbers if difference.file == file else ():
@@ -139,7 +139,7 @@ def played(file: str) -> list[Exchange]:
 
 
 def drawn(operation: str, value: Body) -> Body:
-    """A clone's numbers count from one that was drawn."""
+    """Return a clone's numbers count from one that was drawn."""
     number_of_clone = value.get("seq_id", 0) // 10**9
     return {**value, "seq_id": value["seq_id"] % 10**9, "clone": number_of_clone > 0} if operation == "asample" else value
 
@@ -152,7 +152,7 @@ def reported(operation: str, value: Body) -> Body:
 
 
 def of_today(operation: str, value: Body) -> Body:
-    """The body of an older client as clients of today say it: with every default, without nulls."""
+    """Return the body of an older client as clients of today say it: with every default, without nulls."""
     kind = OPERATIONS[strict_contract().find("POST", API + operation).id].body
     assert kind is not None
     record: Body = msgspec.json.decode(msgspec.json.encode(read_body(json.dumps(value).encode(), kind)))
@@ -161,7 +161,7 @@ def of_today(operation: str, value: Body) -> Body:
 
 
 def single_precision(value: Any) -> Any:
-    """The value with the numbers of float32 tensors as what float32 makes of them."""
+    """Return the value with the numbers of float32 tensors as what float32 makes of them."""
     if isinstance(value, list):
         return list(map(single_precision, value))
     if not isinstance(value, dict):
@@ -210,7 +210,7 @@ CIRCUMSTANCES = {
 
 
 def play(file: str, recorded: list[Exchange], folder: Path) -> Replay:
-    """The recording after all calls of its file."""
+    """Return the recording after all calls of its file."""
     where = CIRCUMSTANCES.get(file, Circumstances())
     settings: Mapping[str, Reply] = {"client/config": (200, where.settings)} if where.settings else {}
     replay = Replay(recorded, where.normal, {**where.beyond, **settings}, where.token_seconds)

@@ -92,7 +92,7 @@ def quick_state(folder: Path) -> State:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ASGIApp]:
-    """A server that waits for nothing, with a key."""
+    """Yield a server that waits for nothing, with a key."""
     state = quick_state(tmp_path_factory.mktemp("server"))
     yield create_app(state)
     state.close()
@@ -156,7 +156,7 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int
 
 
 def linked(operation: str, answer: dict[str, Any], target: str) -> dict[str, Any]:
-    """The body fields that the answer to one operation gives to another one, by the link between them."""
+    """Return the body fields that the answer to one operation gives to another one, by the link between them."""
     contract = strict_contract()
     (link,) = [one for one in contract.operations[operation].response(200)["links"].values() if one["operationId"] == target]
     return {name: answer[where.removeprefix("$response.body#/")] for name, where in link["requestBody"].items()}
@@ -182,7 +182,7 @@ EXAMPLE = {
 
 
 def begin() -> str:
-    """A session with a model, whose id is returned, and a sampler."""
+    """Return a session with a model, whose id is returned, and a sampler."""
     fuzzing.KNOWN.clear()
     session = made("create_session", tags=[], sdk_version="1")["session_id"]
     promise = made("create_model", session_id=session, model_seq_id=0, base_model="tinker/toy", lora_config={"rank": 2})
@@ -191,14 +191,14 @@ def begin() -> str:
 
 
 def request(operation: str, body: object = NOT_SET, media_type: str | None = None) -> Any:
-    """The answer to one request of our own."""
+    """Return the answer to one request of our own."""
     row = OPERATIONS[operation]
     case = everything[row.path][row.method].Case(body=body, media_type=media_type, headers={"X-API-Key": KEY})
     return case.call()
 
 
 def made(operation: str, **body: Any) -> dict[str, Any]:
-    """The answer to a request that must succeed."""
+    """Return the answer to a request that must succeed."""
     answer = request(operation, body, "application/json")
     assert answer.status_code == 200, answer.content
     return dict(answer.json())
@@ -228,7 +228,7 @@ def test_encoded_messages_reach_a_model() -> None:
 
 @pytest.fixture(scope="module")
 def kit_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, Report]:
-    """A run of the conformance kit with all checks: what the judge saw, and the report."""
+    """Return a run of the conformance kit with all checks: what the judge saw, and the report."""
     judge = Judge()
     chosen = Settings(
         data_dir=tmp_path_factory.mktemp("server"),
@@ -277,7 +277,7 @@ def test_every_operation_is_answered_with_success(judged: Judge) -> None:
 
 
 def tampered(app: ASGIApp, path: str, change: Callable[[Message], None]) -> ASGIApp:
-    """The application with changed successful answers at one path."""
+    """Return the application with changed successful answers at one path."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def changed(message: Message) -> None:
@@ -303,7 +303,7 @@ def tampered(app: ASGIApp, path: str, change: Callable[[Message], None]) -> ASGI
 
 
 def body(change: Callable[[dict[str, Any]], object]) -> Callable[[Message], None]:
-    """Changes the JSON of an answer."""
+    """Change the JSON of an answer."""
 
     def apply(message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -315,7 +315,7 @@ def body(change: Callable[[dict[str, Any]], object]) -> Callable[[Message], None
 
 
 def status(number: int) -> Callable[[Message], None]:
-    """Changes the status of an answer."""
+    """Change the status of an answer."""
 
     def apply(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -325,7 +325,7 @@ def status(number: int) -> Callable[[Message], None]:
 
 
 def media_type(name: bytes) -> Callable[[Message], None]:
-    """Changes the media type of an answer."""
+    """Change the media type of an answer."""
 
     def apply(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The folder of the site."""
+    """Return the folder of the site."""
     return Path(os.environ["TINKER_DOCS_SITE"])
 
 
 def find_pages(site: Path, word: str, part: str) -> set[str]:
-    """The pages with this word in the given part of a section: its ``title`` or its ``text``."""
+    """Return the pages with this word in the given part of a section: its ``title`` or its ``text``."""
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     found = (one for one in entries if re.search(rf"\b{word}", one[part], re.IGNORECASE))
     return {one["location"].partition("#")[0].rstrip("/") for one in found}

@@ -42,7 +42,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def blocks_with_output(page: Path) -> Iterator[tuple[str, str | None]]:
-    """The Python blocks of a page, each with the output that the page shows below it: at once, or after a line "This prints:"."""
+    """Yield the Python blocks of a page, each with the output shown below it: at once, or after a line "This prints:"."""
     text = page.read_text()
     fences = list(FENCES.finditer(text))
     for fence, following in zip_longest(fences, fences[1:]):

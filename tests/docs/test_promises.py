@@ -29,7 +29,7 @@ def test_base_url_with_a_path(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def recording_proxy() -> Iterator[tuple[str, list[str]]]:
-    """A proxy that notes what it is asked for and has nothing."""
+    """Yield a proxy that notes what it is asked for and has nothing."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -73,7 +73,7 @@ def reference() -> str:
 
 
 def shown_names() -> set[str]:
-    """The words of the pages, and what the modules define that they show whole."""
+    """Return the words of the pages, and what the modules define that they show whole."""
     text = reference()
     words = set(re.findall(r"\w+", text))
     for path in re.findall(r"^::: (tinker[\w.]*)$", text, re.MULTILINE):

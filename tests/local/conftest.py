@@ -17,7 +17,7 @@ from tinker.local.state import State
 
 @pytest.fixture
 def make_api(tmp_path: Path) -> Iterator[MakeApi]:
-    """Makes servers with the toy engine (or those given) and the settings given; all are closed in the end."""
+    """Make servers with the toy engine (or those given) and the settings given; all are closed in the end."""
     made: list[Api] = []
 
     def make(
@@ -49,5 +49,5 @@ def _return(engine: ToyEngine) -> ToyEngine:
 
 @pytest.fixture
 def api(make_api: MakeApi) -> Api:
-    """A server with default settings."""
+    """Return a server with default settings."""
     return make_api()

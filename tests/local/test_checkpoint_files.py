@@ -40,13 +40,13 @@ def fill(folder: Path) -> None:
 
 @pytest.fixture
 def now() -> list[float]:
-    """The time as the server sees it."""
+    """Return the time as the server sees it."""
     return [100.0]
 
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, now: list[float]) -> Checkpoints:
-    """A folder of checkpoints."""
+    """Return a folder of checkpoints."""
     return open_checkpoints(tmp_path / "checkpoints", lambda: now[0])
 
 

@@ -24,7 +24,7 @@ LAST = 2 * STEPS + 2  # the number of the last request
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
-    """The disk of the servers."""
+    """Yield the disk of the servers."""
     disk = FullDisk(tmp_path / "data", monkeypatch)
     yield disk
     disk.stop()

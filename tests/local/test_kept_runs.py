@@ -26,7 +26,7 @@ RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would
 
 @pytest.fixture
 def kept(make_api: MakeApi) -> Api:
-    """A server with durability `step`."""
+    """Return a server with durability `step`."""
     return make_api(durability="step")
 
 

@@ -26,7 +26,7 @@ def prepared(datum: TrainingExample, name: str) -> Cells:
 
 
 def terms(name: str, config: dict[str, float], now: float, then: float, advantage: float) -> tuple[float, float]:
-    """The term of one token and its derivative by the token's logprob."""
+    """Return the term of one token and its derivative by the token's logprob."""
     _, options = resolve_loss(name, config)
     inputs = {"logprobs": torch.tensor([then]).double(), "advantages": torch.tensor([advantage]).double()}
     value, slope = LOSSES[name](torch, torch.tensor([now]).double(), inputs, options)

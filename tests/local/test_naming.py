@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def api(make_api: MakeApi, folder: Path) -> Api:
-    """A server whose model is a directory."""
+    """Return a server whose model is a directory."""
     return make_api(FolderEngine(folder))
 
 

@@ -32,19 +32,19 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model."""
+    """Return a small random model."""
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "random-llama")
 
 
 @pytest.fixture(scope="module")
 def engine(model_directory: Path) -> TorchEngine:
-    """An engine on that model."""
+    """Return an engine on that model."""
     return TorchEngine(model_directory, device="cpu")
 
 
 @pytest.fixture
 def service(engine: TorchEngine, tmp_path: Path) -> Iterator[tinker.ServiceClient]:
-    """A client of a server with that engine."""
+    """Yield a client of a server with that engine."""
     server = running_server(Settings(data_dir=tmp_path / "server"), engine)
     with server as url, tinker.ServiceClient(base_url=url, api_key="tml-key") as service:
         yield service

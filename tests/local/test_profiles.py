@@ -28,13 +28,13 @@ CREATE = {"model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank":
 
 @pytest.fixture
 def skyrl(make_api: MakeApi) -> Api:
-    """A server like SkyRL's."""
+    """Return a server like SkyRL's."""
     return make_api(profile="skyrl")
 
 
 @pytest.fixture
 def minimal(make_api: MakeApi) -> Api:
-    """A server with the JSON core only."""
+    """Return a server with the JSON core only."""
     return make_api(profile="minimal-json")
 
 

@@ -43,13 +43,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(source: Path) -> TorchEngine:
-    """The engine in this process."""
+    """Return the engine in this process."""
     return TorchEngine(source, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def two(source: Path) -> Iterator[ReplicatedEngine]:
-    """The engine of two processes."""
+    """Yield the engine of two processes."""
     engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2))
     assert isinstance(engine, ReplicatedEngine)
     yield engine
@@ -58,7 +58,7 @@ def two(source: Path) -> Iterator[ReplicatedEngine]:
 
 @pytest.fixture(scope="module")
 def alone(source: Path) -> Iterator[ReplicaWorker]:
-    """A worker in this process, which is a group of its own."""
+    """Yield a worker in this process, which is a group of its own."""
     worker = ReplicaWorker(str(source), Placement(device="cpu"), 1)
     worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1"))
     yield worker

@@ -45,13 +45,13 @@ class Time:
 
 @pytest.fixture
 def futures(tmp_path: Path) -> FutureStore:
-    """The store of the results."""
+    """Return the store of the results."""
     return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Time(), NoEvents())
 
 
 @pytest.fixture
 def queue(futures: FutureStore) -> ModelQueue:
-    """The queue of a model; a missing number holds the others back for ten seconds."""
+    """Return the queue of a model; a missing number holds the others back for ten seconds."""
     return ModelQueue(futures, 10.0)
 
 

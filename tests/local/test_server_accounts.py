@@ -17,7 +17,7 @@ TOKENS = models.ClientConfigResponse(pjwt_auth_enabled=True)
 
 
 def token(api: Api, headers: dict[str, str] = KEY) -> dict[str, str]:
-    """The headers of a request with a fresh token."""
+    """Return the headers of a request with a fresh token."""
     return {"x-api-key": api.ok("auth_token", {}, headers=headers)["jwt"]}
 
 
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """A server that requires tokens, valid for ten minutes."""
+    """Return a server that requires tokens, valid for ten minutes."""
     return make_api(clock=clock, api_key="tml-secret", client_config=TOKENS, token_seconds=600.0)
 
 
@@ -109,7 +109,7 @@ def test_a_revoked_key_and_its_tokens_are_refused(make_api: MakeApi) -> None:
 
 
 def link_token(api: Api, headers: dict[str, str]) -> dict[str, str]:
-    """The headers of a request with the token of a download link."""
+    """Return the headers of a request with the token of a download link."""
     session = api.ok("create_session", SESSION, headers=headers)["session_id"]
     while (export := api.ok("trace_export", headers=headers, session_id=session))["status"] == "pending":
         pass

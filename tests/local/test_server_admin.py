@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """A server whose clock the test moves; it is one minute past midnight of 2 January 1970."""
+    """Return a server whose clock the test moves; it is one minute past midnight of 2 January 1970."""
     return make_api(clock=clock)
 
 

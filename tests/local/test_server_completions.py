@@ -108,7 +108,7 @@ def test_an_unknown_sampling_session_is_404(api: Api) -> None:
 
 @pytest.fixture
 def busy(make_api: MakeApi) -> tuple[Api, CountingEngine, str]:
-    """A server whose engine is busy with a loss until its gate opens, and a sampler."""
+    """Return a server whose engine is busy with a loss until its gate opens, and a sampler."""
     engine = CountingEngine()
     api = make_api(engine)
     session = api.session()

@@ -51,7 +51,7 @@ def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> N
 
 
 def uploaded(api: Api, model: str) -> str:
-    """An upload with its one file sent: the exported adapter of a model."""
+    """Return an upload with its one file sent: the exported adapter of a model."""
     api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 3, "path": "sent"}))
     links = api.ok("get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/sent")
     upload = api.ok("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}})

@@ -21,7 +21,7 @@ def old_datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> d
 
 @pytest.fixture
 def old(make_api: MakeApi) -> Api:
-    """A server for scripts that name a separate model."""
+    """Return a server for scripts that name a separate model."""
     return make_api(any_base_model=True)
 
 

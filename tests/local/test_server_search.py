@@ -17,7 +17,7 @@ def found(api: Api, **request: Any) -> list[str]:
 
 @pytest.fixture
 def kept(make_api: MakeApi) -> Api:
-    """A server with four checkpoints, saved one second apart but for the last two."""
+    """Return a server with four checkpoints, saved one second apart but for the last two."""
     clock = Clock()
     api = make_api(clock=clock)
     model = api.model()

@@ -21,7 +21,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """A server whose clock the test moves."""
+    """Return a server whose clock the test moves."""
     return make_api(clock=clock)
 
 

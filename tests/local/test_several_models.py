@@ -24,7 +24,7 @@ ONE, TWO = "org/one", "org/two"
 
 @pytest.fixture
 def both(make_api: MakeApi) -> Api:
-    """A server of two base models."""
+    """Return a server of two base models."""
     return make_api([ToyEngine(base_model=ONE), ToyEngine(base_model=TWO, max_context_length=512)])
 
 

@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(source: Path) -> TorchEngine:
-    """The reference engine for the others."""
+    """Return the reference engine for the others."""
     engine = TorchEngine(source, device="cpu", dtype="float32")
     train(engine)
     return engine
@@ -43,7 +43,7 @@ def expected(source: Path) -> TorchEngine:
 
 @pytest.fixture(scope="module", params=[f"{device}-{kind}" for device in find_devices() for kind in KINDS])
 def engine(source: Path, request: pytest.FixtureRequest) -> TorchEngine:
-    """A trained engine on one device with one dtype."""
+    """Return a trained engine on one device with one dtype."""
     device, kind = request.param.rsplit("-", 1)
     engine = TorchEngine(source, device=device, dtype=kind)
     train(engine)

@@ -53,7 +53,7 @@ Expected = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer Llama with tied embeddings, and the packaged tokenizer."""
+    """Return a random two-layer Llama with tied embeddings, and the packaged tokenizer."""
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "random-llama")
 
 
@@ -64,7 +64,7 @@ def shared_engine(model_directory: Path) -> TorchEngine:
 
 @pytest.fixture
 def engine(shared_engine: TorchEngine) -> Iterator[TorchEngine]:
-    """The shared engine with two fresh adapters, ``a`` and ``b``."""
+    """Yield the shared engine with two fresh adapters, ``a`` and ``b``."""
     shared_engine.create_adapter("a", SPEC)
     shared_engine.create_adapter("b", AdapterSpec(rank=2, seed=8, train_unembed=False))
     yield shared_engine

@@ -398,7 +398,7 @@ def test_a_transformers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.ServiceClient]:
-    """A client of a server with a model that reads images."""
+    """Yield a client of a server with a model that reads images."""
     directory = write_family(SEEING[0], tmp_path_factory.mktemp("served") / "vision")
     with tinker.ServiceClient(base_url=f"local://{directory}?device=cpu", api_key="tml-test") as client:
         yield client

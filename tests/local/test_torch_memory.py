@@ -53,7 +53,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_engine(source: Path, recompute: Recompute = "auto") -> TorchEngine:
-    """An engine whose adapter ``a`` is no longer the base model."""
+    """Return an engine whose adapter ``a`` is no longer the base model."""
     engine = TorchEngine(source, device="cpu", recompute=recompute)
     engine.create_adapter("a", AdapterSpec(rank=4, seed=1))
     for name, tensor in engine._adapter("a").weights.tensors.items():
@@ -227,7 +227,7 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 
 @pytest.fixture(params=ERRORS)
 def tight(llama: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Any, TightMemory]]:
-    """A training client of a server whose engine has memory for 64 cells, and that memory."""
+    """Yield a training client of a server whose engine has memory for 64 cells, and that memory."""
     engine = TorchEngine(llama, device="cpu")
     memory = TightMemory(engine, 64, ERRORS[request.param])
     state = State(lambda: engine, Settings(data_dir=tmp_path))

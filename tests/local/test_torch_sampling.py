@@ -33,7 +33,7 @@ from tinker.local.engines.torch.sampling import PassTally, TorchBatch
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
-    """A tiny random Llama with two adapters that are no longer the base model."""
+    """Return a tiny random Llama with two adapters that are no longer the base model."""
     engine = TorchEngine(write_tiny_llama(tmp_path_factory.mktemp("models") / "llama"), device="cpu")
     for number, name in enumerate(("a", "b")):
         engine.create_adapter(name, AdapterSpec(rank=4 + 2 * number, seed=number, train_unembed=number == 0))
@@ -47,7 +47,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
 
 @pytest.fixture
 def engine(shared: TorchEngine) -> TorchEngine:
-    """The shared engine, with an empty prefix cache."""
+    """Return the shared engine, with an empty prefix cache."""
     shared._parts.prefixes = Prefixes()
     return shared
 

@@ -26,14 +26,14 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server with a key."""
+    """Yield a server with a key."""
     with running_server(Settings(data_dir=tmp_path, api_key=KEY)) as url:
         yield url
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[Any]:
-    """The openai client, without retries."""
+    """Yield the openai client, without retries."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 

@@ -31,7 +31,7 @@ SECONDS = 60.0
 
 @contextmanager
 def service(folder: Path, *samplers: str, **settings: Any) -> Iterator[tinker.ServiceClient]:
-    """A client of a server with the toy as trainer; without samplers, the toy samples, too."""
+    """Yield a client of a server with the toy as trainer; without samplers, the toy samples, too."""
     chosen = Settings(data_dir=folder, sampler=samplers, **settings)
     with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url) as client:
         yield client
@@ -53,7 +53,7 @@ def fake() -> FakeVLLM:
 
 @pytest.fixture
 def client(fake: FakeVLLM, tmp_path: Path) -> Iterator[tinker.ServiceClient]:
-    """A client of a server that samples with the fake."""
+    """Yield a client of a server that samples with the fake."""
     with running(fake) as url, service(tmp_path, url) as client:
         yield client
 
@@ -267,7 +267,7 @@ def test_samplers_at_urls_are_for_one_model(tmp_path: Path) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program `vllm` on PATH, which is the fake; the child is started where its trainer's device is known."""
+    """Return a program `vllm` on PATH, which is the fake; the child is started where its trainer's device is known."""
     pytest.importorskip("torch")
     folder = tmp_path / "bin"
     folder.mkdir()

@@ -54,12 +54,12 @@ ALWAYS_OPEN = 2  # services
 
 @tinker.with_gradients
 def own_loss(data: Any, logprobs: Any) -> Any:
-    """A custom loss without torch."""
+    """Return a custom loss without torch."""
     return 1.0, [0 * part - 1 for part in logprobs]
 
 
 def datum(tag: int) -> tinker.Datum:
-    """A datum whose first tokens spell its tag."""
+    """Return a datum whose first tokens spell its tag."""
     tokens = [tag // 1000, tag % 1000, 3]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens),

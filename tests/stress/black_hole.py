@@ -45,7 +45,7 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def namespace(name: str, address: str) -> Iterator[int]:
-    """A namespace with one network device; the file from which its packets are read, and to which packets are written."""
+    """Yield a namespace with one network device; the file from which its packets are read, and to which packets are written."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     ip("netns", "add", name)
     try:
@@ -179,7 +179,7 @@ def process(name: str, *words: str, **environment: str) -> Iterator[subprocess.P
 
 
 def measure(seconds: float, protocol: str) -> dict[str, Any]:
-    """The seconds from the end of a hole until the first work of each kind was done, and what failed."""
+    """Return the seconds from the end of a hole until the first work of each kind was done, and what failed."""
     with (
         tempfile.TemporaryDirectory() as folder,
         namespace("tinker-client", CLIENT) as one,

@@ -261,7 +261,7 @@ def killed(options: argparse.Namespace) -> bool:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """The same work with both clients at several rates, one after the other, against a server of the same seed."""
+    """Return the same work with both clients at several rates, one after the other, against a server of the same seed."""
     work = {
         "training_clients": options.clients,
         "samplers": options.samplers,

@@ -28,7 +28,7 @@ def clock() -> SteppedClock:
 
 @pytest.fixture
 def server(clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
-    """A server in simulated time."""
+    """Yield a server in simulated time."""
     with toy_server(tmp_path, clock=clock) as server:
         yield server
 
@@ -106,7 +106,7 @@ PROMISED: list[tuple[str, Callable[[Service, Training, Sampling], Any], Purpose]
 
 @pytest.fixture
 def clients(server: FaultyServer) -> tuple[Service, Training, Sampling]:
-    """A session with a training run and a sampler, all ready."""
+    """Return a session with a training run and a sampler, all ready."""
     service = server.service()
     training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
     return service, training, service.create_sampling_client(base_model="tinker/toy").result(30)

@@ -123,14 +123,14 @@ def no_finalizers_of_others(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawServer]:
-    """The server, for all tests of this module."""
+    """Yield the server, for all tests of this module."""
     with raw_server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock on which retries take no time, and periodic work never runs."""
+    """Return a clock on which retries take no time, and periodic work never runs."""
     now = [1000.0]
 
     async def sleep(seconds: float) -> None:
@@ -147,7 +147,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def connect(server: RawServer, clock: Clock) -> Iterator[Callable[..., tinker.ServiceClient]]:
-    """Makes clients of the server; they are closed at the end."""
+    """Make clients of the server; they are closed at the end."""
     made: list[tinker.ServiceClient] = []
     server.forget()
 
@@ -162,7 +162,7 @@ def connect(server: RawServer, clock: Clock) -> Iterator[Callable[..., tinker.Se
 
 
 def outcome(future: Any) -> BaseException | None:
-    """The error of a future, which is one of ours, short, readable, and survives a pickle."""
+    """Return the error of a future, which is one of ours, short, readable, and survives a pickle."""
     error = future.exception(30)
     if error is not None:
         assert isinstance(error, tinker.TinkerError), repr(error)

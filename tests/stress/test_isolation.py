@@ -41,7 +41,7 @@ def wires(clock: SteppedClock, tmp_path: Path) -> Iterator[tuple[FaultyServer, F
 
 
 def work(service: tinker.ServiceClient) -> tuple[tinker.TrainingClient, list[Any]]:
-    """A training client and a hundred samples at once."""
+    """Return a training client and a hundred samples at once."""
     training = service.create_lora_training_client("tinker/toy", rank=2)
     sampling = service.create_sampling_client(base_model="tinker/toy").result(30)
     steps = [training.optim_step(ADAM) for _ in range(5)]

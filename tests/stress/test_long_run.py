@@ -20,7 +20,7 @@ KEY_OPERATIONS = {"client_config", "auth_token"}
 
 
 def gaps(server: FaultyServer, operation: str) -> list[float]:
-    """The times between the requests of an operation."""
+    """Return the times between the requests of an operation."""
     return [later.at - earlier.at for earlier, later in itertools.pairwise(server.requests(operation))]
 
 

@@ -54,7 +54,7 @@ def start(server: ServerProcess, on_recovery: Callable[[Recovery], object]) -> R
 
 
 def kill_steps() -> list[int]:
-    """The steps in which the server is killed, in four different blocks between saves, and in one of them twice."""
+    """Return the steps in which the server is killed, in four different blocks between saves, and in one of them twice."""
     draw = random.Random(10)
     return [draw.randrange(20 * block + 1, 20 * block + 19) for block in (0, 2, 5, 9)] + [50]
 

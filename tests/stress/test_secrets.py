@@ -27,14 +27,14 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawServer]:
-    """The server, for all tests of this module."""
+    """Yield the server, for all tests of this module."""
     with raw_server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
 @pytest.fixture
 def server(shared: RawServer) -> Iterator[RawServer]:
-    """The server, with nothing scripted."""
+    """Yield the server, with nothing scripted."""
     shared.forget()
     yield shared
     shared.forget()

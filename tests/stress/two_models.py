@@ -109,7 +109,7 @@ async def work(url: str, steps: Goal, samples: Goal, tally: Tally) -> None:
 
 
 def serve_two(folder: Path) -> ServerProcess:
-    """A server of two toy base models."""
+    """Return a server of two toy base models."""
     return ServerProcess(folder, "--engine", "toy", *(word for model in MODELS for word in ("--model", model)))
 
 

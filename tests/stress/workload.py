@@ -223,17 +223,17 @@ class Work:
 
 
 async def awaited(future: Any) -> Any:
-    """The result, also of a ``concurrent.futures.Future``."""
+    """Return the result, also of a ``concurrent.futures.Future``."""
     return await (future if hasattr(future, "__await__") else asyncio.wrap_future(future))
 
 
 def prompt_tokens(index: int, number: int) -> list[int]:
-    """A prompt whose length tells it from most others."""
+    """Return a prompt whose length tells it from most others."""
     return [97 + (index + n) % 26 for n in range(2 + (7 * index + number) % 31)]
 
 
 def datum(number: int) -> Any:
-    """The datum of one step: its number, and so many tokens that results can be told apart."""
+    """Return the datum of one step: its number, and so many tokens that results can be told apart."""
     tokens = [number, *range(1, 3 + number % 17)]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens),
@@ -270,7 +270,7 @@ class Before:
         self.sockets = open_sockets()
 
     def left(self, services: list[Any]) -> dict[str, Any]:
-        """What outlives the use of these clients; empty when they leave nothing. Looks for some seconds until that is so."""
+        """Return what outlives the use of these clients, after some seconds; empty if nothing does."""
         ends = time.monotonic() + 5.0
         while (found := self._found(services)) and time.monotonic() < ends:
             time.sleep(0.01)
@@ -288,7 +288,7 @@ class Before:
 
 
 def taken_slots(service: Any) -> list[str]:
-    """The limits of a session of which something is still taken."""
+    """Return the limits of a session of which something is still taken."""
     session = service._opened.session
     if session.session_id is None:
         return []

@@ -131,7 +131,7 @@ class Api:
 
 
 def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> dict[str, Any]:
-    """A datum as JSON, the way today's clients write it."""
+    """Return a datum as JSON, the way today's clients write it."""
     tensors = {"target_tokens": {"data": targets, "dtype": "int64", "shape": [len(targets)]}}
     tensors |= {name: {"data": values, "dtype": "float32", "shape": [len(values)]} for name, values in inputs.items()}
     return {"model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens}]}, "loss_fn_inputs": tensors}
@@ -154,7 +154,7 @@ def node(op: str, name: str, target: str, *args: Any, **kwargs: Any) -> dict[str
 
 
 def custom_loss_body(session: str, number: int = 0, **fields: Any) -> dict[str, Any]:
-    """A traced loss: minus the sum of the log-probabilities times ``weights``."""
+    """Return a traced loss: minus the sum of the log-probabilities times ``weights``."""
     nodes = [
         node("placeholder", "logprobs", "logprobs"),
         node("placeholder", "weights", "weights"),

@@ -92,7 +92,7 @@ class Contract:
         return {one.id for one in self.operations.values() if one.node.get("x-evidence", "").startswith("assumed")}
 
     def resolved(self, node: dict[str, Any]) -> dict[str, Any]:
-        """The node, or the component that it refers to."""
+        """Return the node, or the component that it refers to."""
         if "$ref" not in node:
             return node
         value: Any = self.document
@@ -101,7 +101,7 @@ class Contract:
         return value
 
     def find(self, method: str, path: str) -> Operation:
-        """The operation at a path under the base URL; Fault when there is none."""
+        """Return the operation at a path under the base URL; Fault when there is none."""
         for operation in self._by_path:
             if operation.method == method.upper() and operation.match(path):
                 return operation
@@ -116,7 +116,7 @@ class Contract:
         content: bytes = b"",
         reading: Reading = "sent",
     ) -> Operation:
-        """The operation of a request that fits; Fault for one that does not. The content is plain, not compressed."""
+        """Return the operation of a request that fits; Fault for one that does not. The content is plain, not compressed."""
         operation = self.find(method, path)
         lower = {name.lower(): value for name, value in (headers or {}).items()}
         self._check_credential(operation, lower)
@@ -207,7 +207,7 @@ class Contract:
         reading: Reading,
         result: str | None = None,
     ) -> object:
-        """The JSON value of a body that fits, or None for a body in another form."""
+        """Return the JSON value of a body that fits, or None for a body in another form."""
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in declared:
             raise Fault(f"{where}: a body as {media_type or 'nothing'}, not as {' or '.join(declared)}")
@@ -276,12 +276,12 @@ def is_result(answer: object) -> bool:
 
 
 def schema_name(reference: Mapping[str, Any]) -> str:
-    """The name of the schema that a reference names."""
+    """Return the name of the schema that a reference names."""
     return reference["$ref"].rpartition("/")[2]
 
 
 def read_as(schema: Any, reading: Reading) -> Any:
-    """A schema of the document as plain JSON Schema, as strict as the reading asks for."""
+    """Return a schema of the document as plain JSON Schema, as strict as the reading asks for."""
     if isinstance(schema, list):
         return [read_as(item, reading) for item in schema]
     if not isinstance(schema, dict):
@@ -313,14 +313,14 @@ def record_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
 
 
 def without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema for a value that is not null."""
+    """Return the schema for a value that is not null."""
     if isinstance(schema.get("type"), list):
         return {**schema, "type": [kind for kind in schema["type"] if kind != "null"]}
     return schema["else"] if schema.get("if") == NULL else schema
 
 
 def union_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """A tagged union by its tag; old clients send none, and an open union may hold others, but not from a server."""
+    """Return a tagged union by its tag; old clients send none, and an open union may hold others, but not from a server."""
     tag, mapping = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
     if reading == "taken" and "x-open-union" not in schema:
         return {"oneOf": schema["oneOf"]}
@@ -334,7 +334,7 @@ def union_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
 
 
 def load(path: Path = ROOT / "openapi.yaml") -> dict[str, Any]:
-    """The document as plain Python values."""
+    """Return the document as plain Python values."""
     yaml: Any = YAML(typ="safe")
     return yaml.load(path.read_text(encoding="utf-8"))
 

@@ -96,5 +96,5 @@ class ProjectCopy:
 
 
 def as_main(name: str) -> str:
-    """The program that a module is."""
+    """Return the program that a module is."""
     return f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"

@@ -38,7 +38,7 @@ class DerivedCall:
 
 
 def derive_calls(contract: Contract, without: Collection[str] = ()) -> list[DerivedCall]:
-    """The calls of all operations with methods but for some; what takes something away comes last, deepest path first."""
+    """Return the calls of all operations with methods but some. What deletes comes last, deepest path first."""
     found = [
         (operation.method.lower() == "delete", -operation.path.count("/"), call)
         for operation in contract.operations.values()
@@ -55,7 +55,7 @@ def _calls(operation: str, node: Mapping[str, Any]) -> Iterator[DerivedCall]:
 
 
 def example_body(operation: str) -> Any:
-    """The first example of the JSON body of an operation; None without one."""
+    """Return the first example of the JSON body of an operation; None without one."""
     contract = the_contract()
     media = contract.operations[operation].node.get("requestBody", {}).get("content", {}).get("application/json", {})
     if "example" in media:

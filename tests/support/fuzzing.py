@@ -63,7 +63,7 @@ def before_load_schema(context: HookContext, raw_schema: dict[str, Any]) -> None
 
 @st.composite
 def forward_backward(draw: st.DrawFn) -> bytes:
-    """An encoded request: for half of them one that a model can compute, else whatever the message can carry."""
+    """Return an encoded request: for half of them one that a model can compute, else whatever the message can carry."""
     sensible = st.builds(
         lambda length, weight: Datum(
             ModelInput.from_ints([*range(5, 5 + length)]),
@@ -85,7 +85,7 @@ schemathesis.openapi.media_type("application/x-protobuf", forward_backward())
 
 
 def newest(name: str, default: str) -> str:
-    """The last id that was given out under a name."""
+    """Return the last id that was given out under a name."""
     return KNOWN.get(name, [default])[-1]
 
 
@@ -104,7 +104,7 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
 
 
 def _checkpoint(parameters: dict[str, Any], seed: int) -> dict[str, str]:
-    """The path parameters of a checkpoint that was saved, where one is asked for."""
+    """Return the path parameters of a checkpoint that was saved, where one is asked for."""
     paths = KNOWN.get("tinker_path", [])
     if "kind" not in parameters or not paths or seed % 4 == 0:
         return {}
@@ -169,7 +169,7 @@ def within_the_contract(ctx: CheckContext, response: Response, case: Case) -> No
 
 
 def operation_of(case: Case) -> Operation:
-    """The operation of a case, by its name in the document."""
+    """Return the operation of a case, by its name in the document."""
     return strict_contract().operations[case.operation.definition.raw["operationId"]]
 
 

@@ -27,7 +27,7 @@ PARSERS = {
 
 @cache
 def strict_contract() -> Contract:
-    """The contract, read once in a process, which also parses protobuf bodies."""
+    """Return the contract, read once in a process, which also parses protobuf bodies."""
     return Contract(load(), PARSERS)
 
 
@@ -98,7 +98,7 @@ class Judge:
 
 
 def plain(headers: Mapping[str, str], content: bytes) -> bytes:
-    """The body before it was compressed."""
+    """Return the body before it was compressed."""
     if headers.get("content-encoding") != "zstd":
         return content
     import zstandard
@@ -107,7 +107,7 @@ def plain(headers: Mapping[str, str], content: bytes) -> bytes:
 
 
 def field(content: bytes, name: str) -> str:
-    """A field of a JSON object; empty where there is none."""
+    """Return a field of a JSON object; empty where there is none."""
     try:
         value: Any = json.loads(content)
     except ValueError:
@@ -168,13 +168,13 @@ class Judging:
 
 
 def headers(message: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of an ASGI message."""
+    """Return the headers of an ASGI message."""
     return {name.decode(): value.decode() for name, value in message["headers"]}
 
 
 @contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
-    """An application on a free port; yields its URL."""
+    """Yield an application on a free port; yields its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -189,7 +189,7 @@ def served(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def judged_server(state: State, judge: Judge) -> Iterator[str]:
-    """A server on a free port whose every exchange is judged; yields its URL."""
+    """Yield a server on a free port whose every exchange is judged; yields its URL."""
     try:
         with served(Judging(create_app(state), judge)) as url:
             try:

@@ -25,7 +25,7 @@ configs = st.dictionaries(names, st.floats(allow_nan=False) | st.text(max_size=5
 
 
 def dense(dtype: str, values: list[Any], shape: list[int] | None = None) -> TensorData:
-    """A tensor that is not sparse."""
+    """Return a tensor that is not sparse."""
     return TensorData(values, dtype, shape)  # type: ignore[arg-type]
 
 

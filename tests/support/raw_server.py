@@ -68,7 +68,7 @@ class RawServer:
 
 
 def raw(status: int, content: bytes = b"{}", headers: dict[str, str] | None = None, *lines: bytes) -> bytes:
-    """An answer as it goes over the wire; ``lines`` are more header lines, in whatever bytes."""
+    """Return an answer as it goes over the wire; ``lines`` are more header lines, in whatever bytes."""
     known = {**(headers or {}), "content-length": str(len(content)), "connection": "close"}
     spelled = [f"{name}: {value}".encode() for name, value in known.items()]
     return b"\r\n".join([b"HTTP/1.1 %d X" % status, *spelled, *lines, b"", content])

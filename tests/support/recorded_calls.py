@@ -44,7 +44,7 @@ class Player:
     services: list[tinker.ServiceClient] = attrs.field(factory=list)
 
     def given(self, **more: Any) -> dict[str, Any]:
-        """What every client is made with."""
+        """Return what every client is made with."""
         wire = {"base_url": "http://server", "transport": self.replay, "clock": self.clock.clock()}
         return {**wire, "api_key": KEY, **more}
 
@@ -66,7 +66,7 @@ CALLS: dict[str, Callable[[Player], None]] = {}
 
 
 def recorded(*files: str) -> Callable[[Callable[[Player], None]], Callable[[Player], None]]:
-    """The calls behind these files."""
+    """Return the calls behind these files."""
 
     def remember(calls: Callable[[Player], None]) -> Callable[[Player], None]:
         CALLS.update(dict.fromkeys(files, calls))
@@ -76,7 +76,7 @@ def recorded(*files: str) -> Callable[[Callable[[Player], None]], Callable[[Play
 
 
 def datum(tokens: list[int], **inputs: Any) -> tinker.Datum:
-    """A datum whose targets are the next integers."""
+    """Return a datum whose targets are the next integers."""
     return tinker.Datum(tinker.ModelInput.from_ints(tokens), {"target_tokens": [one + 1 for one in tokens], **inputs})
 
 
@@ -96,7 +96,7 @@ def sampled(sampler: tinker.SamplingClient, *samples: int, max_tokens: int = 4) 
 
 
 def begun(service: tinker.ServiceClient) -> tinker.ServiceClient:
-    """A service whose session exists."""
+    """Return a service whose session exists."""
     service.create_sampling_client(base_model=BASE).result(SECONDS)
     return service
 
@@ -234,7 +234,7 @@ def optim_step(player: Player) -> None:
 
 
 def minus_sum(data: Any, logprobs: Any) -> Any:
-    """The sum of all log-probabilities, negated."""
+    """Return the sum of all log-probabilities, negated."""
     return -sum(part.sum() for part in logprobs), {}
 
 
@@ -254,7 +254,7 @@ def custom_loss_client_side(player: Player) -> None:
 
 
 def fancy(logprobs: Any, weights: Any) -> Any:
-    """A loss with an argument of every kind in its graph."""
+    """Return a loss with an argument of every kind in its graph."""
     torch = pytest.importorskip("torch")
     torch.exp(logprobs)[..., :1] + 0.0
     loss = (-(logprobs * weights).clamp(max=math.inf).sum(dim=(0,))).to(torch.float32)

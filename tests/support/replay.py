@@ -67,7 +67,7 @@ def unchanged(operation: str, body: Body) -> Body:
 
 
 def number(exchange: Exchange) -> int:
-    """The number of an exchange in its file."""
+    """Return the number of an exchange in its file."""
     return int(exchange.place.rpartition(":")[2])
 
 
@@ -144,7 +144,7 @@ class Replay(httpx.AsyncBaseTransport):
         return one.method, one.path, one.query, self._key(one.path.removeprefix(API), one.request.content, media_type)
 
     def _key(self, operation: str, content: bytes, media_type: str) -> object:
-        """What equal bodies have in common."""
+        """Return what equal bodies have in common."""
         if not content:
             return None
         if media_type == PROTOBUF:
@@ -156,7 +156,7 @@ class Replay(httpx.AsyncBaseTransport):
         return f"{left[0]!r}" if left else "nothing recorded, or nothing left"
 
     def _completed(self, value: Any) -> Any:
-        """A recorded value with a token and an address where they were."""
+        """Return a recorded value with a token and an address where they were."""
         if isinstance(value, dict):
             return {name: self._completed(item) for name, item in value.items()}
         if isinstance(value, list):
@@ -167,7 +167,7 @@ class Replay(httpx.AsyncBaseTransport):
 
 
 def as_app(replay: Replay) -> ASGIApp:
-    """The recording played on a port, for commands."""
+    """Return the recording played on a port, for commands."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -193,6 +193,6 @@ def header_faults(recorded: Exchange, headers: Mapping[str, str], completed: Cal
 
 
 def token(signature: str, seconds: int) -> str:
-    """A JWT that holds for so long."""
+    """Return a JWT that holds for so long."""
     parts = ({"alg": "none"}, {"iat": 0, "exp": seconds, "sub": "u1", "org_id": "o1", "email": "dev@example.com"})
     return ".".join([*(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts), signature])

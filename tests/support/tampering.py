@@ -51,25 +51,25 @@ def media_type(message: httpx.Request | httpx.Response) -> str:
 
 
 def edited(response: httpx.Response, content: bytes, status: int = 0) -> httpx.Response:
-    """The same response with another body, or another status."""
+    """Return the same response with another body, or another status."""
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     return httpx.Response(status or response.status_code, headers=headers, content=content)
 
 
 def with_content(request: httpx.Request, content: bytes) -> httpx.Request:
-    """The same request with another body."""
+    """Return the same request with another body."""
     left_out = {"content-length", "content-encoding"}
     headers = {name: value for name, value in request.headers.items() if name not in left_out}
     return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
 
 
 def with_fields(request: httpx.Request, **fields: Any) -> httpx.Request:
-    """The same request with other fields in its JSON."""
+    """Return the same request with other fields in its JSON."""
     return with_content(request, json.dumps({**json.loads(request.content), **fields}).encode())
 
 
 def body(operation: str, change: Callable[[dict[str, Any]], object]) -> Tampering:
-    """Changes the JSON of an operation's successful answers."""
+    """Change the JSON of an operation's successful answers."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if not is_of(request, operation) or not response.is_success or "json" not in media_type(response):
@@ -82,7 +82,7 @@ def body(operation: str, change: Callable[[dict[str, Any]], object]) -> Tamperin
 
 
 def head(operation: str, status: int | None = None, media_type: str = "application/json") -> Tampering:
-    """Changes status or media type of an operation's answers."""
+    """Change status or media type of an operation's answers."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if not is_of(request, operation):
@@ -107,7 +107,7 @@ def results(
     loss: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] = lambda output: output,
     sample: Callable[[types.SampleResponse, dict[str, Any]], types.SampleResponse] = lambda response, request: response,
 ) -> Tampering:
-    """Changes the results of losses and of samples, in both forms; that of a sample by its request."""
+    """Change the results of losses and of samples, in both forms; that of a sample by its request."""
     asked: dict[str, httpx.Request] = {}
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -143,14 +143,14 @@ def results(
 
 
 def each_sequence(change: Callable[[types.SampledSequence, dict[str, Any]], types.SampledSequence]) -> Tampering:
-    """Changes every sequence of a sample, by the request."""
+    """Change every sequence of a sample, by the request."""
     return results(
         sample=lambda response, request: attrs.evolve(response, sequences=[change(one, request) for one in response.sequences])
     )
 
 
 def each_logprobs(change: Callable[[Any], Any], metrics: Callable[[dict[str, float]], dict[str, float]] = dict) -> Tampering:
-    """Changes the logprobs of each datum of a loss."""
+    """Change the logprobs of each datum of a loss."""
 
     def changed(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
         rows = [
@@ -163,7 +163,7 @@ def each_logprobs(change: Callable[[Any], Any], metrics: Callable[[dict[str, flo
 
 
 def loss_call(request: httpx.Request) -> proto.ForwardBackwardCall | None:
-    """A loss that is asked for in protobuf; None for anything else."""
+    """Return a loss that is asked for in protobuf; None for anything else."""
     if media_type(request) != proto.MEDIA_TYPE:
         return None
     try:
@@ -173,7 +173,7 @@ def loss_call(request: httpx.Request) -> proto.ForwardBackwardCall | None:
 
 
 def encoded(call: proto.ForwardBackwardCall, number: int, run: str = "") -> bytes:
-    """The body of a loss under another number, or of another run."""
+    """Return the body of a loss under another number, or of another run."""
     parts = proto.encode_forward_backward(
         run or call.model_id, number, call.data, call.loss_fn, call.loss_fn_config, forward_only=call.forward_only
     )
@@ -181,7 +181,7 @@ def encoded(call: proto.ForwardBackwardCall, number: int, run: str = "") -> byte
 
 
 def renumbered(number_of: Callable[[str, int, bytes], int]) -> Tampering:
-    """Gives the training requests other numbers: ``number_of`` gets the run, the number, and the body without it."""
+    """Give the training requests other numbers: ``number_of`` gets the run, the number, and the body without it."""
 
     def changed(request: httpx.Request) -> httpx.Request:
         if call := loss_call(request):
@@ -196,7 +196,7 @@ def renumbered(number_of: Callable[[str, int, bytes], int]) -> Tampering:
 
 
 def read(content: bytes) -> Any:
-    """The JSON of a body; None for anything else."""
+    """Return the JSON of a body; None for anything else."""
     try:
         return json.loads(content)
     except ValueError:
@@ -204,7 +204,7 @@ def read(content: bytes) -> Any:
 
 
 def replaced(pairs: Sequence[tuple[bytes, bytes]]) -> Tampering:
-    """Writes something else in every response, and back again in every request."""
+    """Write something else in every response, and back again in every request."""
 
     def swap(content: bytes, back: bool) -> bytes:
         for own, other in pairs:

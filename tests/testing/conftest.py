@@ -18,7 +18,7 @@ Serve = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Starts servers, with an engine and settings of choice; returns the URL. They end with the tests."""
+    """Start servers, with an engine and settings of choice; returns the URL. They end with the tests."""
     with ExitStack() as stack:
 
         def start(engine: ToyEngine | None = None, **settings: Any) -> str:
@@ -32,11 +32,11 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> str:
-    """A server that waits for nothing long, and takes any key."""
+    """Return a server that waits for nothing long, and takes any key."""
     return serve()
 
 
 @pytest.fixture(scope="session")
 def server_like(serve: Serve) -> Callable[[str], str]:
-    """A server that passes for another one, by the name of the profile."""
+    """Return a server that passes for another one, by the name of the profile."""
     return functools.cache(lambda profile: serve(profile=profile))

@@ -163,7 +163,7 @@ def test_an_engine_that_computes_wrongly_is_found(
 
 
 def stream(change: Callable[[list[bytes]], list[bytes]]) -> Tampering:
-    """Changes the events of a sample that is streamed."""
+    """Change the events of a sample that is streamed."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if not is_of(request, "stream_sample"):
@@ -176,7 +176,7 @@ def stream(change: Callable[[list[bytes]], list[bytes]]) -> Tampering:
 
 
 def ask_for_protobuf(request: httpx.Request) -> httpx.Request:
-    """Makes the server answer as one that does not look at the form that is asked for."""
+    """Make the server answer as one that does not look at the form that is asked for."""
     if request.url.path.endswith("/retrieve_future"):
         request.headers["accept"] = "application/x-protobuf, application/json"
     return request
@@ -369,7 +369,7 @@ def test_what_rests_on_a_failing_check_is_blocked_by_it(server: str) -> None:
 
 
 def row_of(check: str, *seen: Observation, blocked_by: str | None = None) -> Row:
-    """A row of a report with these observations."""
+    """Return a row of a report with these observations."""
     outcome = max((one.outcome for one in seen), key=SEVERITY.index, default=Outcome.BLOCKED)
     return Row(
         check=check,
@@ -478,7 +478,7 @@ class Listening(httpx.BaseTransport):
 
 
 def members(value: object, where: str = "") -> set[str]:
-    """The names in a JSON object and in those below it; lists count for each of their items."""
+    """Return the names in a JSON object and in those below it; lists count for each of their items."""
     if isinstance(value, dict):
         below = (members(item, f"{where}.{key}") for key, item in value.items())
         return {f"{where}.{key}" for key in value}.union(*below)

@@ -24,7 +24,7 @@ SESSION = {"tags": [], "sdk_version": "1"}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FaultyServer]:
-    """A server in this process, in simulated time."""
+    """Yield a server in this process, in simulated time."""
     with toy_server(tmp_path, clock=SteppedClock()) as server:
         yield server
 
@@ -373,7 +373,7 @@ def test_a_client_gets_through_any_chance(server: FaultyServer) -> None:
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[tuple[FaultyServer, str]]:
-    """A server on a port, in real time."""
+    """Yield a server on a port, in real time."""
     with toy_server(tmp_path) as server, server.on_port() as url:
         yield server, url
 

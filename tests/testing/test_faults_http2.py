@@ -23,7 +23,7 @@ Connection: TypeAlias = "httpunk.H1Connection | httpunk.H2Connection"
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Live]:
-    """A server on a port with TLS, which speaks both versions."""
+    """Yield a server on a port with TLS, which speaks both versions."""
     with toy_server(tmp_path) as server, server.on_port(ssl_context=server_context(*ALL)) as url:
         yield server, url
 
@@ -31,7 +31,7 @@ def live(tmp_path: Path) -> Iterator[Live]:
 def on_connection(
     url: str, use: Callable[[Connection], Coroutine[Any, Any, Any]], *protocols: str, timeout: float = 30.0
 ) -> Any:
-    """What ``use`` returns, given one connection."""
+    """Return what ``use`` returns, given one connection."""
 
     async def run() -> Any:
         async with asyncio.timeout(timeout):

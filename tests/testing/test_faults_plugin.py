@@ -56,7 +56,7 @@ def test_nothing_heavy_is_loaded():
 
 
 def run_pytest(folder: Path, content: str) -> tuple[int, str]:
-    """A run of pytest on one file, with this plugin and no other one."""
+    """Return a run of pytest on one file, with this plugin and no other one."""
     (folder / "test_it.py").write_text(content)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tinker.testing.plugin", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -25,7 +25,7 @@ Client = httpunk.H2Connection
 
 
 def run(script: Script, use: Callable[[Client], Awaitable[Any]], **settings: Any) -> tuple[Any, Http2Server]:
-    """What ``use`` returns, given a connection to a server with this script."""
+    """Return what ``use`` returns, given a connection to a server with this script."""
 
     async def exchange(url: str) -> Any:
         async with asyncio.timeout(30):
@@ -38,13 +38,13 @@ def run(script: Script, use: Callable[[Client], Awaitable[Any]], **settings: Any
 
 
 async def post(client: Client, body: bytes = b"{}") -> bytes:
-    """The body of the response to a request with a body."""
+    """Return the body of the response to a request with a body."""
     response = await client.request("POST", "/path", headers={"host": "localhost"}, body=body)
     return await response.read()
 
 
 async def post_all(client: Client, count: int) -> list[Any]:
-    """The bodies or errors of as many requests at once."""
+    """Return the bodies or errors of as many requests at once."""
     return await asyncio.gather(*[post(client) for _ in range(count)], return_exceptions=True)
 
 

@@ -38,7 +38,7 @@ def time() -> Time:
 
 @pytest.fixture
 def breaker(time: Time) -> tinker.CircuitBreaker:
-    """A breaker that opens after three failures, for ten seconds."""
+    """Return a breaker that opens after three failures, for ten seconds."""
     return tinker.CircuitBreaker(failures=3, reset_seconds=10, clock=time)
 
 

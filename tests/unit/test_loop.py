@@ -31,7 +31,7 @@ HANDING_OVER: frozenset[CodeType] = frozenset(
 
 @contextmanager
 def loop_of_its_own() -> Iterator[LoopThread]:
-    """A loop thread that is not started yet; it ends with the block."""
+    """Yield a loop thread that is not started yet; it ends with the block."""
     thread = LoopThread()
     yield thread
     if thread._loop is not None:

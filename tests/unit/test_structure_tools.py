@@ -34,7 +34,7 @@ FILES = {
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Graph:
-    """The graph of FILES."""
+    """Return the graph of FILES."""
     modules = find_modules(write(tmp_path, FILES))
     return draw_graph(find_imports(modules), {module.room for module in modules.values()})
 

@@ -64,7 +64,7 @@ def register_tokenizer() -> None:
 
 
 def conversations(folder: Path) -> str:
-    """A file of short chats."""
+    """Return a file of short chats."""
     chats = [[{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in QUESTIONS * 2]
     path = folder / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
@@ -72,7 +72,7 @@ def conversations(folder: Path) -> str:
 
 
 def logged(folder: Path, name: str) -> list[Any]:
-    """The values of a metric, in the order of the steps."""
+    """Return the values of a metric, in the order of the steps."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row[name] for row in rows if name in row]
 
@@ -188,7 +188,7 @@ async def recipe_rl_loop(url: str, folder: Path) -> None:
 
 
 def brief_completer(**options: Any) -> TinkerMessageCompleter:
-    """A grader for a model whose context is shorter than the answers that the recipe allows."""
+    """Return a grader for a model whose context is shorter than the answers that the recipe allows."""
     return TinkerMessageCompleter(**{**options, "max_tokens": 8})
 
 
@@ -234,11 +234,11 @@ class Answers(ComparisonDatasetBuilder):
     """The first answer is the better one."""
 
     def get_train_and_test_datasets(self) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-        """The questions, and nothing held out."""
+        """Return the questions, and nothing held out."""
         return datasets.Dataset.from_list([{"question": asked, "answer": said} for asked, said in QUESTIONS]), None
 
     def example_to_labeled_comparison(self, example: dict[str, Any]) -> LabeledComparison | None:
-        """The answer, and another one."""
+        """Return the answer, and another one."""
         return LabeledComparison(
             comparison=Comparison(
                 prompt_conversation=[{"role": "user", "content": example["question"]}],
@@ -369,7 +369,7 @@ async def download(url: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """The number of loops that failed; with `--list` instead of arguments, print their names."""
+    """Return the number of loops that failed; with `--list` instead of arguments, print their names."""
     if sys.argv[1:] == ["--list"]:
         print(*re.findall(r"^async def ([a-z]\w+)\(url", Path(__file__).read_text(), re.MULTILINE))
         return 0

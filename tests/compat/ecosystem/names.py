@@ -42,7 +42,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _dotted(node: ast.AST, aliases: dict[str, str]) -> str | None:
-    """The whole name of a chain of attributes that begins at an import."""
+    """Return the whole name of a chain of attributes that begins at an import."""
     if isinstance(node, ast.Attribute):
         owner = _dotted(node.value, aliases)
         return owner and f"{owner}.{node.attr}"

@@ -39,7 +39,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def title(name: str, result: dict[str, Any]) -> str:
-    """The package with its version."""
+    """Return the package with its version."""
     return f"{name.partition(' ')[0]} {result['version']}"
 
 
@@ -54,17 +54,17 @@ def passed(result: dict[str, Any], client: str, step: str) -> bool:
 
 
 def all_steps(result: dict[str, Any]) -> list[str]:
-    """The steps of either client, in the order of the run."""
+    """Return the steps of either client, in the order of the run."""
     return list(dict.fromkeys([*result["steps"]["official"], *result["steps"]["ours"]]))
 
 
 def different(result: dict[str, Any]) -> list[str]:
-    """The steps that one client passed and the other did not."""
+    """Return the steps that one client passed and the other did not."""
     return [step for step in all_steps(result) if passed(result, "official", step) != passed(result, "ours", step)]
 
 
 def fail_with_both(result: dict[str, Any]) -> list[str]:
-    """The steps that no client passed."""
+    """Return the steps that no client passed."""
     return [step for step in all_steps(result) if not passed(result, "official", step) and not passed(result, "ours", step)]
 
 
@@ -75,7 +75,7 @@ def reason(result: dict[str, Any], kind: str, step: str) -> str | None:
 
 
 def problems(name: str, result: dict[str, Any]) -> Iterator[str]:
-    """What needs a repair or a reason, and reasons that nothing needs."""
+    """Yield what needs a repair or a reason, and reasons that nothing needs."""
     found = {"differences": different(result), "fails_with_both": fail_with_both(result)}
     if not all_steps(result):
         yield f"{name}: nothing ran"
@@ -95,7 +95,7 @@ def why(result: dict[str, Any], step: str) -> str:
 
 
 def whole(results: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page."""
     return HEAD + table(results) + "\n" + "".join(section(name, result) for name, result in results.items()) + FOOT
 
 

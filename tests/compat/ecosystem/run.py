@@ -40,7 +40,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def main() -> int:
-    """The number of packages with something unexplained."""
+    """Return the number of packages with something unexplained."""
     arguments = parse_arguments()
     results = {name: run_package(name, arguments) for name in arguments.names or PACKAGES}
     for name, result in results.items():
@@ -65,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_package(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The package's entry, and the steps that each client passed and failed."""
+    """Return the package's entry, and the steps that each client passed and failed."""
     package = PACKAGES[name]
     steps: dict[str, Results] = {}
     for client in CLIENTS:
@@ -137,7 +137,7 @@ def run_steps(name: str, package: dict[str, Any], home: Path, python: Path) -> R
 
 
 def run_script(script: str, folder: Path, python: Path, variables: dict[str, str]) -> Results:
-    """The steps of our script; one that ends before its last step has failed as a whole."""
+    """Return the steps of our script; one that ends before its last step has failed as a whole."""
     done = follow([str(python), str(HERE / "steps" / script)], folder, variables)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
     found = {line["step"].replace("_", " "): {"passed": line["passed"], "why": line["why"]} for line in lines}
@@ -163,14 +163,14 @@ def run_own_tests(name: str, package: dict[str, Any], folder: Path, python: Path
 
 
 def read_case(case: ElementTree.Element) -> tuple[str, dict[str, Any]]:
-    """The name of a test, and how it ended."""
+    """Return the name of a test, and how it ended."""
     wrong = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
     name = f"{case.get('classname', '')}.{case.get('name', '')}".lstrip(".")
     return name, {"passed": wrong is None, "why": "" if wrong is None else wrong.get("message", "")}
 
 
 def unpack(name: str, version: str, folder: Path) -> Path:
-    """The source distribution, which has the tests."""
+    """Return the source distribution, which has the tests."""
     command = [
         sys.executable,
         "-m",
@@ -191,7 +191,7 @@ def unpack(name: str, version: str, folder: Path) -> Path:
 
 
 def run_loops(url: str, folder: Path, python: Path, variables: dict[str, str]) -> Results:
-    """The cookbook's training loops, as `nox -s cookbook` runs them."""
+    """Return the cookbook's training loops, as `nox -s cookbook` runs them."""
     script = COOKBOOK / "loops.py"
     names = subprocess.run([str(python), str(script), "--list"], env=variables, capture_output=True, text=True, check=True)
     done = follow([str(python), str(script), url, str(folder), *names.stdout.split()], folder, variables)

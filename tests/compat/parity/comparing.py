@@ -86,7 +86,7 @@ def _filled(complete: Any, raw: Any) -> Any:
 
 
 def _loss(operation: str, request: Recorded) -> tuple[str, Any]:
-    """A loss to compute, the same from protobuf and from JSON."""
+    """Return a loss to compute, the same from protobuf and from JSON."""
     if "protobuf" in request.headers["content-type"]:
         call = proto.decode_forward_backward(_uncompressed(request))
         operation = "forward" if call.forward_only else "forward_backward"
@@ -121,7 +121,7 @@ def differences(theirs: Counter[Message], ours: Counter[Message]) -> list[tuple[
 
 
 def lines(output: str) -> list[str]:
-    """The lines that a script showed."""
+    """Return the lines that a script showed."""
     return [line for line in output.splitlines() if line.startswith("{")]
 
 

@@ -61,7 +61,7 @@ class Recorder:
 
 @contextmanager
 def recording_server(**settings: Any) -> Generator[tuple[str, list[Recorded]]]:
-    """A fresh server with the packaged model: its address, and the requests it gets."""
+    """Yield a fresh server with the packaged model: its address, and the requests it gets."""
     with tempfile.TemporaryDirectory() as folder:
         state = State(lambda: open_engine("torch"), Settings(data_dir=Path(folder), **settings))
         recorder = Recorder(create_app(state))

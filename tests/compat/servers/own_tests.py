@@ -79,7 +79,7 @@ def count(results: dict[str, Any]) -> str:
 
 
 def fetched(server: Server, tests: OwnTests, folder: Path, clone: Path | None) -> Path:
-    """A folder with the tests: of the source distribution, or of the repository at its commit."""
+    """Return a folder with the tests: of the source distribution, or of the repository at its commit."""
     if not tests.repository:
         name = server.package.partition("==")[0]
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", str(folder)]
@@ -96,14 +96,14 @@ def fetched(server: Server, tests: OwnTests, folder: Path, clone: Path | None) -
 
 
 def cloned(tests: OwnTests, folder: Path) -> Path:
-    """A clone of the repository without its files."""
+    """Return a clone of the repository without its files."""
     clone = folder / "clone"
     subprocess.run(["git", "clone", "-q", "--filter=blob:none", "--no-checkout", tests.repository, str(clone)], check=True)
     return clone
 
 
 def python_of(client: str, python: str, name: str, wheel: Path) -> str:
-    """The Python of the server's environment, or of one like it with this package in place of the official client."""
+    """Return the Python of the server's environment, or of one like it with this package in place of the official client."""
     home = Path(python).parent.parent
     if client == "ours":
         other = home.with_name(f"{home.name}-with-ours")
@@ -160,7 +160,7 @@ def write_uv(binaries: Path, python: str) -> None:
 
 
 def read_case(case: ElementTree.Element) -> tuple[str, dict[str, str]]:
-    """The name of a test and how it ended."""
+    """Return the name of a test and how it ended."""
     kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
     ended = next((one for one in case if one.tag in kinds), None)
     name = f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name', '')}"
@@ -178,7 +178,7 @@ def record(server: Server, tests: OwnTests, found: dict[str, dict[str, Any]], sc
 
 
 def section(servers: tuple[Server, ...]) -> Iterator[str]:
-    """The table of these tests for the page, and what differs."""
+    """Yield the table of these tests for the page, and what differs."""
     if not RECORDED.exists():
         return
     kept = json.loads(RECORDED.read_text())
@@ -203,7 +203,7 @@ def section(servers: tuple[Server, ...]) -> Iterator[str]:
 
 
 def unlike(server: Server, results: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """The tests that one client passes and the other fails."""
+    """Yield the tests that one client passes and the other fails."""
     known = tomllib.loads((HERE / "notes.toml").read_text()).get("own tests", {})
     for name, one in results["official"].items():
         other = results["ours"].get(name, {"status": "missing"})

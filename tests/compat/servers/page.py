@@ -55,13 +55,13 @@ def made_pages() -> dict[Path, str]:
 
 
 def stale_pages() -> list[str]:
-    """The pages that are not as recorded."""
+    """Return the pages that are not as recorded."""
     made = made_pages().items()
     return [f"docs/{path.relative_to(DOCS)}" for path, text in made if not path.exists() or path.read_text() != text]
 
 
 def with_section(page: str, made: str) -> str:
-    """The page with this between its markers."""
+    """Return the page with this between its markers."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}"
 
@@ -77,13 +77,13 @@ def recorded() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def scenario_version() -> str:
-    """A name for the scenario as it is in this tree: the same for the same files."""
+    """Return a name for the scenario as it is in this tree: the same for the same files."""
     files = sorted((HERE / "scenario").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def outdated() -> list[str]:
-    """The runs that were made with another version of the scenario."""
+    """Return the runs that were made with another version of the scenario."""
     runs = recorded().items()
     return [f"{server} with {client}" for (server, client), run in runs if run.get("scenario") != scenario_version()]
 
@@ -94,7 +94,7 @@ def notes() -> dict[str, dict[str, Any]]:
 
 
 def steps_of(run: dict[str, Any]) -> Steps:
-    """The steps of a run by area and title."""
+    """Return the steps of a run by area and title."""
     return {(one["area"], one["title"]): one for one in run["steps"]}
 
 
@@ -117,7 +117,7 @@ def summary(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 
 def all_steps(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """The page with every step."""
+    """Return the page with every step."""
     parts = [*versions(runs), *counts(runs), *features(runs), *reasons(runs), *better(runs), *own_tests.section(SERVERS)]
     return "\n".join([STEPS_HEAD, *parts]).rstrip("\n") + "\n"
 
@@ -176,12 +176,12 @@ def note_on(server: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def failed_steps(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a run that its client has and that do not pass."""
+    """Return the steps of a run that its client has and that do not pass."""
     return [one for one in run["steps"] if one["status"] not in ("passed", "not offered")]
 
 
 def servers_in(runs: dict[tuple[str, str], dict[str, Any]]) -> list[Server]:
-    """The servers that this client was tried with."""
+    """Return the servers that this client was tried with."""
     return [one for one in SERVERS if (one.name, "ours") in runs]
 
 
@@ -216,7 +216,7 @@ def counts(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 
 
 def client_name(client: str) -> str:
-    """A client as the tables call it."""
+    """Return a client as the tables call it."""
     return "this client" if client == "ours" else f"official {client}"
 
 
@@ -271,7 +271,7 @@ def reason(server: str, one: dict[str, Any]) -> str:
 
 
 def anonymous(message: str) -> str:
-    """A message without what differs from run to run."""
+    """Return a message without what differs from run to run."""
     message = re.sub(r"http://(127\.0\.0\.1|localhost):\d+", "SERVER", message)
     message = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b", "ID", message)
     message = re.sub(r"\bfut_[0-9a-f]{32}\b", "fut_ID", message)
@@ -279,7 +279,7 @@ def anonymous(message: str) -> str:
 
 
 def better(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
-    """What an official client passes and this one does not."""
+    """Yield what an official client passes and this one does not."""
     lines = [
         f"- {server.title}, official {client}: *{area_title(area)}: {step_title(title)}*"
         for server in servers_in(runs)
@@ -300,7 +300,7 @@ def only_official(runs: dict[tuple[str, str], dict[str, Any]], server: Server) -
 
 
 def idle_notes() -> list[str]:
-    """The notes and titles of servers or steps that are not there, and the notes of steps that pass."""
+    """Return the notes and titles of servers or steps that are not there, and the notes of steps that pass."""
     runs = recorded()
     idle = []
     for server, known in notes().items():
@@ -312,7 +312,7 @@ def idle_notes() -> list[str]:
 
 
 def idle_titles() -> list[str]:
-    """The areas and steps that have another title and are not there."""
+    """Return the areas and steps that have another title and are not there."""
     steps = [one for run in recorded().values() for one in run["steps"]]
     found = {"areas": {one["area"] for one in steps}, "steps": {one["title"] for one in steps}}
     return [f"{kind}: {title}" for kind, named in titles().items() for title in named if title not in found[kind]]

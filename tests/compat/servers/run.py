@@ -110,7 +110,7 @@ def run_scenario(server: Server, python: str, client: str, client_python: str, a
 
 
 def hide_paths(text: str, names: dict[Path, str]) -> str:
-    """A text without the places of this machine, which servers put into their errors."""
+    """Return a text without the places of this machine, which servers put into their errors."""
     for path, name in {**names, Path(sys.base_prefix): "<python>"}.items():
         text = text.replace(str(path), name)
     return text
@@ -125,7 +125,7 @@ def record(server: Server, client: str, found: dict[str, object]) -> None:
 
 
 def fresh_folder(folder: Path) -> Path:
-    """An empty folder with the model in it."""
+    """Return an empty folder with the model in it."""
     model = folder.parent / MODEL
     if not (model / "tokenizer_config.json").exists():  # the last file that is written
         subprocess.run([sys.executable, str(HERE / "tiny_model.py"), str(model)], check=True)
@@ -135,7 +135,7 @@ def fresh_folder(folder: Path) -> Path:
 
 
 def server_python(server: Server, scratch: Path) -> str:
-    """The Python of the environment of a server. Ours is the one that runs this."""
+    """Return the Python of the environment of a server. Ours is the one that runs this."""
     if not server.package:
         return sys.executable
     home = scratch / "servers" / server.name
@@ -154,7 +154,7 @@ def server_python(server: Server, scratch: Path) -> str:
 
 
 def official_python(version: str, scratch: Path) -> str:
-    """The Python of the environment of an official client."""
+    """Return the Python of the environment of an official client."""
     home = scratch / "clients" / version
     if not (home / "ready").exists():
         python = new_environment(home)
@@ -166,7 +166,7 @@ def official_python(version: str, scratch: Path) -> str:
 
 
 def new_environment(home: Path) -> str:
-    """An empty virtual environment."""
+    """Return an empty virtual environment."""
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     return str(home / "bin" / "python")

@@ -107,7 +107,7 @@ class StartError(Exception):
 
 @contextmanager
 def running(server: Server, python: str, folder: Path, port: int) -> Iterator[str]:
-    """The address of a server that runs for the length of the block, in a folder that has the model."""
+    """Yield the address of a server that runs for the length of the block, in a folder that has the model."""
     log = folder / "server.log"
     settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "TINKER_SERVE_API_KEY": KEY}
     with ExitStack() as stack:
@@ -127,7 +127,7 @@ def running(server: Server, python: str, folder: Path, port: int) -> Iterator[st
 
 
 def locked(lock: str) -> dict[str, str]:
-    """The variables of this process with another lock for pip."""
+    """Return the variables of this process with another lock for pip."""
     return {**os.environ, **dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (LOCKS / f"{lock}.txt").as_uri())}
 
 

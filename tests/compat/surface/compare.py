@@ -46,7 +46,7 @@ _RENAME = {
 
 
 def canon(s: str | None) -> str:
-    """A canonical spelling of an annotation: no module prefixes, no quotes, X | None for
+    """Return a canonical spelling of an annotation: no module prefixes, no quotes, X | None for
     Optional, sorted unions, Annotated stripped."""
     if not s:
         return "Any"

@@ -246,7 +246,7 @@ def literal_values(o: object) -> list | None:
 
 
 def literals(o: object) -> list | None:
-    """The literal values of a type that may be open to others, or None."""
+    """Return the literal values of a type that may be open to others, or None."""
     if isinstance(o, str):
         found = re.search(r"Literal\[([^\]]*)\]", o)
         return found and [repr(ast.literal_eval(v)) for v in found[1].split(",")]
@@ -1485,7 +1485,7 @@ def _after_close(c):
 
 
 def forms(value: object) -> dict[str, object]:
-    """The same value in other forms that programs hold it in, by a name for the form."""
+    """Return the same value in other forms that programs hold it in, by a name for the form."""
     import numpy as np
 
     torch = None
@@ -1527,7 +1527,7 @@ def forms(value: object) -> dict[str, object]:
 
 
 def plain_form(value: object) -> object:
-    """A value of the package as plain data."""
+    """Return a value of the package as plain data."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
     return (
@@ -1538,7 +1538,7 @@ def plain_form(value: object) -> object:
 
 
 def stub_server() -> tuple[str, list[str]]:
-    """A server that accepts every request and has no result but new models: its address, and the paths it was asked for."""
+    """Return the address of a server that accepts every request, with new models as only results, and the requested paths."""
     import http.server
     import threading
 

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def mypy(file: Path, python: str) -> set[int]:
-    """The lines that mypy refuses."""
+    """Return the lines that mypy refuses."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", f"--python-executable={python}"]
     done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False, cwd=HERE)
     if done.returncode > 1:
@@ -26,14 +26,14 @@ def mypy(file: Path, python: str) -> set[int]:
 
 
 def pyright(file: Path, python: str) -> set[int]:
-    """The lines that pyright refuses."""
+    """Return the lines that pyright refuses."""
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, str(file)]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE).stdout)
     return {one["range"]["start"]["line"] + 1 for one in report["generalDiagnostics"] if one["severity"] == "error"}
 
 
 def marked(file: Path) -> set[int]:
-    """The lines that should be refused."""
+    """Return the lines that should be refused."""
     return {number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# refused")}
 
 

@@ -200,7 +200,7 @@ def add_members() -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the bindings, and the type checker's cache of everything else."""
+    """Return a folder with a copy of the bindings, and the type checker's cache of everything else."""
     folder = tmp_path_factory.mktemp("bindings")
     shutil.copytree(BINDINGS, folder / "tinker_wire", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "mypy.ini").write_text(CONFIG.format(copy=folder, root=ROOT))

@@ -67,7 +67,7 @@ def write_model(folder: Path) -> Path:
 
 @contextmanager
 def service(model: Path, folder: Path, *sampler: str) -> Iterator[tinker.ServiceClient]:
-    """A client of a server that has loaded the model and, if it is to, vLLM."""
+    """Yield a client of a server that has loaded the model and, if it is to, vLLM."""
     settings = Settings(data_dir=folder, sampler=sampler, sampler_args=ARGUMENTS, dtype="float32")
     with running_server(settings, "torch", model=str(model)) as url, tinker.ServiceClient(base_url=url) as client:
         yield client

@@ -137,7 +137,7 @@ class Recorder:
 
 
 def decode(message: Any) -> dict[str, Any]:
-    """A message as the recordings show it: its fields by name, arrays as numbers."""
+    """Return a message as the recordings show it: its fields by name, arrays as numbers."""
     dtype = DTYPES.get(messages.DType.Name(message.dtype), "") if hasattr(message, "dtype") else ""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():

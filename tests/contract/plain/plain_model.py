@@ -26,7 +26,7 @@ class Adapter:
         return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
     def cross_entropy(self, tokens: list[int], targets: np.ndarray, weights: np.ndarray, *, backward: bool) -> np.ndarray:
-        """The logprob of each target; with `backward` the gradient of -sum(weights * logprobs) is added up."""
+        """Return the logprob of each target; with `backward` the gradient of -sum(weights * logprobs) is added up."""
         logprobs, rows = self.logprobs(tokens), np.arange(len(targets))
         if backward:
             slope = np.exp(logprobs) * weights[:, None]

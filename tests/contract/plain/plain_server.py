@@ -48,7 +48,7 @@ def need(body: Any, kind: type, *names: str) -> Any:
 
 
 def read_tokens(model_input: Any) -> list[int]:
-    """The tokens of all chunks of a prompt or a datum; clients of 2025 send chunks without a `type`."""
+    """Return the tokens of all chunks of a prompt or a datum; clients of 2025 send chunks without a `type`."""
     tokens = [token for chunk in need(model_input, list, "chunks") for token in need(chunk, list, "tokens")]
     if not tokens or len(tokens) > CONTEXT or not all(isinstance(one, int) and 0 <= one < VOCABULARY for one in tokens):
         raise Refusal(422, [{"loc": ["body", "chunks"], "msg": f"1 to {CONTEXT} tokens below {VOCABULARY}", "type": "value"}])
@@ -56,7 +56,7 @@ def read_tokens(model_input: Any) -> list[int]:
 
 
 def read_row(inputs: BODY, name: str, tokens: list[int]) -> np.ndarray:
-    """A dense input with one number for each token; without `weights` each token counts as one."""
+    """Return a dense input with one number for each token; without `weights` each token counts as one."""
     if name == "weights" and name not in inputs:
         return np.ones(len(tokens))
     row = np.array(need(inputs, list, name, "data"), float)

@@ -30,7 +30,7 @@ def in_one_loop(step: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], N
 
 
 async def register(name: str) -> tuple[TinkerNativeBackend, art.TrainableModel[Any, Any]]:
-    """A backend on the folder `art`, with this model, as a new process has them."""
+    """Return a backend on the folder `art`, with this model, as a new process has them."""
     made = art.TrainableModel(name=name, project="steps", base_model=MODEL, _internal_config={"tinker_native_args": ARGUMENTS})
     behind = TinkerNativeBackend(path="art")
     await made.register(behind, _openai_client_config={"server_args": {"host": "127.0.0.1"}})

@@ -28,7 +28,7 @@ def show_result(name: str, read: Callable[[bytes], Any], body: bytes) -> None:
 
 
 def describe(result: Any) -> Any:
-    """A result by the names that scripts use."""
+    """Return a result by the names that scripts use."""
     if isinstance(result, types.SampleResponse):
         sequences = [[s.stop_reason, s.tokens, s.logprobs] for s in result.sequences]
         return [sequences, result.prompt_logprobs, result.topk_prompt_logprobs, result.prompt_cache_hit_tokens]
@@ -39,7 +39,7 @@ def describe(result: Any) -> Any:
 
 
 def request(chunks: list[Any] | None = None, number: int | None = 3, config: dict[str, Any] | None = None) -> Any:
-    """A training request with one datum."""
+    """Return a training request with one datum."""
     inputs = {
         "weights": types.TensorData(data=[1.0, 0.5], dtype="float32", shape=[2]),
         "target_tokens": types.TensorData(

@@ -145,7 +145,7 @@ def _logprob(row: torch.Tensor, token: int) -> Logprob:
 
 
 def _distribution(logits: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-    """The log-probabilities after temperature, top-k and top-p."""
+    """Return the log-probabilities after temperature, top-k and top-p."""
     if options["temperature"] == 0:
         return torch.log_softmax(logits, -1)
     logits = logits / options["temperature"]
