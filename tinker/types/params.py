@@ -27,7 +27,6 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (limits.SAMPLING_PARAMS_MIN_P_MINIMUM, limits.SAMPLING_PARAMS_MIN_P_MAXIMUM),
     "presence_penalty": (limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MAXIMUM),
     "frequency_penalty": (limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MAXIMUM),
-    "repetition_penalty": (math.nextafter(0, 1), math.inf),
 }
 _EXTENSIONS = frozenset({"min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"})
 
@@ -117,8 +116,8 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
         train_unembed (bool): Whether the output layer gets an adapter, True by default.
         train_mlp (bool): Whether MLP layers and experts get an adapter, True by default.
         train_attn (bool): Whether attention layers get an adapter, True by default.
-        lora_alpha (float | None): The scale, by which and 1/rank the update is multiplied. None, the default, means 32. An
-            extension, as is ``target_modules``: the local server has them, and other servers ignore or reject them.
+        lora_alpha (float | None): The scale: the update is multiplied by ``lora_alpha / rank``. None, the default, means 32. It
+            is an extension, as is ``target_modules``: the local server has them, and other servers ignore or reject them.
         target_modules (Sequence[str] | None): The modules that get an adapter, of those that the switches leave, each as the
             end of a module's name such as ``"q_proj"``. None, the default, means all.
     """
@@ -171,8 +170,8 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
         extra = _extra(self.extra)
-        for name in _EXTENSIONS & (extra or {}).keys():  # where they stood before they were arguments
-            msgspec.structs.force_setattr(self, name, cast("dict[str, Any]", extra).pop(name))
+        for name in _EXTENSIONS & extra.keys():  # where they stood before they were arguments
+            msgspec.structs.force_setattr(self, name, extra.pop(name))
         msgspec.structs.force_setattr(self, "extra", extra or None)
         convert_numbers(self)
         _check_ranges(self)
@@ -193,12 +192,13 @@ def _check_ranges(params: SamplingParams) -> None:
         if value is not None and not least <= value <= most:
             allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             raise ValueError(f"SamplingParams.{name} must be {allowed}, got {value}")
+    if params.repetition_penalty is not None and not params.repetition_penalty > 0:
+        raise ValueError(f"SamplingParams.repetition_penalty must be above 0, got {params.repetition_penalty}")
 
 
-def _extra(extra: object) -> dict[str, Any] | None:
+def _extra(extra: object) -> dict[str, Any]:
     """Return the parameters, which the caller may change later. TypeError or ValueError for what cannot be sent."""
-    if extra is None:
-        return None
+    extra = {} if extra is None else extra
     if not isinstance(extra, Mapping):
         raise TypeError(f"SamplingParams.extra must be a mapping of names to values, got {type(extra).__name__}")
     parameters = dict(cast("Mapping[object, Any]", extra))
