@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -79,6 +80,10 @@ def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: 
     import struct
     import termios
 
+    def own_terminal() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_") and name != "COLUMNS"}
@@ -86,7 +91,7 @@ def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: 
     command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=own_terminal,
     )  # fmt: skip
     os.close(theirs)
     shown, since, waiting, answer, silences = b"", 0, list(typed), "", 0
