@@ -442,6 +442,19 @@ def diff(session: nox.Session) -> None:
 
 
 @nox.session
+def follow(session: nox.Session) -> None:
+    """List the edits that the newest release of the official SDK asks of the contract (`-- 0.36.0` for another release)."""
+    session.install("-r", "codegen/requirements.txt", "protobuf")
+    use_lock(session, None)  # which pins that SDK
+    folder = scratch(session) / "wheels"
+    shutil.rmtree(folder, ignore_errors=True)
+    wanted = "==".join(("tinker", *session.posargs))
+    session.run("pip", "download", "-q", "--no-deps", "--only-binary", "tinker", "-d", str(folder), wanted)
+    (wheel,) = folder.glob("*.whl")
+    session.run("python", "-m", "codegen", "follow", str(wheel))
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """CPU, time and memory of this client and the official one, in turn; HTTPS needs nginx. `-- --tasks NAME ...` for some."""
     wheel = built_wheel(session)

@@ -31,7 +31,14 @@ _SCALARS = {
     "datetime": "string, format: date-time",
 }
 _ANY = "{$ref: '#/components/schemas/JSONValue'}"
-_SECTIONS = {"paths": "path", "classes": "class", "values": "choice", "messages": "message", "enums": "enum"}
+_SECTIONS = {
+    "paths": "path",
+    "headers": "header",
+    "classes": "class",
+    "values": "choice",
+    "messages": "message",
+    "enums": "enum",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,6 +104,8 @@ def compare_document(document: Any, facts: Facts) -> Iterator[str]:
     """Say what of a wheel the document lacks, and what of its classes the wheel does not have, unless that is on purpose."""
     known = tomllib.loads(DIFFERENCES.read_text(encoding="utf-8"))
     yield from (f"add path {path}" for path in _missing_paths(document, facts) if path not in known["paths"])
+    text = str(document).lower()
+    yield from (f"name header {name}" for name in facts["headers"] if name not in text and name not in known["headers"])
     schemas = document["components"]["schemas"]
     for name, fields in sorted(facts["classes"].items()):
         if name in known["classes"]:

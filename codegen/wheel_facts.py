@@ -19,6 +19,7 @@ Facts: TypeAlias = dict[str, Any]
 _METHODS = {"get": "GET", "post": "POST", "put": "PUT", "delete": "DELETE", "patch": "PATCH", "get_api_list": "GET"}
 _MESSAGES = "tinker/proto/tinker_public_pb2.py"
 _TYPES = "tinker/types/"
+_HEADER = re.compile(r"(x|cf|www|retry)(-[a-z]+)+")
 _LABELS = {1: "optional", 2: "required", 3: "repeated"}
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
@@ -31,6 +32,7 @@ def read_facts(wheel: Path) -> Facts:
     return {
         "version": re.match(r"tinker-([^-]+)-", wheel.name)[1],  # type: ignore[index]
         "paths": sorted({path for module in modules.values() for path in _paths(module)}),
+        "headers": sorted({name for path, module in modules.items() if "_test" not in path for name in _headers(module)}),
         "classes": {
             name: fields for path, module in modules.items() if path.startswith(_TYPES) for name, fields in _classes(module)
         },
@@ -49,6 +51,13 @@ def _paths(module: ast.Module) -> Iterator[str]:
         method, path = _METHODS.get(node.func.attr.lstrip("_")), _text(node.args[0])
         if method is not None and path is not None and path.startswith("/api/"):
             yield f"{method} {path.partition('?')[0]}"
+
+
+def _headers(module: ast.Module) -> Iterator[str]:
+    """Yield the texts that look like the name of a header of requests or of a proxy, in small letters."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _HEADER.fullmatch(node.value.lower()):
+            yield node.value.lower()
 
 
 def _text(node: ast.expr) -> str | None:

@@ -67,6 +67,9 @@ def test_every_listed_difference_is_one(document: Any, monkeypatch: pytest.Monke
 FAULTS = {
     "a path with another name": lambda d: d["paths"].update({"/api/v1/health": d["paths"].pop("/api/v1/healthz")}),
     "another method": lambda d: d["paths"]["/api/v1/optim_step"].update(put=d["paths"]["/api/v1/optim_step"].pop("post")),
+    "a header that is not named": lambda d: d["info"].update(
+        description=d["info"]["description"].replace("`x-sdk-method`", "another")
+    ),
     "a misspelt value": lambda d: d["components"]["schemas"]["LossFnType"]["enum"].__setitem__(3, "cipso"),
     "a field with another name": lambda d: rename(d, "CheckpointBillingEvent", "count", "checkpoint_count"),
     "an optional field with another name": lambda d: rename(d, "Checkpoint", "size_bytes", "nbytes"),
@@ -100,6 +103,7 @@ def test_following_a_release(document: Any) -> None:
     assert "added path POST /api/v1/sessions/search\n" in changes
     assert "added class ActiveSessionStatusQuery\n    ActiveSessionStatusQuery:\n      type: object\n" in changes
     assert list(compare_facts(facts("0.36.0"), facts("0.38.0"))) == [
+        "added header www-authenticate",
         "changed class ClientConfigResponse.create_model_via_load_weights: bool -> nothing",
         "changed class SaveWeightsForSamplerRequest.kind: nothing -> SamplingClientKind",
         "changed class StorageBillingEvent.free: nothing -> bool",
