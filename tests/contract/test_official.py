@@ -182,7 +182,10 @@ def test_every_message_is_the_official_one() -> None:
     ours, official = messages_of_ours(), facts(LATEST)
     unused = {"SamplingParams", "StopStrings", "StopTokens"}
     assert official["messages"].keys() - ours["messages"].keys() <= unused
-    assert ours["messages"] == {name: official["messages"][name] for name in ours["messages"]}
+    assert ours["messages"] == {name: official["messages"][name] for name in ours["messages"]}, (
+        f"tinker_public.proto differs from {LATEST}; for a newer release write its facts: python -m codegen follow WHEEL --facts "
+        "> tests/contract/official/VERSION.json, and raise LATEST"
+    )
     assert ours["enums"] == {name: official["enums"][name] for name in ours["enums"]}
 
 
