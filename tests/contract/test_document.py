@@ -136,7 +136,7 @@ def test_the_version_is_raised_since_the_release(document: dict[str, Any]) -> No
     try:
         released = read_source(commit)
     except (OSError, Refusal):
-        pytest.skip("there is no history to find the last release in")
+        pytest.skip("a shallow clone does not contain the last release")
     findings = compare(released, read_source(str(ROOT)))
     assert too_low(released.document["info"]["version"], document["info"]["version"], findings) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,24 @@ def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
     assert kept == ["sampler_weights/sampler-2"]
     body = {"model_id": model, "seq_id": 9, "path": "z", "keep_last": 0}
     assert api.refused("save_weights", body) == (400, "keep_last is 0; it must be at least 1")
+
+
+def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """What was to be saved is saved, and the log names the checkpoint that is still there."""
+    model = api.model()
+    held = [True]
+
+    def hold(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and held and "/weights/old-" in str(arguments[0]):
+            raise PermissionError(f"{arguments[0]} is held")
+
+    api.result(api.save(model, 1, "old"))
+    sys.addaudithook(hold)  # a hook cannot be removed
+    saved = api.result(api.ok("save_weights", {"model_id": model, "seq_id": 2, "path": "new", "keep_last": 1}))
+    held.clear()
+    assert saved["path"] == f"tinker://{model}/weights/new"
+    assert f"cannot delete tinker://{model}/weights/old, which keep_last leaves out" in caplog.text
+    assert len(api.ok("list_user_checkpoints")["checkpoints"]) == 2
 
 
 def test_saves_without_a_name_are_numbered(api: Api) -> None:

@@ -196,7 +196,8 @@ def run_loops(url: str, folder: Path, python: Path, variables: dict[str, str]) -
     names = subprocess.run([str(python), str(script), "--list"], env=variables, capture_output=True, text=True, check=True)
     done = follow([str(python), str(script), url, str(folder), *names.stdout.split()], folder, variables)
     rows = [line.split() for line in done.stdout.splitlines()]
-    return {f"loop {row[0]}": {"passed": row[1] == "passed", "why": done.stderr[-2000:]} for row in rows if len(row) == 4}
+    ends = {f"loop {row[0]}": row[1] == "passed" for row in rows if len(row) == 4}
+    return {name: {"passed": passed, "why": "" if passed else done.stderr[-2000:]} for name, passed in ends.items()}
 
 
 def follow(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

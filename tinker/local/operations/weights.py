@@ -16,6 +16,7 @@ from tinker.local.naming import choose_engine_for
 from tinker.local.operations.descriptions import check_ttl
 from tinker.local.operations.models import NewModel, adapter_spec, creation_step, lora_config, optimizer_family
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
+from tinker.local.scheduling.steps import log
 from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
 from tinker.local.storage.sessions import ModelRecord
@@ -115,7 +116,10 @@ class Save:
             shared.audit.record_checkpoint("checkpoint_created", record)
             shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
             for one in same[max(0, (keep or 1) - 1) :]:
-                drop_checkpoint(self.state, shared, one)
+                try:
+                    drop_checkpoint(self.state, shared, one)
+                except OSError as error:  # what was to be saved is saved
+                    log.error("cannot delete %s, which keep_last leaves out: %s", one.path, error)
 
     def _record(self, engine: Engine) -> CheckpointRecord:
         now, ttl, session = self.state.now(), self.request.ttl_seconds, self.model.session
