@@ -305,10 +305,11 @@ def test_never_a_stream() -> None:
 @pytest.mark.parametrize("streams", [20, pytest.param(100, marks=pytest.mark.soak)])
 def test_thousands_at_once(streams: int) -> None:
     """Thousands of concurrent exchanges share a hundred connections, and each is answered."""
-    count = 100 * streams
+    count, all_are_full = 100 * streams, asyncio.Barrier(100)
 
     async def script(connection: Connection) -> None:
         await connection.wait_until(lambda: len(connection.requests) == streams)
+        await all_are_full.wait()  # a connection that is answered earlier takes exchanges that others wait for
         await connection.answer_all()
 
     async def use(line: Line) -> None:
