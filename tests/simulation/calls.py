@@ -17,6 +17,28 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
+def datum(tag: int) -> tinker.Datum:
+    """Return a datum whose first tokens spell its tag."""
+    tokens = [tag // 1000, tag % 1000, 3]
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens),
+        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * len(tokens)},  # type: ignore[dict-item]
+    )
+
+
+class Unknown:
+    """The future of a call that was interrupted, and may have been made or not."""
+
+    def done(self) -> bool:
+        return True
+
+    def cancelled(self) -> bool:
+        return True
+
+    async def wait(self) -> None:
+        return
+
+
 class Call:
     """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing)."""
 

@@ -98,17 +98,36 @@ def tag_of(tokens: Sequence[int]) -> int:
     return int(tokens[0]) * 1000 + int(tokens[1])
 
 
+def list_tags(folder: Path) -> list[Tag]:
+    """Return everything that the weights of a checkpoint consist of, in order."""
+    origin, tags = json.loads((folder / FILE).read_text())
+    return [*(list_tags(Path(origin[1:])) if origin else ()), *((kind, number) for kind, number in tags)]
+
+
 def weights_differ(log: EffectLog, adapter_id: str) -> bool:
     """Compute the weights of a run again from what took effect, in order, and compare."""
     assert log.engine is not None
-    effects, wanted = log.of_adapter[adapter_id], log.engine.tensors(adapter_id)
-    again = ToyEngine(vocabulary=1024)
+    effects, again = log.of_adapter[adapter_id], ToyEngine(vocabulary=1024)
     if effects.origin:
         again.load(adapter_id, Path(effects.origin[1:]), optimizer=effects.origin[0] == "1")
     else:
         again.create_adapter(adapter_id, log.specs[adapter_id])
-    for tag in effects.tags:
-        inputs = log.inputs[adapter_id, tag]
+    return _differ(log, again, adapter_id, effects.tags, [adapter_id], log.engine.tensors(adapter_id))
+
+
+def saved_weights_differ(log: EffectLog, runs: Sequence[str], folder: Path) -> bool:
+    """Compute the weights of a checkpoint again, in one run, from what took effect in several, and compare."""
+    saved, again = ToyEngine(vocabulary=1024), ToyEngine(vocabulary=1024)
+    saved.load(runs[0], folder, optimizer=True)
+    again.create_adapter(runs[0], log.specs[runs[0]])
+    return _differ(log, again, runs[0], list_tags(folder), runs, saved._adapters[runs[0]].tensors)
+
+
+def _differ(
+    log: EffectLog, again: ToyEngine, adapter_id: str, tags: Sequence[Tag], runs: Sequence[str], wanted: Mapping[str, Any]
+) -> bool:
+    for tag in tags:
+        inputs = next(log.inputs[run, tag] for run in runs if (run, tag) in log.inputs)
         if tag[0] == "G":
             again.forward_backward(adapter_id, *inputs, backward=True)
         else:

@@ -44,6 +44,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.random = random.Random(repr(seed))
         self.now = 1000.0
+        self.wall_offset = 0.0  # of the clients' wall clock
         self.steps = 0
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.failures.append(context))
@@ -108,7 +109,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def clock(self) -> Clock:
         """Return the clock of a client on this loop."""
-        return Clock(monotonic=self.time, wall=self.time, sleep=asyncio.sleep, random=self.random.random)
+        return Clock(
+            monotonic=self.time, wall=lambda: self.now + self.wall_offset, sleep=asyncio.sleep, random=self.random.random
+        )
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class Network:
         self.rate = 0.0
         self.faults: Sequence[str] = FAULTS
         self.skipped: frozenset[int] = frozenset()  # exchanges that meet no fault, to find a smaller failure
-        self.storm: int | None = None  # the status of every response
+        self.storm: str | None = None  # what goes wrong with every exchange
         self.exchanges = 0
         self.trace: Callable[[str], object] | None = None  # called with a line for each thing that happens
         self.met: list[int] = []
@@ -54,7 +54,7 @@ class Network:
         """Return the fault of the next exchange."""
         self.exchanges += 1
         if self.storm is not None:
-            return f"status {self.storm}"
+            return self.storm
         if not self.rate or self.loop.random.random() >= self.rate:
             return None
         kind = self.loop.random.choice(self.faults)

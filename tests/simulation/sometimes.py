@@ -7,8 +7,8 @@ from collections import Counter
 from simulation.network import FAULTS
 
 _ERRORS = {
-    "G": "APIStatusError APITimeoutError AuthenticationError BadRequestError ConflictError InternalServerError NotFoundError "
-    "PrecedingRequestFailed RateLimitError RefusedResultError RequestFailedError SessionLostError",
+    "G": "APIStatusError APITimeoutError AuthenticationError BadRequestError CircuitOpenError ConflictError InternalServerError "
+    "NotFoundError PrecedingRequestFailed RateLimitError RefusedResultError RequestFailedError SessionLostError",
     "S": "APIStatusError AuthenticationError BadRequestError InternalServerError PrecedingRequestFailed RateLimitError "
     "RefusedResultError RequestFailedError SessionLostError",
     "V": "APIStatusError BadRequestError PrecedingRequestFailed RefusedResultError SessionLostError",
@@ -44,6 +44,17 @@ SOMETIMES: tuple[str, ...] = (
         "a stream fails",
         "a stream ends",
         "judged by effects",
+        "a loop begins anew",
+        "a loop continues from a save",
+        "a loop ends",
+        "a loop ends with RecoveryFailedError",
+        "a sampler is copied",
+        "a sampler joins from elsewhere",
+        "interrupted in a call",
+        "interrupted in a look",
+        "nothing arrives for a while",
+        "nothing comes back for a while",
+        "clock jump of the client",
     ),
 )
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 import tinker
-from simulation.calls import SHARES, Call, Run, Violation
+from simulation.calls import SHARES, Call, Run, Unknown, Violation, datum
 from simulation.effects import LEARNING_RATE
+from simulation.interrupts import interrupt
+from simulation.loops import Loop
 from simulation.network import ORIGIN
 from simulation.server import Request
+from tinker._sampling.portable import to_handle
+from tinker.futures import failure_of
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -49,22 +55,28 @@ WEIGHTS = {
     "calm": 1,
     "clock_jump": 0.3,
 }
+#: The same, in half of the episodes.
+MORE_WEIGHTS = WEIGHTS | {
+    "old_run": 1,
+    "new_service": 1.5,
+    "close_service": 1,
+    "loop": 1,
+    "interrupted_call": 3,
+    "interrupted_look": 1,
+    "copied_sampler": 1,
+    "moved_sampler": 1,
+    "black_hole": 0.5,
+    "half_open": 0.5,
+    "client_clock_jump": 0.3,
+}
 ALWAYS_OPEN = 2  # services
+LONGEST_CALL = 100  # of functions that a call calls
 
 
 @tinker.with_gradients
 def own_loss(data: Any, logprobs: Any) -> Any:
     """Return a custom loss without torch."""
     return 1.0, [0 * part - 1 for part in logprobs]
-
-
-def datum(tag: int) -> tinker.Datum:
-    """Return a datum whose first tokens spell its tag."""
-    tokens = [tag // 1000, tag % 1000, 3]
-    return tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens),
-        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * len(tokens)},  # type: ignore[dict-item]
-    )
 
 
 class User:
@@ -77,9 +89,12 @@ class User:
         self.samplers: list[tinker.SamplingClient] = []
         self.creations: dict[tinker.SamplingClient, tuple[Run, Call]] = {}  # the saves of samplers
         self.others: list[Any] = []  # futures of no run
+        self.checks: list[tuple[Any, Callable[[Any], bool]]] = []  # of what is received for a sample
         self.readers: list[asyncio.Task[None]] = []  # of streams
         self.saves: list[Any] = []
+        self.loops: list[Loop] = []
         self.names = 0
+        self.has_joined = False
         self._restarting: asyncio.Task[None] | None = None
 
     async def do(self, name: str, number: float) -> None:
@@ -93,7 +108,11 @@ class User:
             self.world.reached["call on a closed client"] += 1
 
     def _open_service(self) -> None:
-        self.services.append(tinker.ServiceClient(base_url=ORIGIN, api_key="tml-simulated", clock=self.world.loop.clock()))
+        loop = self.world.loop
+        breaker = tinker.CircuitBreaker(failures=3, clock=loop.time) if self.world.has_breakers else None
+        self.services.append(
+            tinker.ServiceClient(base_url=ORIGIN, api_key="tml-simulated", clock=loop.clock(), circuit_breaker=breaker)
+        )
 
     def _open_run(self, number: float = 0.99) -> None:
         service = _pick(self.services, number)
@@ -125,6 +144,11 @@ class User:
     async def custom(self, number: float) -> None:
         run = self._run(number)
         run.add("G", run.client.forward_backward_custom([datum(run.next_tag)], own_loss))
+
+    async def old_run(self, number: float) -> None:
+        """Train a run that was left, perhaps of a service that was closed."""
+        run = _pick(self.runs, number * 7919 % 1)
+        run.add("G", run.client.forward_backward([datum(run.next_tag)], "cross_entropy"))
 
     async def bad_gradient(self, number: float) -> None:
         """Is accepted, and fails when it runs: its token is outside of the vocabulary."""
@@ -181,7 +205,9 @@ class User:
                 self.others.append(stream._future)
                 self.readers.append(asyncio.create_task(self._read(stream, sampler, count * params.max_tokens)))
             else:
-                self.others.append(sampler.sample(prompt, count, params))
+                future = sampler.sample(prompt, count, params)
+                self.others.append(future)
+                self.checks.append((future, lambda result: len(result.sequences) == count))
 
     async def _read(self, stream: tinker.SampleStream, sampler: tinker.SamplingClient, most: int) -> None:
         """Read a stream to its end, or until it breaks."""
@@ -200,13 +226,38 @@ class User:
                 run.receive(call)
         else:
             self.world.reached["a stream ends"] += 1
+        del stream, sampler  # an error keeps this frame
         if received > most:
             raise Violation(f"a stream gives what was asked for: {received} of {most} tokens")
+
+    async def copied_sampler(self, number: float) -> None:
+        """Copy a sampler, as a pickle does in its own process."""
+        self._copy_sampler(number, is_elsewhere=False)
+
+    async def moved_sampler(self, number: float) -> None:
+        """Copy a sampler to another process, which joins the session."""
+        self._copy_sampler(number, is_elsewhere=True)
+
+    def _copy_sampler(self, number: float, *, is_elsewhere: bool) -> None:
+        ready = [one for one in self.samplers if one._ready.done() and not one._ready.cancelled()]
+        found = [one for one in ready if failure_of(one._ready) is None]
+        if found:
+            state = _pick(found, number)._sampler.state()
+            state = msgspec.structs.replace(state, origin="elsewhere") if is_elsewhere else state
+            self.samplers.append(tinker.SamplingClient.from_sampler_handle(to_handle(state)))
+            self.others.append(self.samplers[-1]._ready)
+            self.has_joined |= is_elsewhere
+            self.world.reached["a sampler joins from elsewhere" if is_elsewhere else "a sampler is copied"] += 1
+
+    def forget_samplers(self) -> None:
+        self.samplers, self.others, self.checks, self.readers = [], [], [], []
 
     async def logprobs(self, number: float) -> None:
         if self.samplers:
             prompt = tinker.ModelInput.from_ints([5] * (2 + int(number * 10)))
-            self.others.append(_pick(self.samplers[-3:], number).compute_logprobs(prompt))
+            future = _pick(self.samplers[-3:], number).compute_logprobs(prompt)
+            self.others.append(future)
+            self.checks.append((future, lambda result: len(result) == prompt.length))
 
     # ------------------------------------------------------------------------------------------- what it does with futures
 
@@ -275,6 +326,40 @@ class User:
             else:
                 self._note(call)
 
+    async def interrupted_call(self, number: float) -> None:
+        """Call something, and be interrupted meanwhile: it is called or not, and the next call works."""
+        run = self._run(number)
+        tag, calls = run.next_tag, int(number * 7919 % 1 * LONGEST_CALL)
+        if number * 13 % 1 < 0.5:
+            kind, call = "G", lambda: run.client.forward_backward([datum(tag)], "cross_entropy")
+        else:
+            kind, call = "S", lambda: run.client.optim_step(tinker.AdamParams(learning_rate=tag * LEARNING_RATE))
+        try:
+            future = interrupt(call, calls)
+        except KeyboardInterrupt:
+            self.world.reached["interrupted in a call"] += 1
+            future = Unknown()
+        run.add(kind, future)
+
+    async def interrupted_look(self, number: float) -> None:
+        """Be interrupted while asking for the result of something that is done, which can be asked for again."""
+        run, calls = self._calls(number)
+        done = [call for call in calls if call.future.done()]
+        if done:
+            call = _pick(done, number)
+            try:
+                interrupt(lambda: call.future.exception(0), int(number * 7919 % 1 * LONGEST_CALL / 10))
+            except KeyboardInterrupt:
+                self.world.reached["interrupted in a look"] += 1
+            run.receive(call)
+
+    async def loop(self, number: float) -> None:
+        """Begin a loop that recovers its run."""
+        if len(self.loops) < 3:
+            service = _pick(self.services[-ALWAYS_OPEN:], number)
+            count, save_every = 2 + int(number * 7919 % 1 * 12), 1 + int(number * 13 % 1 * 5)
+            self.loops.append(Loop(self.world, service, f"loop-{len(self.loops)}", count, save_every))
+
     async def pause(self, number: float) -> None:
         await asyncio.sleep(number**4 * 5.0)
 
@@ -323,8 +408,17 @@ class User:
             self.world.server.begin(Request("POST", path, {"content-type": "application/json"}, body), lambda _: None)
 
     async def storm(self, number: float) -> None:
-        self.world.network.storm = (429, 402, 503)[int(number * 3)]
-        self.world.reached[f"storm of {self.world.network.storm}"] += 1
+        status = (429, 402, 503)[int(number * 3)]
+        self.world.network.storm = f"status {status}"
+        self.world.reached[f"storm of {status}"] += 1
+
+    async def black_hole(self, number: float) -> None:
+        self.world.network.storm = "lost"
+        self.world.reached["nothing arrives for a while"] += 1
+
+    async def half_open(self, number: float) -> None:
+        self.world.network.storm = "silent"
+        self.world.reached["nothing comes back for a while"] += 1
 
     async def calm(self, number: float) -> None:
         self.world.network.storm = None
@@ -332,6 +426,10 @@ class User:
     async def clock_jump(self, number: float) -> None:
         self.world.server.wall_offset += (number - 0.5) * 1e6
         self.world.reached["clock jump"] += 1
+
+    async def client_clock_jump(self, number: float) -> None:
+        self.world.loop.wall_offset += (number - 0.5) * 1e6
+        self.world.reached["clock jump of the client"] += 1
 
 
 def _pick(found: Sequence[Any], number: float) -> Any:

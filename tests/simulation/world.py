@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import tempfile
 import traceback
@@ -15,18 +16,21 @@ from typing import Any, NamedTuple
 from tinker_wire import models
 from workload import taken_slots
 
+import tinker
 from simulation.calls import Violation
 from simulation.effects import EffectLog, weights_differ
 from simulation.loop import SimulatedLoop, simulated_loop
 from simulation.network import FAULTS, Network, SimulatedEngine
 from simulation.server import SimulatedServer
-from simulation.user import WEIGHTS, User
+from simulation.user import MORE_WEIGHTS, WEIGHTS, User
 from tinker import _runtime
 from tinker._loop import loop_thread
+from tinker.futures import failure_of
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 END_SECONDS = 20_000.0  # of simulated time, until everything must have ended
-FULL_DISKS, STREAMS = 0.15, 0.2  # of the episodes
+FULL_DISKS, STREAMS, BREAKERS = 0.15, 0.2, 0.3  # of the episodes
+HAVE_MORE = "01259"  # ends of the episodes that do more; those in seeds.txt are older, and keep their program
 LONGEST_SENDING_SECONDS = 700.0  # until a request is given up
 
 
@@ -51,7 +55,8 @@ class Outcome(NamedTuple):
 def make_plan(seed: str, count: int) -> Plan:
     """Draw the operations of an episode."""
     draw = random.Random(f"{seed} plan")
-    names, weights = list(WEIGHTS), list(WEIGHTS.values())
+    table = MORE_WEIGHTS if seed[-1] in HAVE_MORE else WEIGHTS
+    names, weights = list(table), list(table.values())
     return Plan(seed, tuple((draw.choices(names, weights)[0], draw.random()) for _ in range(count)))
 
 
@@ -90,17 +95,18 @@ class World:
         self.user = User(self, random.Random(f"{plan.seed} user"))
         self.exchanges: list[SimulatedEngine] = []
         self.streams = random.Random(f"{plan.seed} sse").random() < STREAMS
+        self.has_breakers = plan.seed[-1] in HAVE_MORE and random.Random(f"{plan.seed} breakers").random() < BREAKERS
         self._filling: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def engines(self) -> Generator[None]:
-        """Give every client an engine on the simulated network."""
-        before = _runtime.open_engine
-        _runtime.open_engine = self._open_engine  # type: ignore[assignment]
+        """Give every client an engine on the simulated network, and the simulated time."""
+        before = _runtime.open_engine, _runtime.Clock
+        _runtime.open_engine, _runtime.Clock = self._open_engine, self.loop.clock  # type: ignore[assignment, misc]
         try:
             yield
         finally:
-            _runtime.open_engine = before
+            _runtime.open_engine, _runtime.Clock = before  # type: ignore[misc]
 
     def _open_engine(self, *_: object, **__: object) -> SimulatedEngine:
         self.exchanges.append(SimulatedEngine(self.network))
@@ -140,18 +146,31 @@ class World:
             self.server.fill_disk(False)
         if not self.server.is_up:
             await self.user.restarted()
+        await self._end_futures()
+        for _ in range(4):  # a restarted server repeats gradients, and waits for numbers that it had refused
+            if self.server.lives > 1 and self._pending():
+                await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
+        await self._end_loops()
+        self.judge()
+        await asyncio.gather(*self.user.readers)
+        await self.close()
+        self.check_loop()
+
+    async def _end_futures(self) -> None:
         futures = [call.future for run in self.user.runs for call in run.calls] + self.user.others
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 for future in futures:
                     await future.wait()
-        for _ in range(4):  # a restarted server repeats gradients, and waits for numbers that it had refused
-            if self.server.lives > 1 and self._pending():
-                await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
-        self.judge()
-        await asyncio.gather(*self.user.readers)
-        await self.close()
-        self.check_loop()
+
+    async def _end_loops(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await asyncio.gather(*(asyncio.shield(loop.task) for loop in self.user.loops))
+        for loop in self.user.loops:
+            if not loop.task.done():
+                raise Violation(f"every loop ends: {loop.name} does not")
+            loop.judge()
 
     def judge(self) -> None:
         """Compare what the program knows with the server's state."""
@@ -164,6 +183,12 @@ class World:
         for future in self.user.others:
             if not future.done():
                 raise Violation(f"every future ends: {future!r} does not")
+        for future, is_right in self.user.checks:
+            error = None if future.cancelled() else failure_of(future)
+            if isinstance(error, tinker.ConflictError):
+                raise Violation(f"each sample has a number of its own: {error}")
+            if not future.cancelled() and error is None and not is_right(future.result(0)):
+                raise Violation(f"results belong to their requests: {future!r} has {str(future.result(0))[:200]}")
         alive = [run.model_id for run in self.user.runs if run.model_id in self.effects.of_adapter]
         if alive and len(self.effects.of_adapter[alive[0]].tags) < 60 and weights_differ(self.effects, alive[0]):
             raise Violation(f"the weights are those of the accepted steps in order: {alive[0]} has others")
@@ -183,6 +208,9 @@ class World:
         slots = _slots(self.user.services)
         for service in self.user.services:
             await service.close()
+        if self.user.has_joined:  # a session that was joined for a sampler ends with it
+            self.user.forget_samplers()
+            gc.collect()
         await asyncio.sleep(10.0)
         left = [task.get_name() for task in loop_thread()._tasks]
         exchanges = sum(one.open_count for one in self.exchanges)
