@@ -1,10 +1,12 @@
-"""A black hole between client and server: for a while every packet is lost, without a word to either side.
+"""Packets that are lost between client and server: all of them for a while, or a share of them all the time.
 
     python tests/stress/black_hole.py --seconds 30 --times 3       Linux, as root: it needs two network namespaces
+    python tests/stress/black_hole.py --lost 0.3 --reordered 0.3 --doubled 0.1
 
-Client and server are processes in namespaces of their own; between them is a relay of packets, which stops for a while. Prints
-how long after the end of the hole each kind of work went on, over HTTP/1.1 and HTTP/2 with TLS; exits with 1 if that takes
-longer than ``--limit``, or if anything failed.
+Client and server are processes in namespaces of their own; between them is a relay of packets. In the first form it stops for a
+while. Prints how long after the end of the hole each kind of work went on, over HTTP/1.1 and HTTP/2 with TLS; exits with 1 if
+that takes longer than ``--limit``, or if anything failed. In the second form the client does the work of ``workload.py``, and
+``--limit`` is for all of it. ``--ipv6`` gives both ends addresses of that kind.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import heapq
+import itertools
 import json
 import os
+import random
 import selectors
 import ssl
 import struct
@@ -25,11 +30,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__)
-CLIENT, SERVER = "10.99.0.1", "10.99.0.2"
+IPV4, IPV6 = ("10.99.0.1/24", "10.99.0.2/24"), ("fd99::1/64", "fd99::2/64")
 PORT = 8443
+WORK = {"training_clients": 3, "samplers": 40, "steps": 20, "samples": 3}
+LONGEST_DELAY_SECONDS = 0.05  # of a packet that others overtake
 SAMPLES = 20
 BEFORE_SECONDS, AFTER_SECONDS, GUARD_SECONDS = 3.0, 30.0, 300.0
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
@@ -51,7 +57,8 @@ def namespace(name: str, address: str) -> Iterator[int]:
     try:
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
         ip("link", "set", name, "netns", name)
-        for words in (["addr", "add", f"{address}/24", "dev", name], ["link", "set", name, "up"], ["link", "set", "lo", "up"]):
+        added = ["addr", "add", address, "dev", name, *(["nodad"] if ":" in address else [])]
+        for words in (added, ["link", "set", name, "up"], ["link", "set", "lo", "up"]):
             ip("-n", name, *words)
         yield device
     finally:
@@ -60,12 +67,15 @@ def namespace(name: str, address: str) -> Iterator[int]:
 
 
 class Relay(threading.Thread):
-    """Carries packets between two devices, unless ``is_hole``."""
+    """Carries packets between two devices, unless ``is_hole``; a share of them is lost, doubled, or overtaken by others."""
 
-    def __init__(self, one: int, other: int) -> None:
+    def __init__(self, one: int, other: int, shares: dict[str, float]) -> None:
         super().__init__(daemon=True)
         self.is_hole = self.is_over = False
         self._ways = {one: other, other: one}
+        self._lost, self._doubled, self._reordered = shares["lost"], shares["doubled"], shares["reordered"]
+        self._random, self._order = random.Random(0), itertools.count()
+        self._due: list[tuple[float, int, int, bytes]] = []
 
     def run(self) -> None:
         """Carry until it is over."""
@@ -73,10 +83,16 @@ class Relay(threading.Thread):
             for device in self._ways:
                 selector.register(device, selectors.EVENT_READ)
             while not self.is_over:
-                for key, _ in selector.select(0.1):
-                    packet = os.read(key.fd, 1 << 16)
-                    if not self.is_hole:
-                        os.write(self._ways[key.fd], packet)
+                for key, _ in selector.select(0.001 if self._due else 0.1):
+                    self._take(self._ways[key.fd], os.read(key.fd, 1 << 16))
+                while self._due and self._due[0][0] <= time.monotonic():
+                    os.write(*heapq.heappop(self._due)[2:])
+
+    def _take(self, to: int, packet: bytes) -> None:
+        for _ in range(1 + (self._random.random() < self._doubled)):
+            if not self.is_hole and self._random.random() >= self._lost:
+                late = self._random.random() * LONGEST_DELAY_SECONDS if self._random.random() < self._reordered else 0.0
+                heapq.heappush(self._due, (time.monotonic() + late, next(self._order), to, packet))
 
 
 # ------------------------------------------------------------------------------------------------------------------- the ends
@@ -89,12 +105,12 @@ def server_context(ca_file: Path, protocol: str) -> ssl.SSLContext:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(ca_file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(SERVER, "localhost").configure_cert(context)
+    authority.issue_cert(*(address.partition("/")[0] for _, address in (IPV4, IPV6)), "localhost").configure_cert(context)
     context.set_alpn_protocols([protocol])
     return context
 
 
-def serve(folder: Path, protocol: str) -> None:
+def serve(folder: Path, protocol: str, address: str) -> None:
     """Be the server, until killed."""
     from tinker.local import Settings, State, create_app
     from tinker.local.engines.toy import ToyEngine
@@ -103,10 +119,10 @@ def serve(folder: Path, protocol: str) -> None:
     context = server_context(folder / "ca.pem", protocol)
     app = create_app(State(ToyEngine, Settings(data_dir=folder / "data")))
     with FaultyServer(app).on_port(ssl_context=context) as url:
-        asyncio.run(_forward(int(url.rpartition(":")[2])))
+        asyncio.run(_forward(int(url.rpartition(":")[2]), address))
 
 
-async def _forward(port: int) -> None:
+async def _forward(port: int, address: str) -> None:
     """Offer a port of this machine to the other one."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,20 +136,20 @@ async def _forward(port: int) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(carry(reader, back), carry(there, writer))
 
-    listener = await asyncio.start_server(forward, SERVER, PORT)
+    listener = await asyncio.start_server(forward, address, PORT)
     sys.stdout.write("up\n")
     sys.stdout.flush()
     await listener.serve_forever()
 
 
-def work() -> None:
+def work(url: str) -> None:
     """Be the client: sample and train until the standard input ends; then print when each piece of work was done."""
     import tinker
 
     done: dict[str, list[float]] = {"samples": [], "steps": []}
     failures: list[str] = []
     over = threading.Event()
-    service = tinker.ServiceClient(base_url=f"https://{SERVER}:{PORT}", api_key="tml-hole")
+    service = tinker.ServiceClient(base_url=url, api_key="tml-hole")
     training = service.create_lora_training_client("tinker/toy", rank=4)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(60)
     ids = [1, 2, 3]
@@ -168,8 +184,8 @@ def work() -> None:
 
 @contextlib.contextmanager
 def process(name: str, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """This script in a namespace, as one of the ends."""
-    command = ["ip", "netns", "exec", name, sys.executable, str(HERE), *words]
+    """Run a script in a namespace, as one of the ends."""
+    command = ["ip", "netns", "exec", name, sys.executable, *words]
     env = {**os.environ, **environment}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as running:
         try:
@@ -178,60 +194,88 @@ def process(name: str, *words: str, **environment: str) -> Iterator[subprocess.P
             running.kill()
 
 
-def measure(seconds: float, protocol: str) -> dict[str, Any]:
-    """Return the seconds from the end of a hole until the first work of each kind was done, and what failed."""
+@contextlib.contextmanager
+def ends(asked: argparse.Namespace, protocol: str) -> Iterator[tuple[Relay, str, str]]:
+    """Yield the relay between both ends, the URL of the server, and the file with its certificate."""
+    client, server = IPV6 if asked.ipv6 else IPV4
+    address = server.partition("/")[0]
     with (
         tempfile.TemporaryDirectory() as folder,
-        namespace("tinker-client", CLIENT) as one,
-        namespace("tinker-server", SERVER) as other,
-        process("tinker-server", "--serve", folder, "--protocol", protocol) as server,
+        namespace("tinker-client", client) as one,
+        namespace("tinker-server", server) as other,
+        process("tinker-server", str(HERE), "--serve", folder, "--protocol", protocol, "--address", address) as serving,
     ):
-        relay = Relay(one, other)
+        relay = Relay(one, other, vars(asked))
         relay.start()
-        assert server.stdout is not None
-        assert server.stdout.readline() == "up\n"
-        with process("tinker-client", "--work", SSL_CERT_FILE=str(Path(folder, "ca.pem"))) as client:
-            time.sleep(BEFORE_SECONDS + 5)
-            relay.is_hole = True
-            begin = time.monotonic()
-            time.sleep(seconds)
-            relay.is_hole = False
-            end = time.monotonic()
-            time.sleep(AFTER_SECONDS)
-            printed, _ = client.communicate("", GUARD_SECONDS)
+        assert serving.stdout is not None
+        assert serving.stdout.readline() == "up\n"
+        yield relay, f"https://{f'[{address}]' if asked.ipv6 else address}:{PORT}", str(Path(folder, "ca.pem"))
         relay.is_over = True
         relay.join()
+
+
+def measure_hole(asked: argparse.Namespace, protocol: str) -> bool:
+    """Print the seconds from the end of a hole until the first work of each kind was done; return whether all is well."""
+    with (
+        ends(asked, protocol) as (relay, url, ca_file),
+        process("tinker-client", str(HERE), "--work", url, SSL_CERT_FILE=ca_file) as client,
+    ):
+        time.sleep(BEFORE_SECONDS + 5)
+        relay.is_hole = True
+        begin = time.monotonic()
+        time.sleep(asked.seconds)
+        relay.is_hole = False
+        end = time.monotonic()
+        time.sleep(AFTER_SECONDS)
+        printed, _ = client.communicate("", GUARD_SECONDS)
     result = json.loads(printed)
     firsts = {kind: min((at for at in times if at > end), default=float("inf")) - end for kind, times in result["done"].items()}
     before = {kind: sum(at < begin for at in times) for kind, times in result["done"].items()}
-    return {"after": firsts, "before": before, "failures": result["failures"]}
+    after = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in firsts.items())
+    print(f"{protocol}, {asked.seconds:g} s: {after} after its end; before: {before}", flush=True)
+    print(*(f"  failed: {failure}" for failure in result["failures"]), sep="\n", flush=True)
+    return not result["failures"] and max(firsts.values()) <= asked.limit
+
+
+def measure_loss(asked: argparse.Namespace, protocol: str) -> bool:
+    """Print the seconds that the work took while packets were lost; return whether all is well."""
+    with (
+        ends(asked, protocol) as (_, url, ca_file),
+        process("tinker-client", str(HERE.with_name("workload.py")), SSL_CERT_FILE=ca_file) as client,
+    ):
+        printed, _ = client.communicate(json.dumps({"url": url, **WORK}), GUARD_SECONDS)
+    result = json.loads(printed)
+    failed = [record for record in result["records"] if record["error"] is not None or record["wrong"] is not None]
+    shares = ", ".join(f"{getattr(asked, name):.0%} {name}" for name in ("lost", "reordered", "doubled"))
+    done = f"{len(result['records'])} operations in {result['seconds']:.1f} s, {len(failed)} failed"
+    print(f"{protocol}, {shares}: {done}, left behind: {result['left_behind'] or 'nothing'}", flush=True)
+    return not failed and result["seconds"] <= asked.limit
 
 
 def main() -> int:
     """Measure both protocols."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the hole")
+    parser.add_argument("--lost", type=float, default=0.0, help="the share of packets that are lost, in the second form")
+    parser.add_argument("--reordered", type=float, default=0.0, help="the share of packets that others overtake")
+    parser.add_argument("--doubled", type=float, default=0.0, help="the share of packets that arrive twice")
+    parser.add_argument("--ipv6", action="store_true")
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=5.0, help="seconds after its end")
+    parser.add_argument("--limit", type=float, default=5.0, help="seconds after the end of the hole, or of all the work")
     parser.add_argument("--protocol", choices=["h2", "http/1.1"])
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--work", metavar="URL", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve, asked.protocol)
+        serve(asked.serve, asked.protocol, asked.address)
     if asked.work:
-        work()
+        work(asked.work)
         return 0
-    is_good = True
-    for protocol in [asked.protocol] if asked.protocol else ["h2", "http/1.1"]:
-        for _ in range(asked.times):
-            found = measure(asked.seconds, protocol)
-            after = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in found["after"].items())
-            sys.stdout.write(f"{protocol}, {asked.seconds:g} s: {after} after its end; before: {found['before']}\n")
-            sys.stdout.writelines(f"  failed: {failure}\n" for failure in found["failures"])
-            sys.stdout.flush()
-            is_good = is_good and not found["failures"] and max(found["after"].values()) <= asked.limit
-    return 0 if is_good else 1
+    measure = measure_loss if asked.lost or asked.reordered or asked.doubled else measure_hole
+    protocols = [asked.protocol] if asked.protocol else ["h2", "http/1.1"]
+    outcomes = [measure(asked, protocol) for protocol in protocols for _ in range(asked.times)]
+    return 0 if all(outcomes) else 1
 
 
 if __name__ == "__main__":
