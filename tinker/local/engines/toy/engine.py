@@ -69,7 +69,7 @@ from tinker.types.results import EMPTY_LOGPROB
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 MAX_RANK = 1024
-CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB
+CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB, and three times that of cumulative ones
 DistributionKey: TypeAlias = tuple[int, float, int, float]
 
 
