@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from tinker.local.engines.protocol import AdapterSpec, PromptTargets, SampleJob,
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
 from tinker.local.engines.torch.memory import estimate_bytes, is_out_of_memory
+from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
+from tinker.local.engines.torch.rows import RowStates
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 #: what each family does to its logits, large enough to be seen
@@ -335,3 +339,38 @@ def test_a_prompt_that_nobody_wants_is_not_computed_to_its_end(llama: Path, monk
     batch.drop("long")
     assert batch.step() == []
     assert batch.tally.passes == 1
+
+
+def count_lines(function: Callable[[], object]) -> int:
+    """Return how many lines of Python run in a call, those of loops each time."""
+    lines, before = 0, sys.gettrace()
+
+    def trace(_: FrameType, event: str, __: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_many_samples() -> None:
+    """A sequence is added to the cached prefixes in as many steps after 50,000 others as after 500."""
+    prefixes, draw = Prefixes(limit=1 << 17), np.random.default_rng(0)
+
+    def read(start: int, end: int) -> RowStates:
+        return RowStates([(torch.zeros(1, end - start, 1), torch.zeros(1, end - start, 1))])
+
+    def add(count: int) -> None:
+        for tokens in draw.integers(0, 4, (count, 2 * SHORTEST)):
+            prefixes.add(None, tokens, read)
+
+    add(500)
+    early = count_lines(lambda: add(500))
+    add(49_000)
+    assert prefixes.nbytes <= 1 << 17
+    assert count_lines(lambda: add(500)) == pytest.approx(early, rel=0.05)
