@@ -2124,7 +2124,9 @@ QueueState: TypeAlias = Literal["active", "paused_capacity", "paused_rate_limit"
 """Why a request has no result yet."""
 
 FutureAnswer: TypeAlias = Any
-"""What `retrieve_future` answers in JSON, told apart from top to bottom; a result is that of the submitted operation.
+"""What `retrieve_future` answers in JSON. With the type `try_again`, ask again; with the status `complete_metadata`,
+ask for a body of that size; with an `error`, the request has failed; otherwise this is the result of the submitted
+operation.
 """
 
 
