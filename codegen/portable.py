@@ -94,7 +94,7 @@ def _combine(forms: list[Schema], schemas: dict[str, Schema]) -> Schema:
     """Return the form of a field that members of a union have in different forms."""
     if known := [form["const"] for form in forms if "const" in form]:
         return {
-            "type": forms[-1]["type"],
+            "type": forms[-1].get("type", "string"),
             "description": "One of " + ", ".join(f"`{value}`" for value in known) + ", or another.",
         }
     references = {form["$ref"]: form for form in forms if "$ref" in form}
