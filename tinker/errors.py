@@ -102,6 +102,7 @@ class APIStatusError(APIError):
         status_code: The HTTP status of the response.
         response: The response.
         retry_after: The seconds that the server asked to wait; None if it did not.
+        code: The server's word for the kind of refusal, which does not change when its message does; None if it sent none.
     """
 
     status_code: int
@@ -111,6 +112,8 @@ class APIStatusError(APIError):
         self.response = response
         self.status_code = response.status_code
         self.retry_after: float | None = None
+        code = cast("dict[str, object]", body).get("code") if isinstance(body, dict) else None
+        self.code: str | None = code if isinstance(code, str) else None
 
 
 class BadRequestError(APIStatusError):

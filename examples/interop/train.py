@@ -27,13 +27,15 @@ def expect(answer: object, kind: type[T]) -> T:
     return answer
 
 
-def wait(future: object, kind: type[T]) -> T:
+def wait(future: object) -> m.FutureAnswer:
     """Poll until the result is there."""
     request_id = expect(future, m.UntypedAPIFuture).request_id
     while True:
-        answer = retrieve_future.sync(client=api, body=m.FutureRetrieveRequest(request_id=request_id))
-        if not isinstance(answer, m.TryAgainResponse):
-            return expect(answer, kind)
+        answer = expect(retrieve_future.sync(client=api, body=m.FutureRetrieveRequest(request_id=request_id)), m.FutureAnswer)
+        if answer.error:
+            raise SystemExit(f"{answer.category}: {answer.error}")
+        if answer.type_ != "try_again":
+            return answer
 
 
 capabilities = expect(get_server_capabilities.sync(client=api), m.GetServerCapabilitiesResponse)
@@ -41,7 +43,7 @@ base_model = str(capabilities.supported_models[0].model_name)
 session = create_session.sync(client=api, body=m.CreateSessionRequest(tags=[], sdk_version="0.38.0", type_="create_session"))
 session_id = expect(session, m.CreateSessionResponse).session_id
 adapter = m.CreateModelRequest(session_id=session_id, model_seq_id=0, base_model=base_model, lora_config=m.LoraConfig(rank=4))
-model_id = wait(create_model.sync(client=api, body=adapter), m.CreateModelResponse).model_id
+model_id = expect(wait(create_model.sync(client=api, body=adapter)).model_id, str)
 
 text = [104, 101, 108, 108, 111]
 inputs = m.TensorMap()
@@ -55,17 +57,17 @@ for step in range(5):
         model_id=model_id, seq_id=2 * step + 2, adam_params=m.AdamParams(learning_rate=0.05), type_="optim_step"
     )
     futures = forward_backward.sync(client=api, body=gradients), optim_step.sync(client=api, body=adam)
-    output, _ = wait(futures[0], m.ForwardBackwardOutput), wait(futures[1], m.OptimStepResponse)
+    output, _ = wait(futures[0]), wait(futures[1])
     print(f"step {step}: loss {expect(output.metrics, m.MetricMap)['loss:sum']}")
 
 save = m.SaveWeightsForSamplerRequest(model_id=model_id, seq_id=11, sampling_session_seq_id=0)
-saved = wait(save_weights_for_sampler.sync(client=api, body=save), m.SaveWeightsForSamplerResponseInternal)
+saved = wait(save_weights_for_sampler.sync(client=api, body=save))
 prompt = m.ModelInput(chunks=[m.EncodedTextChunk(tokens=[104], type_="encoded_text")])
 request = m.SampleRequest(
     sampling_session_id=saved.sampling_session_id, seq_id=0, num_samples=1, prompt=prompt,
     sampling_params=m.SamplingParams(max_tokens=4), type_="sample",
 )  # fmt: skip
-sampled = wait(asample.sync(client=api, body=request), m.SampleResponse)
-print("sampled", *sampled.sequences[0].tokens)
-reason = m.ClientSessionFinishSuccess(type_="success")
+sampled = wait(asample.sync(client=api, body=request))
+print("sampled", *expect(sampled.sequences, list)[0].tokens)
+reason = m.ClientSessionFinishReason(type_="success")
 finish_session.sync_detailed(session_id, client=api, body=m.FinishSessionRequest(reason=reason, detail=None))

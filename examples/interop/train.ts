@@ -5,7 +5,6 @@ import createClient from "openapi-fetch";
 import type { components, paths } from "./schema";
 
 type Schemas = components["schemas"];
-type Answer = Schemas["FutureAnswer"];
 
 const api = createClient<paths>({
   baseUrl: process.env.TINKER_BASE_URL,
@@ -17,19 +16,13 @@ function must<T>({ data, error }: { data?: T; error?: unknown }): T {
   return data;
 }
 
-async function wait<T extends Answer>(future: { request_id: string }, is: (answer: Answer) => answer is T): Promise<T> {
+async function wait(future: { request_id: string }): Promise<Schemas["FutureAnswer"]> {
   for (;;) {
     const answer = must(await api.POST("/api/v1/retrieve_future", { body: { request_id: future.request_id } }));
-    if (is(answer)) return answer;
-    if ("error" in answer) throw new Error(`${answer.category}: ${answer.error}`);
+    if (answer.error !== undefined) throw new Error(`${answer.category}: ${answer.error}`);
+    if (answer.type !== "try_again") return answer;
   }
 }
-
-const isModel = (a: Answer): a is Schemas["CreateModelResponse"] => "model_id" in a && !("path" in a);
-const isOutput = (a: Answer): a is Schemas["ForwardBackwardOutput"] => "loss_fn_outputs" in a;
-const isStep = (a: Answer): a is Schemas["OptimStepResponse"] => "metrics" in a && !("loss_fn_outputs" in a);
-const isSave = (a: Answer): a is Schemas["SaveWeightsForSamplerResponseInternal"] => "sampling_session_id" in a;
-const isSample = (a: Answer): a is Schemas["SampleResponse"] => "sequences" in a;
 
 const { supported_models } = must(await api.GET("/api/v1/get_server_capabilities"));
 const base_model = supported_models[0]?.model_name ?? "";
@@ -39,7 +32,7 @@ const { session_id } = must(
 const created = await api.POST("/api/v1/create_model", {
   body: { session_id, model_seq_id: 0, base_model, lora_config: { rank: 4 }, type: "create_model" },
 });
-const { model_id } = await wait(must(created), isModel);
+const model_id = (await wait(must(created))).model_id ?? "";
 
 const text = [104, 101, 108, 108, 111];
 const datum: Schemas["Datum"] = {
@@ -55,17 +48,17 @@ for (let step = 0; step < 5; step++) {
   const gradients = await api.POST("/api/v1/forward_backward", { body: { model_id, seq_id: seq_id++, forward_backward_input } });
   const adam_params = { learning_rate: 0.05 };
   const update = await api.POST("/api/v1/optim_step", { body: { model_id, seq_id: seq_id++, adam_params, type: "optim_step" } });
-  const output = await wait(must(gradients), isOutput);
-  await wait(must(update), isStep);
+  const output = await wait(must(gradients));
+  await wait(must(update));
   console.log(`step ${step}: loss ${output.metrics?.["loss:sum"]}`);
 }
 
 const saved = await api.POST("/api/v1/save_weights_for_sampler", { body: { model_id, seq_id: seq_id++, sampling_session_seq_id: 0 } });
-const { sampling_session_id } = await wait(must(saved), isSave);
+const { sampling_session_id } = await wait(must(saved));
 const prompt = { chunks: [{ type: "encoded_text" as const, tokens: [104] }] };
 const asked = await api.POST("/api/v1/asample", {
   body: { sampling_session_id, seq_id: 0, num_samples: 1, prompt, sampling_params: { max_tokens: 4 }, type: "sample" },
 });
-const { sequences } = await wait(must(asked), isSample);
-console.log(`sampled ${sequences[0]?.tokens}`);
+const { sequences } = await wait(must(asked));
+console.log(`sampled ${sequences?.[0]?.tokens}`);
 await api.POST("/api/v1/sessions/{session_id}/finish", { params: { path: { session_id } }, body: { reason: { type: "success" }, detail: null } });

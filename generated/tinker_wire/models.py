@@ -80,6 +80,7 @@ __all__ = [
     "DimuonParams",
     "DmelChunk",
     "EncodedTextChunk",
+    "ErrorCode",
     "ErrorDetail",
     "ErrorResponse",
     "ExternalWeightsUploadFinishRequest",
@@ -216,6 +217,48 @@ Metadata: TypeAlias = dict[str, JSONValue]
 StringMap: TypeAlias = dict[str, str]
 """Free key/value pairs of the user."""
 
+ErrorCode: TypeAlias = (
+    Literal[
+        "invalid_request",
+        "unauthenticated",
+        "payment_required",
+        "permission_denied",
+        "not_found",
+        "method_not_allowed",
+        "timeout",
+        "conflict",
+        "gone",
+        "too_large",
+        "unsupported_media_type",
+        "invalid_body",
+        "too_early",
+        "too_many_requests",
+        "internal",
+        "not_implemented",
+        "unavailable",
+        "base_model_not_offered",
+        "session_not_found",
+        "session_ended",
+        "model_not_found",
+        "model_closed",
+        "training_run_not_found",
+        "sampling_session_not_found",
+        "request_not_found",
+        "result_expired",
+        "checkpoint_not_found",
+        "upload_not_found",
+        "name_taken",
+        "seq_id_used",
+        "limit_reached",
+    ]
+    | str
+)
+"""A kind of refusal. Where no other fits, it is the one of the status: `invalid_request` (400), `unauthenticated`
+(401), `payment_required` (402), `permission_denied` (403), `not_found` (404), `method_not_allowed` (405), `timeout`
+(408), `conflict` (409), `gone` (410), `too_large` (413), `unsupported_media_type` (415), `invalid_body` (422),
+`too_early` (425), `too_many_requests` (429), `internal` (500), `not_implemented` (501), `unavailable` (503).
+"""
+
 ErrorDetail: TypeAlias = Any
 """A text for the user, or the list of what is wrong with a body (422)."""
 
@@ -225,6 +268,8 @@ class ErrorResponse(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     detail: ErrorDetail | None = None
     """What was wrong: a text, or a list of places."""
+    code: ErrorCode | None = None
+    """An extension: what kind of refusal this is, for programs. The words of `detail` may change, a code does not."""
 
 
 class ValidationProblem(_Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -2124,7 +2169,9 @@ QueueState: TypeAlias = Literal["active", "paused_capacity", "paused_rate_limit"
 """Why a request has no result yet."""
 
 FutureAnswer: TypeAlias = Any
-"""What `retrieve_future` answers in JSON, told apart from top to bottom; a result is that of the submitted operation.
+"""What `retrieve_future` answers in JSON. With the type `try_again`, ask again; with the status `complete_metadata`,
+ask for a body of that size; with an `error`, the request has failed; otherwise this is the result of the submitted
+operation.
 """
 
 

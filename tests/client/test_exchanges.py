@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,3 +239,23 @@ def test_attempt_events(connect: Connect, wire: Any, status: int | None) -> None
     assert told.status == status
     assert (told.error is None) == (status == 200)
     assert getattr(told.error, "status_code", None) == (None if status == 200 else status)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"detail": "no", "code": "limit_reached"}, "limit_reached"),
+        ({"detail": "no", "code": "of tomorrow"}, "of tomorrow"),
+        ({"detail": "no"}, None),
+        ({"detail": "no", "code": 404}, None),
+        ({"error": {"message": "no", "code": "model_not_found"}}, None),
+        ("no", None),
+    ],
+)
+def test_an_error_has_the_code_of_the_server(connect: Connect, wire: Any, body: Any, code: str | None) -> None:
+    """The code beside the detail is read where it is a word; errors of servers without it have None."""
+    wire.fail("get_server_capabilities", 403, body=body, outside="any server's answer")
+    with pytest.raises(tinker.PermissionDeniedError, match="no") as caught:
+        ask(connect()).result(10)
+    assert caught.value.code == code
+    assert pickle.loads(pickle.dumps(caught.value)).code == code

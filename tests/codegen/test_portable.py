@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,13 +41,42 @@ def test_it_has_no_extensions_that_change_a_meaning(portable: Any) -> None:
     assert [list(content) for content in contents if "application/json" in content and len(content) > 1] == []
 
 
-def test_every_recorded_answer_of_a_future_fits_one_member(portable: Any) -> None:
-    """What real servers' answers are is in the union of all results."""
+def test_every_recorded_answer_of_a_future_fits_its_record(portable: Any) -> None:
+    """The record of all results has every field that real servers answer, in a form that fits."""
     check = validator(portable, "FutureAnswer")
     answers = [one.response.json for one in exchanges() if one.path.endswith("/retrieve_future") and one.status == 200]
     found = [answer for answer in answers if answer is not None]
     assert len(found) > 30
     assert [answer for answer in found if not check.is_valid(answer)] == []
+    fields = portable["components"]["schemas"]["FutureAnswer"]["properties"].keys()
+    assert {name for answer in found for name in answer} <= fields
+
+
+def test_unions_are_those_that_generators_can_make(portable: Any) -> None:
+    """A union is of records told apart by a tag, or of one schema and null; no generator needs to try members."""
+    schemas = portable["components"]["schemas"]
+    unions = [node for node in mappings(schemas) if "anyOf" in node or "oneOf" in node]
+    assert len(unions) > 20
+    plain = [node for node in unions if "discriminator" not in node]
+    assert [node for node in plain if len(node.get("oneOf", ())) != 2 or {"type": "null"} not in node["oneOf"]] == []
+
+
+def test_numbers_have_64_bits(portable: Any) -> None:
+    """No generator makes a float of 32 bits of a learning rate, or a class of a number."""
+    schemas = [node for node in mappings(portable) if "number" in str(node.get("type"))]
+    assert len(schemas) > 20
+    assert [node for node in schemas if node["type"] != ["number", "string"] and node.get("format") != "double"] == []
+
+
+def test_the_page_has_the_versions_that_are_tried() -> None:
+    """Every pin of the interop session is the one that the page on clients says was tried."""
+    page = (ROOT / "docs" / "contract" / "clients.md").read_text(encoding="utf-8")
+    (pins,) = re.findall(r"^INTEROP = \((.*?)^\)", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    versions = re.findall(r'"[\w-]+==([\d.]+)"', pins)
+    packages = json.loads((ROOT / "examples" / "interop" / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    versions += [packages[name] for name in ("openapi-typescript", "openapi-fetch", "typescript")]
+    assert len(versions) == 7
+    assert [version for version in versions if f" {version}" not in page] == []
 
 
 @pytest.mark.parametrize(

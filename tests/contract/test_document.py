@@ -248,3 +248,26 @@ def test_an_example_that_does_not_fit_is_found(document: dict[str, Any]) -> None
     broken["components"]["examples"]["client_config_request"]["value"] = {"sdk": "1"}
     broken["components"]["schemas"]["TtlSeconds"]["examples"] = [1]
     assert len(misfits(broken)) >= 2
+
+
+def speaks_for_itself(schema: dict[str, Any]) -> bool:
+    """Return whether an example would say nothing: a constant, a listed value, yes or no, or what another schema shows."""
+    inner = schema.get("items", {})
+    return (
+        not {"$ref", "oneOf", "const", "enum", "prefixItems"}.isdisjoint(schema)
+        or "$ref" in inner
+        or set(schema["type"] if isinstance(schema["type"], list) else [schema["type"]]) <= {"boolean", "null"}
+    )
+
+
+def test_every_property_has_an_example_that_fits(document: dict[str, Any]) -> None:
+    """Where an example says something there is one, and it is valid."""
+    schemas = document["components"]["schemas"]
+    fields = {f"{name}.{field}": one for name, schema in schemas.items() for field, one in schema.get("properties", {}).items()}
+    with_example = {place: one for place, one in fields.items() if not speaks_for_itself(one)}
+    assert len(with_example) > 250
+    advice = "write `examples: [...]` beside it in openapi.yaml"
+    assert [f"{place} has no example: {advice}" for place, one in with_example.items() if not one.get("examples")] == []
+    for place, one in fields.items():
+        check = jsonschema_rs.validator_for({**one, "components": document["components"]})
+        assert [f"{place}: {value!r} does not fit" for value in one.get("examples", ()) if not check.is_valid(value)] == []

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeGuard, cast, get_args
 
 import httpx
 import msgspec
 import pytest
 from support.api import Api, MakeApi, custom_loss_body, sample_body
+from support.contract import ROOT
 from support.derived_calls import example_body
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import HANDLERS, Handler
-from tinker.local.errors import FieldError, read_field_error
+from tinker.local.errors import CODES, FieldError, read_field_error
 
 
 def test_every_operation_has_a_handler() -> None:
@@ -30,6 +32,54 @@ def test_an_operation_without_a_handler_is_501(make_api: MakeApi, monkeypatch: p
     status, detail = api.refused("get_sampler", sampler_id=sampler)
     assert (status, "get_sampler" in detail) == (501, True)
     assert "sequences" in api.result(api.sample(sampler))
+
+
+LORA = {"base_model": "tinker/toy", "lora_config": {"rank": 4}}
+REFUSALS: dict[str, tuple[str, Any]] = {
+    "session_not_found": ("create_model", lambda _: {"session_id": "s", "model_seq_id": 0, **LORA}),
+    "base_model_not_offered": (
+        "create_model",
+        lambda api: {"session_id": api.session(), "model_seq_id": 0, **LORA, "base_model": "b"},
+    ),
+    "model_not_found": ("optim_step", lambda _: {"model_id": "m", "seq_id": 1, "adam_params": {}}),
+    "sampling_session_not_found": ("asample", lambda _: sample_body("s")),
+    "request_not_found": ("retrieve_future", lambda _: {"request_id": "r"}),
+    "checkpoint_not_found": ("weights_info", lambda _: {"tinker_path": "tinker://r/weights/n"}),
+    "invalid_body": ("create_session", lambda _: {"tags": 1}),
+    "seq_id_used": ("optim_step", lambda api: {"model_id": stepped(api), "seq_id": 1, "adam_params": {"beta1": 0.5}}),
+}
+
+
+def stepped(api: Api) -> str:
+    """Return a model whose first number is used."""
+    model = api.model()
+    api.result(api.step(model, 1))
+    return model
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refusal_has_its_code(api: Api, code: str) -> None:
+    """The body of a refusal says what kind it is, beside its words."""
+    operation, body = REFUSALS[code]
+    answer = api.call(operation, body(api))
+    assert (answer.is_error, answer.json()["code"]) == (True, code)
+    assert answer.json()["detail"]
+
+
+def test_the_codes_are_those_of_the_contract() -> None:
+    """The server spells each code that the contract lists, except those of statuses that it never sends, and no other."""
+    listed = {*get_args(get_args(models.ErrorCode)[0])}
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tinker" / "local").rglob("*.py")]
+    calls = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    spelled = {word.value.value for call in calls for word in call.keywords if word.arg == "code" and is_text(word.value)}
+    for name, place in (("make_not_found", 0), ("conflict", 1)):
+        made = [call.args[place:] for call in calls if isinstance(call.func, ast.Name) and call.func.id == name]
+        spelled |= {arguments[0].value for arguments in made if arguments and is_text(arguments[0])}
+    assert {*CODES.values(), *spelled} == listed - {"payment_required", "timeout"}
+
+
+def is_text(node: ast.AST) -> TypeGuard[Any]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @pytest.mark.parametrize(

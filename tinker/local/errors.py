@@ -10,27 +10,48 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from tinker_wire.models import ErrorResponse, JSONValue
+from tinker_wire.models import ErrorCode, ErrorResponse, JSONValue
 
 from tinker._wire import json
 
+#: The code of a refusal that has none of its own.
+CODES: dict[int, ErrorCode] = {
+    400: "invalid_request",
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    410: "gone",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid_body",
+    425: "too_early",
+    429: "too_many_requests",
+    500: "internal",
+    501: "not_implemented",
+    503: "unavailable",
+}
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class APIProblem(Exception):
-    """The request is refused: ``status``, the ``detail`` of the answer's body, and headers to go with it."""
+    """The request is refused: ``status``, ``detail`` and ``code`` of the answer's body, and headers to go with it."""
 
-    def __init__(self, status: int, detail: JSONValue, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, detail: JSONValue, headers: Mapping[str, str] | None = None, code: ErrorCode | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.code = code or CODES.get(status)
         self.headers: Mapping[str, str] = headers or {}
 
 
 def error_response(problem: APIProblem) -> Response:
     """Return the answer to a refused request in the form of the contract."""
-    body = json.encode(ErrorResponse(detail=problem.detail))
+    body = json.encode(ErrorResponse(detail=problem.detail, code=problem.code))
     return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
 
 
@@ -53,14 +74,15 @@ def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] =
     return respond
 
 
-def make_not_found(what: str, name: str, hint: str = "") -> APIProblem:
+def make_not_found(code: ErrorCode, name: str, hint: str = "") -> APIProblem:
     """Make a 404 that names the missing object."""
-    return APIProblem(404, f"{what} {name!r} was not found on this server{hint}")
+    what = code.removesuffix("_not_found").replace("_", " ")
+    return APIProblem(404, f"{what} {name!r} was not found on this server{hint}", code=code)
 
 
-def conflict(detail: str) -> APIProblem:
+def conflict(detail: str, code: ErrorCode = "conflict") -> APIProblem:
     """Make a 409 that asks clients not to retry, because waiting does not help."""
-    return APIProblem(409, detail, {"x-should-retry": "false"})
+    return APIProblem(409, detail, {"x-should-retry": "false"}, code)
 
 
 def unavailable(detail: str) -> APIProblem:

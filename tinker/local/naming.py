@@ -29,7 +29,7 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
             return engine, engine.base_model
     if not state.settings.any_base_model:
         offered = f"base model {name!r} is not offered; this server has {join_names(engines)}"
-        raise APIProblem(400, offered + (explain_absence(name) or _suggest(name, engines)))
+        raise APIProblem(400, offered + (explain_absence(name) or _suggest(name, engines)), code="base_model_not_offered")
     if name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
         state.other_model_names.add(name)
         log.warning("a client requested the model %r: %s", name, other_names_warning(engines))

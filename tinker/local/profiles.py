@@ -44,7 +44,7 @@ def _allow_loss(*_: object) -> None:
 
 
 def _refuse_reused_number(key: str) -> APIProblem:
-    return conflict(f"request {key!r} was submitted before with another body; use a new seq_id")
+    return conflict(f"request {key!r} was submitted before with another body; use a new seq_id", "seq_id_used")
 
 
 _NO_PROTOBUF = APIProblem(415, "this server reads application/json only")

@@ -90,7 +90,7 @@ def _find_source(
     try:
         record, folder = state.checkpoints.find(path, "sampler_weights")
     except EngineError as error:
-        raise APIProblem(404, str(error)) from error
+        raise APIProblem(404, str(error), code="checkpoint_not_found") from error
     shared.audit.record_checkpoint("checkpoint_read", record, "sample")
     offered = engines if asked is None or state.settings.any_base_model else [asked[0]]
     engine = next((one for one in offered if one.base_model == record.engine_model), None)

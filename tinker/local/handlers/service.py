@@ -51,7 +51,7 @@ async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartb
     with state.lock() as shared:
         session = shared.store.session(request.session_id)
         if session.end is not None:
-            raise APIProblem(410, f"session {request.session_id!r} has ended")
+            raise APIProblem(410, f"session {request.session_id!r} has ended", code="session_ended")
         shared.store.touch(session)
     return models.SessionHeartbeatResponse()
 

@@ -181,7 +181,7 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
         if request_id is None:
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
-                raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})")
+                raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})", code="limit_reached")
             loss = check_custom_loss(request)
             span = session.new_span(call.name, session.session_id)
             future = state.futures.open(ServerFuture(key, request_fingerprint, span=span))
@@ -243,4 +243,4 @@ async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
         return describe_model(model, records)
     if records:
         return describe_checkpoints(records)
-    raise make_not_found("training run", wanted)
+    raise make_not_found("training_run_not_found", wanted)

@@ -127,7 +127,7 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
     records = await state.offload_always(lambda: state.checkpoints.list(run))
     with state.lock() as shared:
         if not records and shared.store.find_model(run) is None:
-            raise make_not_found("training run", run)
+            raise make_not_found("training_run_not_found", run)
     return models.CheckpointsListResponse(checkpoints=[public_checkpoint(record) for record in records])
 
 
@@ -231,7 +231,7 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
     try:
         await state.offload_always(lambda: state.checkpoints.copy(source, record))
     except EngineError as error:
-        raise conflict(str(error)) from error
+        raise conflict(str(error), "name_taken") from error
     with state.lock() as shared:
         shared.audit.record_checkpoint("checkpoint_copied", record, source=source.path)
     return models.CopyWeightsResponse(tinker_path=record.path)
@@ -244,7 +244,7 @@ def _new_run(state: State, shared: SharedData, request: models.CopyWeightsReques
     session = shared.store.live_session(request.session_id)
     run = state.settings.profile.ids.model(session.session_id, request.model_seq_id)
     if request.model_seq_id in session.models or state.checkpoints.list(run):
-        raise conflict(f"the training run {run!r} exists; choose another model_seq_id")
+        raise conflict(f"the training run {run!r} exists; choose another model_seq_id", "name_taken")
     return run
 
 

@@ -142,7 +142,7 @@ def find_checkpoint(state: State, path: str) -> CheckpointRecord:
     try:
         return state.checkpoints.find(path, *CHECKPOINT_KINDS)[0]
     except EngineError as error:
-        raise APIProblem(404, str(error)) from error
+        raise APIProblem(404, str(error), code="checkpoint_not_found") from error
 
 
 def find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> CheckpointRecord:
@@ -163,14 +163,14 @@ def require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) 
     try:
         record = state.checkpoints.get(run, kind, name)
     except EngineError as error:
-        raise APIProblem(404, str(error)) from error
+        raise APIProblem(404, str(error), code="checkpoint_not_found") from error
     if record is not None:
         return record
     with state.lock() as shared:
         model = shared.store.find_model(run)
         if model is not None and path in model.reserved_paths:
             raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
-    raise make_not_found("checkpoint", path)
+    raise make_not_found("checkpoint_not_found", path)
 
 
 MIN_RESULTS, MAX_RESULTS = limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MINIMUM, limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MAXIMUM

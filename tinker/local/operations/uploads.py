@@ -48,7 +48,7 @@ def _find_open(state: State, upload_id: str) -> AdapterUpload:
     with state.lock() as shared:
         upload = shared.uploads.find(upload_id)
     if upload is None:
-        raise make_not_found("upload", upload_id)
+        raise make_not_found("upload_not_found", upload_id)
     if upload.tinker_path is None and (missing := upload.missing):
         raise APIProblem(400, f"files of the upload are missing: {', '.join(missing)}")
     return upload

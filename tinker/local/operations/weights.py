@@ -84,7 +84,7 @@ class Save:
         names = self.model.reserved_paths
         is_there = not self.is_repeated and self.state.checkpoints.exists(self.model.model_id, self.kind, self.name)
         if self.path in names or is_there:
-            raise conflict(name_conflict(self.path))
+            raise conflict(name_conflict(self.path), "name_taken")
         names.add(self.path)
 
     def run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:

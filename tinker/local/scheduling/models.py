@@ -52,7 +52,7 @@ class ModelQueue(RequestQueue):
 
     def require_free(self, number: int) -> None:
         if number < self._next or number in self._waiting:
-            raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}")
+            raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}", "seq_id_used")
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
         self._waiting[number] = work

@@ -72,9 +72,10 @@ class FutureStore:
             key = self._keys.get(request_id, request_id)
             future = self._find(key)
             if future is None and key in self._gone:
-                raise APIProblem(410, f"the result of request {request_id!r} is no longer kept; submit it again")
+                detail = f"the result of request {request_id!r} is no longer kept; submit it again"
+                raise APIProblem(410, detail, code="result_expired")
         if future is None:
-            raise make_not_found("request", request_id, self._events.find_last_save(split_request_key(request_id)[0]))
+            raise make_not_found("request_not_found", request_id, self._events.find_last_save(split_request_key(request_id)[0]))
         return future
 
     def choose(self, future: ServerFuture) -> None:

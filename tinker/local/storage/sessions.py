@@ -52,7 +52,7 @@ class SessionRecord:
     def require_alive(self) -> SessionRecord:
         """Return the session. Raises APIProblem 400 when it has ended."""
         if self.end is not None:
-            raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one")
+            raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one", code="session_ended")
         return self
 
     def usage_key(self, base_model: str | None) -> UsageKey:
@@ -192,7 +192,7 @@ class SamplerRecord:
     def add_client(self) -> int:
         """Return a new client's number, which is never reused."""
         if self.client_count >= MAX_CLIENTS:
-            raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients")
+            raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients", code="limit_reached")
         self.client_count += 1
         return self.client_count
 
@@ -203,7 +203,9 @@ class SamplerRecord:
     def completion_log(self, client: int) -> CompletionLog:
         """Return the log of one of its clients. Raises APIProblem 403 when there are too many of them."""
         if client not in self.completions and len(self.completions) >= MAX_LOGS:
-            raise APIProblem(403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one")
+            raise APIProblem(
+                403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one", code="limit_reached"
+            )
         return self.completions.setdefault(client, CompletionLog(self.first_completion))
 
 

@@ -78,7 +78,7 @@ class Store:
         """Return a session. Raises APIProblem 404 when unknown."""
         session = self._live.get(session_id) or self._ended.get(session_id)
         if session is None:
-            raise make_not_found("session", session_id)
+            raise make_not_found("session_not_found", session_id)
         return session
 
     def live_session(self, session_id: str) -> SessionRecord:
@@ -111,7 +111,8 @@ class Store:
         if count() >= limit:
             self._end_silent(min(self._settings.silent_session_seconds, self._settings.idle_session_seconds))
         if count() >= limit:
-            raise APIProblem(403, f"this server takes at most {limit} {what} at once (max_{what}); finish a session first")
+            detail = f"this server takes at most {limit} {what} at once (max_{what}); finish a session first"
+            raise APIProblem(403, detail, code="limit_reached")
 
     def _count_sessions(self) -> int:
         return len(self._live)
@@ -175,9 +176,9 @@ class Store:
         """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a sign of life."""
         model = self._models.get(wanted)
         if model is None:
-            raise make_not_found("model", wanted, self._events.find_last_save(wanted))
+            raise make_not_found("model_not_found", wanted, self._events.find_last_save(wanted))
         if model.closed_reason is not None:
-            raise APIProblem(400, f"model {wanted!r} {model.closed_reason}")
+            raise APIProblem(400, f"model {wanted!r} {model.closed_reason}", code="model_closed")
         self.touch(model.session)
         return model
 
@@ -224,9 +225,9 @@ class Store:
         """Return a sampler. Raises APIProblem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
         sampler = self._samplers.get(wanted)
         if sampler is None:
-            raise make_not_found("sampling session", wanted)
+            raise make_not_found("sampling_session_not_found", wanted)
         sampler.session.require_alive()
         if sampler.weights is None:
-            raise make_not_found("sampling session", wanted)
+            raise make_not_found("sampling_session_not_found", wanted)
         self.touch(sampler.session)
         return sampler

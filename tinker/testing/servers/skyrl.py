@@ -155,9 +155,11 @@ def _write_capabilities(_: JSONObject, answer: JSONObject) -> JSONObject:
 
 
 def _rewrite_problem(problem: APIProblem) -> APIProblem:
-    """Drop the header that says that repeating does not help; clients of SkyRL repeat conflicts for minutes."""
+    """Drop the code, and the header that says that repeating does not help; clients of SkyRL repeat conflicts for minutes."""
     headers = {name: value for name, value in problem.headers.items() if name != "x-should-retry"}
-    return APIProblem(problem.status, problem.detail, headers)
+    plain = APIProblem(problem.status, problem.detail, headers)
+    plain.code = None
+    return plain
 
 
 _OPTIONAL = (
