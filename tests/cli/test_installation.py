@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from tinker._installation import PATCHING_PACKAGES
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.commands.doctor.checks import list_untested
 
@@ -58,6 +59,15 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
     rows = {one["name"]: one for one in ask("doctor")["checks"]}
     assert rows["installation"]["status"] == "ok"
     assert f"tinker {DISTRIBUTION_VERSION}," in rows["versions"]["detail"]
+
+
+def test_doctor_names_packages_that_patch_the_official_client(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a package is installed whose patch has no effect, the row "installation" says so, and what to do instead."""
+    monkeypatch.setitem(PATCHING_PACKAGES, "click", PATCHING_PACKAGES["twinkle-kit"])
+    (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "installation"]
+    assert row["status"] == "note"
+    assert f"click {importlib.metadata.version('click')}: twinkle_client.init_tinker_client() has no effect" in row["detail"]
+    assert "default_headers_overrides" in row["detail"]
 
 
 def test_doctor_names_untested_releases() -> None:

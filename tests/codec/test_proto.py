@@ -279,6 +279,12 @@ def test_recorded_spans_are_read(body: dict[str, Any]) -> None:
             assert [one.model_dump() for one in getattr(datum, name) or []] == told
 
 
+def test_a_table_of_empty_rows_arrives() -> None:
+    """A table in which no position has alternatives is read as such, and not as one that was not requested."""
+    sent = SampleResponse.model_validate({"sequences": [], "topk_prompt_logprobs": [None, None]})
+    assert proto.decode_sample(proto.encode_sample(sent)).topk_prompt_logprobs == [None, None]
+
+
 @pytest.mark.parametrize("body", recorded("SampleResponse"))
 def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
     """Every recorded top-k table has a row for each position, and a column for each rank."""

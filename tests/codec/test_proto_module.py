@@ -159,6 +159,37 @@ def test_the_pure_python_runtime() -> None:
     assert (done.stdout.strip(), done.returncode) == ("1a0418012005", 0), done.stderr
 
 
+#: What `docs/contract/codec.md` tells servers to install, and the packages of this one.
+PACKAGES = {"attr", "attrs", "google", "msgspec", "numpy", "tinker", "tinker_records", "tinker_wire", "zstandard"}
+CODEC = """
+import sys
+from tinker import types, wire
+from tinker.proto import request_conv, response_conv, tinker_public_pb2
+work = types.ForwardBackwardInput(data=[types.Datum(types.ModelInput.from_ints([1]), {"weights": [1.0]})], loss_fn="ppo")
+request = types.ForwardBackwardRequest(forward_backward_input=work, model_id="m", seq_id=1)
+call = wire.decode_forward_backward(request_conv.forward_backward_request_to_proto(request).SerializeToString())
+wire.decode_forward_backward(b'{"model_id": "m", "forward_input": {"data": [], "loss_fn": "ppo"}}', wire.JSON, forward_only=True)
+result = types.ForwardBackwardOutput("ArrayRecord", [dict(call.data[0].loss_fn_inputs)], {})
+wire.encode_result(result, wire.JSON)
+response_conv.deserialize_forward_backward_output(wire.encode_result(result)).loss_fn_outputs[0]["weights"].to_numpy()
+wire.encode_result(types.SampleResponse([types.SampledSequence("stop", tokens=[1])]))
+import zstandard
+wire.unpack_body(zstandard.compress(b"x"), "zstd")
+import importlib.metadata
+names = importlib.metadata.packages_distributions()
+print(*sorted({name.partition(".")[0] for name in sys.modules} & names.keys()))
+"""
+
+
+def test_the_codec_needs_none_of_the_clients_packages() -> None:
+    """A server that reads requests and writes results loads no HTTP library, command line or torch, only what the page lists."""
+    done = run_python(CODEC)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split()) - {"typing_extensions", "_distutils_hack"}  # of msgspec, where it is; of the environment
+    assert loaded <= PACKAGES
+    assert {"msgspec", "google", "numpy"} <= loaded
+
+
 def test_without_the_runtime_the_extra_is_named() -> None:
     """The import error says what to install; the rest of the package works without the runtime."""
     program = "import sys; sys.modules['google.protobuf'] = None; import tinker.wire; import tinker.proto"

@@ -10,6 +10,8 @@ from pathlib import Path
 import own_tests
 import pytest
 
+from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
+
 
 @pytest.mark.parametrize(
     ("asked", "run"),
@@ -54,3 +56,27 @@ def test_a_module_runs_in_the_environment_of_the_client(tmp_path: Path) -> None:
     command = [tmp_path / "bin" / "uv", "run", "--extra", "tinker", "-m", "told", "--port", "8000"]
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (f"__main__ ['--port', '8000'] {sys.executable}\n", 3)
+
+
+SAMPLE = {"sequences": [{"stop_reason": "stop", "tokens": [5], "logprobs": [-0.5]}], "topk_prompt_logprobs": [None]}
+LOSS = {"loss_fn_outputs": [{"logprobs": {"data": [-1.0], "dtype": "float32", "shape": [1]}}], "metrics": {"loss:sum": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("module", "sample", "loss"),
+    [
+        (own_tests.OWN_TESTS["skyrl"].module, "serialize_result('sample', SAMPLE)", "serialize_result('forward', LOSS)"),
+        (
+            "arctic_platform/integrations/tinker/proto_wire.py",
+            "encode_sample_response(SAMPLE)",
+            "encode_forward_backward_output(LOSS)",
+        ),
+    ],
+)
+def test_the_lines_for_a_module_are_all_of_it(module: str, sample: str, loss: str) -> None:
+    """What the page on the codec writes in place of a server's module runs alone, and writes what clients read."""
+    names = {"SAMPLE": SAMPLE, "LOSS": {"loss_fn_output_type": "ArrayRecord", **LOSS}}
+    exec(own_tests.lines_for(module), names)
+    read = deserialize_sample_response(eval(sample, names))
+    assert (read.sequences[0].tokens, read.topk_prompt_logprobs) == ([5], [None])
+    assert deserialize_forward_backward_output(eval(loss, names)).metrics == {"loss:sum": 1.0}

@@ -190,6 +190,9 @@ def check_pip(words: list[str]) -> None:
         assert words[1:] == ["-y", PROJECT["name"]]
         return
     assert words[0] == "install"
+    words = [word for word in words if word != "--no-deps"]
+    if set(words[1:]) <= {re.split("[<>=]", one)[0] for one in PROJECT["dependencies"]}:  # some of its own dependencies
+        return
     assert words[1] == "-c" or len(words) == 2
     name, _, extras = words[-1].rstrip("]").partition("[")
     assert name in (".", "tinker-cookbook") or words[-1] == PROJECT["name"]

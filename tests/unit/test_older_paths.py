@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tinker.types
@@ -46,6 +47,21 @@ def test_importing_an_older_path_first_works() -> None:
     lines = [f"import tinker.types.{path}" for path in ("shared.untyped_api_future", "loss_fn_type", "checkpoint")]
     for line in [*lines, "import tinker.lib.public_interfaces.training_client", "import tinker.lib.telemetry"]:
         subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
+
+
+def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect() -> None:
+    """A package that imports the internals which it changes, and takes their absence for no client at all, causes a warning."""
+    effect = r"init_tinker_client\(\) has no effect on this client.*default_headers_overrides"
+    with pytest.warns(UserWarning, match=effect), pytest.raises(ImportError, match="InternalClientHolder"):
+        from tinker.lib.internal_client_holder import InternalClientHolder  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_the_older_name_of_the_table_of_top_tokens() -> None:
+    """Code for 0.23 makes the same table under the path and the name of that version."""
+    from tinker.types.topk_prompt_logprobs import TopkPromptLogprobs
+
+    ids, logprobs = np.array([[3]], np.int32), np.array([[-0.5]], np.float32)
+    assert TopkPromptLogprobs(token_ids=ids, logprobs=logprobs) == tinker.types.TopkLogprobs.from_rows([[(3, -0.5)]])
 
 
 @pytest.mark.parametrize(("status", "again"), [(200, False), (400, False), (404, False), (408, True), (429, True), (503, True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinker._installation.extras import install_command
+from tinker._installation.patches import PATCHING_PACKAGES
 
 if TYPE_CHECKING:
     from tinker._installation.check import Installation
@@ -17,4 +18,4 @@ def inspect_installation() -> Installation:
     return check.inspect_installation()
 
 
-__all__ = ["inspect_installation", "install_command"]
+__all__ = ["PATCHING_PACKAGES", "inspect_installation", "install_command"]

@@ -87,7 +87,7 @@ class TopkLogprobs(AttrsValue):
 
     @classmethod
     def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
-        """Create a table from rows in the format of :meth:`tolist`. Shorter rows are padded.
+        """Create a table from rows in the format of :meth:`tolist`. Shorter rows are padded; there is at least one column.
 
         Args:
             rows: For each position, a list of (token id, log-probability), or None.
@@ -95,7 +95,7 @@ class TopkLogprobs(AttrsValue):
         Returns:
             The table.
         """
-        k = max((len(row) for row in rows if row), default=0)
+        k = max((len(row) for row in rows if row), default=1)  # a message cannot say that there are none
         token_ids = np.full((len(rows), k), EMPTY_TOKEN_ID, np.int32)
         logprobs = np.full((len(rows), k), EMPTY_LOGPROB, np.float32)
         for index, row in enumerate(rows):

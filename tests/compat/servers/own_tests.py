@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from servers import HERE, MODEL, Server, locked
 
 RECORDED = HERE / "own_tests.json"
 CLIENTS = ("official", "ours")
+CODEC = "codec"  # this package, and the lines of the page in place of the server's own module
+PAGE = HERE.parents[2] / "docs" / "contract" / "codec.md"
 WHOLE_SECONDS = 3600.0
 LONGEST_TEST_SECONDS = 400
 LONGEST_MESSAGE = 300
@@ -38,6 +41,12 @@ class OwnTests:
     commit: str = ""
     folders: tuple[str, ...] = ()
     model: str = MODEL
+    module: str = ""  # the module that the page on the codec replaces
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """What they are run with."""
+        return (*CLIENTS, CODEC) if self.module else CLIENTS
 
     def limited(self, files: list[str] | None) -> OwnTests:
         """These tests, or those of some of their files, or single ones: `test_api.py::test_sample`."""
@@ -53,20 +62,27 @@ OWN_TESTS = {
         commit="a9564572eb8e91076be43c1bd5e4615e3de17265",
         folders=("tests/__init__.py", "tests/tinker"),
         model="trl-internal-testing/tiny-Qwen3ForCausalLM",
+        module="skyrl/tinker/proto_serialization.py",
     ),
     "tuft": OwnTests(files=("tests/test_server.py", "tests/test_tinker_compat.py")),
 }
 
 
-def run_own_tests(server: Server, tests: OwnTests, python: str, scratch: Path, wheel: Path, clone: Path | None) -> None:
-    """Run the tests of a server with each client, and write down how they ended."""
+def run_own_tests(
+    server: Server, tests: OwnTests, python: str, scratch: Path, wheel: Path, clone: Path | None, clients: list[str] | None
+) -> None:
+    """Run the tests of a server with each client, or with these, and write down how they ended."""
     folder = scratch / "own-tests" / server.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     source = fetched(server, tests, folder, clone)
     shutil.copytree(scratch / "run" / MODEL, source / tests.model, dirs_exist_ok=True)
     (source / "sitecustomize.py").write_text(START)
-    found = {client: run_with(client, python_of(client, python, server.name, wheel), tests, source) for client in CLIENTS}
+    found = {
+        client: run_with(client, python_of(client, python, server.name, wheel, tests.module), tests, source)
+        for client in tests.clients
+        if client in (clients or tests.clients)
+    }
     record(server, tests, found, scratch)
     for client, results in found.items():
         print(f"{server.title}, {client}: {count(results)}", flush=True)
@@ -102,21 +118,31 @@ def cloned(tests: OwnTests, folder: Path) -> Path:
     return clone
 
 
-def python_of(client: str, python: str, name: str, wheel: Path) -> str:
+def python_of(client: str, python: str, name: str, wheel: Path, module: str) -> str:
     """Return the Python of the server's environment, or of one like it with this package in place of the official client."""
     home = Path(python).parent.parent
-    if client == "ours":
-        other = home.with_name(f"{home.name}-with-ours")
+    if client != "official":
+        other = home.with_name(f"{home.name}-with-{client}")
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(home, other, symlinks=True, copy_function=os.link)  # pip rewrites the files that it replaces
         home = other
     python = str(home / "bin" / "python")
     install = [python, "-m", "pip", "install", "-q"]
     subprocess.run([*install, *NEEDED], env=locked(name), check=True)
-    if client == "ours":
+    if client != "official":
         subprocess.run([*install, f"{wheel}[proto,zstd]"], env=locked(name), check=True)
         subprocess.run([*install, "--force-reinstall", "--no-deps", str(wheel)], env=locked(name), check=True)
+    if client == CODEC:
+        (replaced,) = home.glob(f"lib/python*/site-packages/{module}")
+        replaced.unlink()  # and not the file that it is a link to
+        replaced.write_text(lines_for(module))
     return python
+
+
+def lines_for(module: str) -> str:
+    """Return what the page says to write in place of a module: the blocks that begin with its name, after the common one."""
+    blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return "".join(text for name, text in blocks if name in ("codec.py", module))
 
 
 def run_with(client: str, python: str, tests: OwnTests, source: Path) -> dict[str, Any]:
@@ -171,8 +197,9 @@ def read_case(case: ElementTree.Element) -> tuple[str, dict[str, str]]:
 
 def record(server: Server, tests: OwnTests, found: dict[str, dict[str, Any]], scratch: Path) -> None:
     """Write down the results of a server; those of the others stay."""
-    entry = {"version": server.version, "official": server.own_client, "files": list(tests.files), "results": found}
     kept = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    found = {**kept.get(server.name, {}).get("results", {}), **found}
+    entry = {"version": server.version, "official": server.own_client, "files": list(tests.files), "results": found}
     text = json.dumps({**kept, server.name: entry}, indent=1, sort_keys=True) + "\n"
     RECORDED.write_text(text.replace(str(scratch), "<scratch>"))
 
@@ -200,9 +227,18 @@ def section(servers: tuple[Server, ...]) -> Iterator[str]:
     lines = [line for server in servers if server.name in kept for line in unlike(server, kept[server.name]["results"])]
     yield from lines or ["Every test has the same result with both."]
     yield ""
+    for server in servers:
+        results = kept.get(server.name, {}).get("results", {})
+        if CODEC in results:
+            differing = [*unlike(server, {"official": results["ours"], "ours": results[CODEC]}, "this package", "the codec")]
+            yield f"With the lines of [Use our codec](../contract/codec.md) in place of `{OWN_TESTS[server.name].module}`,"
+            yield f"{server.title} passes {count(results[CODEC])} of them" + (":" if differing else ".")
+            yield from ("", *differing, *[""] * bool(differing))
 
 
-def unlike(server: Server, results: dict[str, dict[str, Any]]) -> Iterator[str]:
+def unlike(
+    server: Server, results: dict[str, dict[str, Any]], official: str = "the official client", ours: str = "this one"
+) -> Iterator[str]:
     """Yield the tests that one client passes and the other fails."""
     known = tomllib.loads((HERE / "notes.toml").read_text()).get("own tests", {})
     for name, one in results["official"].items():
@@ -210,4 +246,4 @@ def unlike(server: Server, results: dict[str, dict[str, Any]]) -> Iterator[str]:
         if one["status"] != other["status"]:
             said = next((f"`{ended['message']}`" for ended in (other, one) if ended.get("message")), "")
             why = known.get(f"{server.name}: {name}", {}).get("because", said)
-            yield f"- {server.title}, `{name}`: {one['status']} with the official client, {other['status']} with this one. {why}"
+            yield f"- {server.title}, `{name}`: {one['status']} with {official}, {other['status']} with {ours}. {why}"

@@ -5,7 +5,8 @@ python tests/compat/servers/run.py --scratch FOLDER [--only SERVER ...] [--clien
 
 The Python that runs this has this client. What came of each run is written to `recorded/`, and the tables of docs/servers.md are
 made from that. `--client` is `ours` or a version of the official client; with `--step` or `--keep` nothing is recorded.
-`--conformance` writes the reports in docs/conformance instead, `--own-tests` runs the tests that come with the servers.
+`--conformance` writes the reports in docs/conformance instead, `--own-tests` runs the tests that come with the servers, for which
+`--client` is `official`, `ours` or `codec`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def try_own_tests(server: Server, python: str, arguments: argparse.Namespace) ->
     """The tests that come with a server, with each client."""
     if server.name in OWN_TESTS and (tests := OWN_TESTS[server.name].limited(arguments.files)).files:
         fresh_folder(arguments.scratch / "run" / f"{server.name}-own-tests")
-        run_own_tests(server, tests, python, arguments.scratch, arguments.wheel, arguments.skyrl)
+        run_own_tests(server, tests, python, arguments.scratch, arguments.wheel, arguments.skyrl, arguments.client)
 
 
 def run_scenario(server: Server, python: str, client: str, client_python: str, arguments: argparse.Namespace) -> None:

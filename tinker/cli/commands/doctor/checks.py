@@ -15,7 +15,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker._config import Config
 from tinker._http import ConnectionFacts, find_source, is_absent
-from tinker._installation import inspect_installation
+from tinker._installation import PATCHING_PACKAGES, inspect_installation
 from tinker._runtime import Runtime, run
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
@@ -203,11 +203,12 @@ def _numbers(version: str) -> list[int]:
 
 
 def _check_installation() -> CheckResult:
-    """Fail when files of another distribution are mixed with those of this package."""
+    """Fail when files of another distribution are mixed with those of this package; note packages without effect on it."""
     installation = inspect_installation()
     if installation.problem is not None:
         return CheckResult("installation", "FAIL", installation.problem)
-    return CheckResult("installation", "ok", str(installation))
+    patching = [f"{name} {here}: {advice}" for name, advice in PATCHING_PACKAGES.items() if (here := find_version(name))]
+    return CheckResult("installation", "note" if patching else "ok", "; ".join([str(installation), *patching]))
 
 
 def _check_credential(config: Config) -> CheckResult:
