@@ -11,7 +11,7 @@ from tinker_wire.api import admin as admin_api
 from tinker_wire.clients import AdminOperations
 from tinker_wire.runtime import Request
 
-from tinker._clients import SessionHolder, awaiting_twin
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin
 from tinker._clock import Clock
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
@@ -90,6 +90,11 @@ class AdminMethods(AdminOperations):
     def _check(self, **arguments: Any) -> None:
         if "limit" in arguments:
             check_page(arguments["limit"], arguments.get("offset", 0))
+        value: object
+        for name, value in arguments.items():
+            if name.endswith("_id") and not isinstance(value, str | None):
+                advice = ": pass its model_id" if isinstance(value, ReadyClient) else ""
+                raise TypeError(f"{name} must be a string, got {type(value).__name__}{advice}")
         for name, check in _CHECKS.items():
             if name in arguments:
                 check(arguments[name])

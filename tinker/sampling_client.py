@@ -51,6 +51,7 @@ class SamplingClient(Signposted, ReadyClient):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("generate", "complete"), "sample(prompt, num_samples, sampling_params)"),
+        **dict.fromkeys(("forward_backward", "optim_step"), "a TrainingClient: create_lora_training_client(base_model)"),
         "stream": "sample_stream(prompt, num_samples, sampling_params)",
         "logprobs": "compute_logprobs(prompt)",
     }

@@ -86,8 +86,8 @@ class ServiceClient(Signposted):
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("sample", "generate"), "create_sampling_client(base_model=...).sample(...)"),
-        **dict.fromkeys(("train", "create_training_client"), "create_lora_training_client(base_model=...)"),
+        **dict.fromkeys(("sample", "generate", "chat", "completions"), "create_sampling_client(base_model=...).sample(...)"),
+        **dict.fromkeys(("train", "create_training_client", "forward_backward"), "create_lora_training_client(base_model=...)"),
         **dict.fromkeys(("models", "list_models"), "get_server_capabilities().supported_models"),
         **dict.fromkeys(
             ("list_checkpoints", "list_user_checkpoints", "list_training_runs"), "create_rest_client(), which has this method"

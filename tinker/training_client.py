@@ -69,9 +69,12 @@ class TrainingClient(Signposted, ReadyClient):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
-        **dict.fromkeys(("step", "optimizer_step"), "optim_step(AdamParams(learning_rate=...))"),
-        **dict.fromkeys(("backward", "train_step"), "forward_backward(data, loss_fn)"),
-        **dict.fromkeys(("save", "save_weights", "save_checkpoint"), "save_state(name) or save_weights_for_sampler(name)"),
+        **dict.fromkeys(("step", "optimizer_step", "zero_grad"), "optim_step(AdamParams(learning_rate=...))"),
+        **dict.fromkeys(("backward", "train", "train_step"), "forward_backward(data, loss_fn) and optim_step(adam_params)"),
+        **dict.fromkeys(
+            ("save", "save_weights", "save_checkpoint", "save_model", "save_pretrained"),
+            "save_state(name) or save_weights_for_sampler(name)",
+        ),
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 

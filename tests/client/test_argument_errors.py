@@ -80,9 +80,13 @@ def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, argumen
     ("make", "error", "message"),
     [
         (lambda: tinker.Datum({"weights": [1]}, PROMPT), TypeError, "loss_fn_inputs must be a mapping .*, got ModelInput"),  # type: ignore[arg-type]
-        (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, "weights must be numbers, got text"),  # type: ignore[dict-item]
+        (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, r"\['weights'\] must be numbers, got text"),  # type: ignore[dict-item]
         (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: use tokenizer.encode\(text\)"),  # type: ignore[arg-type]
-        (lambda: tinker.Datum(PROMPT, {"weights": [None, 2.0]}), ValueError, r"but weights\[0\] is None$"),  # type: ignore[dict-item]
+        (
+            lambda: tinker.Datum(PROMPT, {"weights": [None, 2.0]}),
+            ValueError,
+            r"\['weights'\] must be numbers, got None at position 0$",
+        ),  # type: ignore[dict-item]
         (lambda: tinker.Datum([1, 2], {}), TypeError, r"must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"),  # type: ignore[arg-type]
         (lambda: tinker.Datum("hi", {}), TypeError, "Datum.model_input must be a ModelInput, got str"),  # type: ignore[arg-type]
         (lambda: tinker.ModelInput.from_ints([1, -2]), ValueError, "token ids must not be negative, got -2 at position 1"),
@@ -602,7 +606,11 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
             "base_url ends in /api/v1, which the client adds; write 'http://h'",
         ),
         (lambda: getattr(tinker, "Client"), AttributeError, "no attribute 'Client'; use tinker.ServiceClient"),  # noqa: B009
-        (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
+        (
+            lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}),
+            ValueError,
+            "got None at position 0: the first token of a prompt",
+        ),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),
         (lambda: tinker.AdamParams(eps=-1), ValueError, "^AdamParams.eps must be at least 0, got -1.0"),
