@@ -172,7 +172,10 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
         (lambda rest: rest.copy_weights(PATH), "destination_project_id"),
         (lambda rest: rest.copy_weights(PATH, "p", weights_access_token="a\nb"), "line break"),
         (lambda rest: rest.get_external_weights_urls(PATH), "external_weights"),
-        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3599), r"3600 \(an hour\) to 315360000 \(ten years\), got 3599"),
+        (
+            lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3599),
+            r"3600 \(an hour\) to 315360000 \(ten years\), got 3599",
+        ),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 10**9), r"to 315360000 \(ten years\)"),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3600.5), "integer"),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, True), "integer"),
