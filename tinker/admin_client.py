@@ -13,13 +13,14 @@ from tinker_wire.runtime import Request
 
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin
 from tinker._clock import Clock
+from tinker._config import show_url
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.requests import GetBillingUsageRequest
-from tinker_records import suggest_arguments
+from tinker_records import Described, suggest_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AdminMethods(AdminOperations):
+class AdminMethods(Described, AdminOperations):
     """The methods that AdminClient and RestClient share, including those generated from the contract."""
 
     def __init__(
@@ -42,6 +43,13 @@ class AdminMethods(AdminOperations):
         clock: Clock | None = None,
     ) -> None:
         self._rest: Rest = open_rest(_holder, base_url=base_url, api_key=api_key, transport=transport, clock=clock)
+
+    def _facts(self) -> dict[str, object]:
+        rest = getattr(self, "_rest", None)  # absent in a subclass that does not call __init__
+        return {"server": rest and show_url(rest.runtime.config.base_url)}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._facts()['server']}>"
 
     @property
     def holder(self) -> SessionHolder:

@@ -61,8 +61,11 @@ class SamplingClient(Signposted, ReadyClient):
         self._sampler = sampler
         self._ready = sampler.created
 
+    def _facts(self) -> dict[str, object]:
+        return {"sampler": self._sampling_session_id or "being created"}
+
     def __repr__(self) -> str:
-        return f"<SamplingClient {self._sampling_session_id or 'being created'}>"
+        return f"<SamplingClient {self._facts()['sampler']}>"
 
     @property
     def _sampling_session_id(self) -> str | None:

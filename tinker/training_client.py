@@ -83,9 +83,13 @@ class TrainingClient(Signposted, ReadyClient):
         self._run = run
         self._ready = run.created
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, object]:
         run = getattr(self, "_run", None)  # absent in a subclass that does not call __init__
-        return f"<TrainingClient {run.model.model_id if run and run.model else 'being created'}>"
+        name = run.model.model_id if run and run.model else "being created"
+        return {"run": name, "base model": run and run.base_model}
+
+    def __repr__(self) -> str:
+        return f"<TrainingClient {self._facts()['run']}>"
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""

@@ -231,6 +231,7 @@ def test_subclasses_without_init(client: type) -> None:
             pass
 
     assert client.__name__ in repr(StandIn()) or "StandIn" in repr(StandIn())
+    assert StandIn()._repr_html_().startswith("<table>")
 
 
 def test_futures_without_init() -> None:
@@ -552,6 +553,32 @@ def test_reprs_of_helpers() -> None:
     """The repr of metrics and of a simulated clock shows their state."""
     assert repr(tinker.observing.Metrics()) == "<Metrics: 0 operations, 0 retries; snapshot() returns the numbers>"
     assert repr(tinker.testing.SteppedClock()) == "<SteppedClock at 1000 s, 0 sleeps>"
+
+
+def test_clients_and_futures_in_text_and_notebooks(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """Both show the server, the run or the operation, and how far it is; neither the key nor a table of nothing."""
+    saved = training.save_state("first")
+    saved.result(10)
+    session = training.model_id.partition(":")[0]
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    rest, new = service.create_rest_client(), APIFuture[int]("sample")
+    shown: list[tuple[Any, str, list[str]]] = [
+        (service, f"<ServiceClient http://server, session {session}>", ["server", "session"]),
+        (training, f"<TrainingClient {training.model_id}>", ["run", "base model"]),
+        (sampler, f"<SamplingClient {sampler.sampling_session_id}>", ["sampler"]),
+        (rest, "<RestClient http://server>", ["server"]),
+        (saved, "<APIFuture save_state, done>", ["operation", "state", "request"]),
+        (new, "<APIFuture sample, pending>", ["operation", "state"]),
+    ]
+    for one, text, names in shown:
+        assert repr(one) == text
+        table = one._repr_html_()
+        assert f"<caption>{type(one).__name__}</caption>" in table
+        assert re.findall(r"<th [^>]*>([^<]*)</th>", table) == names
+        assert "secret" not in table
+        assert "None" not in table
+    service.close().result(10)
+    assert "closed" in service._repr_html_()
 
 
 def test_names_of_modules() -> None:
