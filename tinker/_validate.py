@@ -216,7 +216,9 @@ def read_ttl(ttl_seconds: int | None) -> int | None:
     except TypeError:
         raise ValueError(f"ttl_seconds must be an integer (seconds) or None, got {ttl_seconds!r}") from None
     if not MIN_TTL_SECONDS <= seconds <= MAX_TTL_SECONDS:
-        raise ValueError(f"ttl_seconds must be from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, got {seconds}")
+        raise ValueError(
+            f"ttl_seconds must be from {MIN_TTL_SECONDS} (an hour) to {MAX_TTL_SECONDS} (ten years), got {seconds}"
+        )
     return seconds
 
 
@@ -280,6 +282,8 @@ def _suggest_path(saved: object) -> str:
     """Return how to get the path of a checkpoint from what a save returns."""
     if isinstance(saved, concurrent.futures.Future):
         return ": pass future.result().path"
+    if hasattr(type(saved), "save_state"):
+        return ": save its weights, and pass the path of the response"
     return ": pass response.path" if hasattr(saved, "path") else ""
 
 

@@ -11,15 +11,16 @@ from tinker_wire.api import admin as admin_api
 from tinker_wire.clients import AdminOperations
 from tinker_wire.runtime import Request
 
-from tinker._clients import SessionHolder, awaiting_twin
+from tinker._clients import ReadyClient, SessionHolder, awaiting_twin
 from tinker._clock import Clock
+from tinker._config import show_url
 from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.requests import GetBillingUsageRequest
-from tinker_records import suggest_arguments
+from tinker_records import Described, suggest_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AdminMethods(AdminOperations):
+class AdminMethods(Described, AdminOperations):
     """The methods that AdminClient and RestClient share, including those generated from the contract."""
 
     def __init__(
@@ -42,6 +43,13 @@ class AdminMethods(AdminOperations):
         clock: Clock | None = None,
     ) -> None:
         self._rest: Rest = open_rest(_holder, base_url=base_url, api_key=api_key, transport=transport, clock=clock)
+
+    def _facts(self) -> dict[str, object]:
+        rest = getattr(self, "_rest", None)  # absent in a subclass that does not call __init__
+        return {"server": rest and show_url(rest.runtime.config.base_url)}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._facts()['server']}>"
 
     @property
     def holder(self) -> SessionHolder:
@@ -90,6 +98,11 @@ class AdminMethods(AdminOperations):
     def _check(self, **arguments: Any) -> None:
         if "limit" in arguments:
             check_page(arguments["limit"], arguments.get("offset", 0))
+        value: object
+        for name, value in arguments.items():
+            if name.endswith("_id") and not isinstance(value, str | None):
+                advice = ": pass its model_id" if isinstance(value, ReadyClient) else ""
+                raise TypeError(f"{name} must be a string, got {type(value).__name__}{advice}")
         for name, check in _CHECKS.items():
             if name in arguments:
                 check(arguments[name])

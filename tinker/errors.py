@@ -303,7 +303,7 @@ class UnknownIdentityError(TinkerError, RuntimeError):
 class ClientClosedError(TinkerError, RuntimeError):
     """The client was closed, so the request was not made."""
 
-    def __init__(self, message: str = "this ServiceClient is closed; create another, or close it later") -> None:
+    def __init__(self, message: str = "this ServiceClient is closed; create a new one, or close this one later") -> None:
         super().__init__(message)
 
 

@@ -14,6 +14,7 @@ from tinker._loop import loop_thread, must_pass
 from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
 from tinker.observing import QueueObserver, Timings
+from tinker_records import Described
 
 logger: logging.Logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -27,7 +28,7 @@ _FINISHED = "FINISHED"
 _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures.CancelledError)
 
 
-class APIFuture(concurrent.futures.Future[T]):
+class APIFuture(Described, concurrent.futures.Future[T]):
     """The result of an operation that has been submitted.
 
     ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
@@ -49,11 +50,16 @@ class APIFuture(concurrent.futures.Future[T]):
         self._thread = loop_thread()
         self._task: asyncio.Task[T] | None = None
 
-    def __repr__(self) -> str:
-        """Show the operation and its state."""
+    def _facts(self) -> dict[str, object]:
         error = self._exception
         state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
-        return f"<{type(self).__name__} {self.operation or 'without operation'}, {state}>"
+        queue = {"queue": self.queue_state, "reason": self.queue_state_reason} if state == "pending" else {}
+        return {"operation": self.operation or "without operation", "state": state, "request": self.request_id, **queue}
+
+    def __repr__(self) -> str:
+        """Show the operation and its state."""
+        facts = self._facts()
+        return f"<{type(self).__name__} {facts['operation']}, {facts['state']}>"
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: the result arrives in this process, so the future cannot be pickled."""

@@ -83,7 +83,7 @@ class RestClient(AdminMethods, RestOperations):
         credential = await runtime.transport.auth.credential()
         claims = read_claims("" if credential is None else credential.secret)
         if claims.sub is None or claims.org_id is None:
-            raise UnknownIdentityError("whoami: this server issues no tokens, and a key does not contain the name of its owner")
+            raise UnknownIdentityError("whoami: this server does not say who owns a key")
         organization = f"tml:organization:{claims.org_id}"
         return WhoamiResponse(user_urn=claims.sub, org_urn=organization, email=claims.email or None)
 

@@ -51,6 +51,7 @@ class SamplingClient(Signposted, ReadyClient):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("generate", "complete"), "sample(prompt, num_samples, sampling_params)"),
+        **dict.fromkeys(("forward_backward", "optim_step"), "a TrainingClient: create_lora_training_client(base_model)"),
         "stream": "sample_stream(prompt, num_samples, sampling_params)",
         "logprobs": "compute_logprobs(prompt)",
     }
@@ -60,8 +61,11 @@ class SamplingClient(Signposted, ReadyClient):
         self._sampler = sampler
         self._ready = sampler.created
 
+    def _facts(self) -> dict[str, object]:
+        return {"sampler": self._sampling_session_id or "being created"}
+
     def __repr__(self) -> str:
-        return f"<SamplingClient {self._sampling_session_id or 'being created'}>"
+        return f"<SamplingClient {self._facts()['sampler']}>"
 
     @property
     def _sampling_session_id(self) -> str | None:

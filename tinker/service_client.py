@@ -29,7 +29,7 @@ from tinker.training_client import TrainingClient
 from tinker.types import console
 from tinker.types._values import Signposted
 from tinker.types.params import LoraConfig, OptimizerConfig
-from tinker_records import suggest_arguments
+from tinker_records import Described, suggest_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @suggest_arguments
-class ServiceClient(Signposted):
+class ServiceClient(Signposted, Described):
     """Client that opens a session on a server, and creates the clients that work in it.
 
     The session starts with the first request that needs the server. All clients created by a service client share its session,
@@ -86,8 +86,8 @@ class ServiceClient(Signposted):
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("sample", "generate"), "create_sampling_client(base_model=...).sample(...)"),
-        **dict.fromkeys(("train", "create_training_client"), "create_lora_training_client(base_model=...)"),
+        **dict.fromkeys(("sample", "generate", "chat", "completions"), "create_sampling_client(base_model=...).sample(...)"),
+        **dict.fromkeys(("train", "create_training_client", "forward_backward"), "create_lora_training_client(base_model=...)"),
         **dict.fromkeys(("models", "list_models"), "get_server_capabilities().supported_models"),
         **dict.fromkeys(
             ("list_checkpoints", "list_user_checkpoints", "list_training_runs"), "create_rest_client(), which has this method"
@@ -139,16 +139,20 @@ class ServiceClient(Signposted):
         self._closed = False
         self._lock = threading.Lock()
 
-    def __repr__(self) -> str:
-        """Show the server's address and the session, without the credential. This opens no connection."""
+    def _facts(self) -> dict[str, object]:
         try:
             opened = self._opened
             where = show_url((self._config() if opened is None else opened.config).base_url)
             session = opened.session.session_id if opened is not None else None
         except Exception as error:  # noqa: BLE001  (a repr must not raise)
-            return f"<ServiceClient, {type(error).__name__} in its settings>"
-        state = ", closed" if self._closed else f", session {session}" if session else ""
-        return f"<ServiceClient {where}{state}>"
+            return {"server": f"unknown, {type(error).__name__} in its settings"}
+        return {"server": where, "session": session, "state": "closed" if self._closed else None}
+
+    def __repr__(self) -> str:
+        """Show the server's address and the session, without the credential. This opens no connection."""
+        facts = self._facts()
+        state = ", closed" if facts.get("state") else f", session {facts['session']}" if facts.get("session") else ""
+        return f"<ServiceClient {facts['server']}{state}>"
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: connections and threads belong to one process, so the client cannot be pickled."""

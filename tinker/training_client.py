@@ -69,9 +69,12 @@ class TrainingClient(Signposted, ReadyClient):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
-        **dict.fromkeys(("step", "optimizer_step"), "optim_step(AdamParams(learning_rate=...))"),
-        **dict.fromkeys(("backward", "train_step"), "forward_backward(data, loss_fn)"),
-        **dict.fromkeys(("save", "save_weights", "save_checkpoint"), "save_state(name) or save_weights_for_sampler(name)"),
+        **dict.fromkeys(("step", "optimizer_step", "zero_grad"), "optim_step(AdamParams(learning_rate=...))"),
+        **dict.fromkeys(("backward", "train", "train_step"), "forward_backward(data, loss_fn) and optim_step(adam_params)"),
+        **dict.fromkeys(
+            ("save", "save_weights", "save_checkpoint", "save_model", "save_pretrained"),
+            "save_state(name) or save_weights_for_sampler(name)",
+        ),
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 
@@ -80,9 +83,13 @@ class TrainingClient(Signposted, ReadyClient):
         self._run = run
         self._ready = run.created
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, object]:
         run = getattr(self, "_run", None)  # absent in a subclass that does not call __init__
-        return f"<TrainingClient {run.model.model_id if run and run.model else 'being created'}>"
+        name = run.model.model_id if run and run.model else "being created"
+        return {"run": name, "base model": run and run.base_model}
+
+    def __repr__(self) -> str:
+        return f"<TrainingClient {self._facts()['run']}>"
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""

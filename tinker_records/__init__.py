@@ -6,9 +6,10 @@ types share it; it imports neither `tinker_wire` nor `tinker`.
 
 from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest, suggest_arguments
 from tinker_records.records import Record, RecordType, prepare, sent
-from tinker_records.values import FieldInfo, Value
+from tinker_records.values import Described, FieldInfo, Value
 
 __all__ = [
+    "Described",
     "FieldInfo",
     "Record",
     "RecordType",

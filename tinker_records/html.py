@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -44,11 +44,14 @@ def _table(values: Sequence[Any]) -> str:
         return "".join(one._repr_html_() for one in shown) + rest
     columns = list(shown[0]._field_values())
     secret = getattr(shown[0], "_secret_fields", frozenset[str]())
+    rows = (
+        ["***" if name in secret and value else _cell(value) for name, value in one._field_values().items()] for one in shown
+    )
+    return join_rows(columns, rows) + rest
+
+
+def join_rows(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of cells that are HTML."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(_line(one._field_values(), secret) for one in shown)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
-
-
-def _line(fields: Mapping[str, Any], secret: frozenset[str]) -> str:
-    cells = ("***" if name in secret and value else _cell(value) for name, value in fields.items())
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for cells in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 T = TypeVar("T")
 
@@ -45,6 +46,8 @@ _ALIASES = {
     "max_new_tokens": "max_tokens",
     "model": "base_model",
     "n": "num_samples",
+    "num_return_sequences": "num_samples",
+    "stop_sequences": "stop",
 }
 
 
@@ -116,8 +119,23 @@ def _explain(called: str, method: Callable[..., object], values: Collection[str]
     __tracebackhide__ = True
     known = list(inspect.signature(method).parameters)[1:]
     unknown = [name for name in values if name not in known]
-    if unknown and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-        raise TypeError(advise(called, unknown[0], known, values).removesuffix(".")) from None
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return
+    if not unknown:  # the class that was called may inherit the method
+        raise TypeError(str(error).replace(method.__qualname__, called)) from None
+    inside = _find_inside(called, method, unknown[0])
+    raise TypeError(inside or advise(called, unknown[0], known, values).removesuffix(".")) from None
+
+
+def _find_inside(called: str, method: Callable[..., object], name: str) -> str | None:
+    """Return what is said of a name that is a field of one of the arguments."""
+    field = _ALIASES.get(name, name)
+    for argument in inspect.signature(method).parameters.values():
+        kind: Any = vars(sys.modules[method.__module__]).get(str(argument.annotation).partition(" ")[0])
+        kind = next(iter(get_args(kind)), kind)  # of a union, the first
+        if field in getattr(kind, "__struct_fields__", ()):
+            return f"{called} has no {name!r}; pass {kind.__name__}({field}=...)"
+    return None
 
 
 class NamesChecked(type):

@@ -54,6 +54,22 @@ else:
     _ValueType = NamesChecked
 
 
+class Described:
+    """An object that is not a value; notebooks show it as a table of its facts."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Mapping[str, object]:
+        """Return what is known without a request, without secrets; None is left out."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        from tinker_records.html import to_html
+
+        known = {name: fact for name, fact in self._facts().items() if fact is not None}
+        return to_html(type(self).__name__, known, frozenset())
+
+
 class Value(metaclass=_ValueType):
     """A value with named fields.
 

@@ -25,7 +25,8 @@ SHOTS = ((1400, "light"), (1400, "dark"), (420, "light"))  # the width of the pa
 
 def train(service: tinker.ServiceClient, base_model: str, rank: int) -> None:
     """Train a run on the sentence, with a checkpoint before and one after."""
-    training = service.create_lora_training_client(base_model=base_model, rank=rank, seed=0)
+    named = {"name": f"fox, rank {rank}", "data": "letters"}
+    training = service.create_lora_training_client(base_model=base_model, rank=rank, seed=0, user_metadata=named)
     tokens = training.encode(TEXT * 2)
     datum = tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
     adam = tinker.AdamParams(learning_rate=3e-3)

@@ -80,9 +80,13 @@ def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, argumen
     ("make", "error", "message"),
     [
         (lambda: tinker.Datum({"weights": [1]}, PROMPT), TypeError, "loss_fn_inputs must be a mapping .*, got ModelInput"),  # type: ignore[arg-type]
-        (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, "weights must be numbers, got text"),  # type: ignore[dict-item]
+        (lambda: tinker.Datum(PROMPT, {"weights": ["1", "2"]}), ValueError, r"\['weights'\] must be numbers, got text"),  # type: ignore[dict-item]
         (lambda: tinker.ModelInput.from_ints("hello"), ValueError, r"got str: use tokenizer.encode\(text\)"),  # type: ignore[arg-type]
-        (lambda: tinker.Datum(PROMPT, {"weights": [None, 2.0]}), ValueError, r"but weights\[0\] is None$"),  # type: ignore[dict-item]
+        (
+            lambda: tinker.Datum(PROMPT, {"weights": [None, 2.0]}),
+            ValueError,
+            r"\['weights'\] must be numbers, got None at position 0$",
+        ),  # type: ignore[dict-item]
         (lambda: tinker.Datum([1, 2], {}), TypeError, r"must be a ModelInput, got list: use ModelInput.from_ints\(tokens\)"),  # type: ignore[arg-type]
         (lambda: tinker.Datum("hi", {}), TypeError, "Datum.model_input must be a ModelInput, got str"),  # type: ignore[arg-type]
         (lambda: tinker.ModelInput.from_ints([1, -2]), ValueError, "token ids must not be negative, got -2 at position 1"),
@@ -227,6 +231,7 @@ def test_subclasses_without_init(client: type) -> None:
             pass
 
     assert client.__name__ in repr(StandIn()) or "StandIn" in repr(StandIn())
+    assert StandIn()._repr_html_().startswith("<table>")
 
 
 def test_futures_without_init() -> None:
@@ -550,6 +555,32 @@ def test_reprs_of_helpers() -> None:
     assert repr(tinker.testing.SteppedClock()) == "<SteppedClock at 1000 s, 0 sleeps>"
 
 
+def test_clients_and_futures_in_text_and_notebooks(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """Both show the server, the run or the operation, and how far it is; neither the key nor a table of nothing."""
+    saved = training.save_state("first")
+    saved.result(10)
+    session = training.model_id.partition(":")[0]
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    rest, new = service.create_rest_client(), APIFuture[int]("sample")
+    shown: list[tuple[Any, str, list[str]]] = [
+        (service, f"<ServiceClient http://server, session {session}>", ["server", "session"]),
+        (training, f"<TrainingClient {training.model_id}>", ["run", "base model"]),
+        (sampler, f"<SamplingClient {sampler.sampling_session_id}>", ["sampler"]),
+        (rest, "<RestClient http://server>", ["server"]),
+        (saved, "<APIFuture save_state, done>", ["operation", "state", "request"]),
+        (new, "<APIFuture sample, pending>", ["operation", "state"]),
+    ]
+    for one, text, names in shown:
+        assert repr(one) == text
+        table = one._repr_html_()
+        assert f"<caption>{type(one).__name__}</caption>" in table
+        assert re.findall(r"<th [^>]*>([^<]*)</th>", table) == names
+        assert "secret" not in table
+        assert "None" not in table
+    service.close().result(10)
+    assert "closed" in service._repr_html_()
+
+
 def test_names_of_modules() -> None:
     """`dir()` lists the public names of a module that loads its names lazily."""
     for module in (tinker.testing, tinker.local, tinker.observing):
@@ -602,7 +633,11 @@ def test_waiting_for_futures_as_for_tasks(training: tinker.TrainingClient) -> No
             "base_url ends in /api/v1, which the client adds; write 'http://h'",
         ),
         (lambda: getattr(tinker, "Client"), AttributeError, "no attribute 'Client'; use tinker.ServiceClient"),  # noqa: B009
-        (lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}), ValueError, r"logprobs\[0\] is None: the first token"),
+        (
+            lambda: tinker.Datum(PROMPT, {"logprobs": [None, 0.0]}),
+            ValueError,
+            "got None at position 0: the first token of a prompt",
+        ),
         (lambda: tinker.AdamParams(learning_rate="fast"), ValueError, "AdamParams.learning_rate must be a number, got 'fast'"),
         (lambda: tinker.AdamParams(learning_rate=-1), ValueError, "^AdamParams.learning_rate must be at least 0, got -1.0"),
         (lambda: tinker.AdamParams(eps=-1), ValueError, "^AdamParams.eps must be at least 0, got -1.0"),

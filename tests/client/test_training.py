@@ -166,7 +166,7 @@ def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum
     """Empty data, ragged lists, an empty input, parameters of the wrong type and invalid names are refused at once."""
     with pytest.raises(ValueError, match="data is empty"):
         training.forward_backward([], "cross_entropy")
-    with pytest.raises(ValueError, match="target_tokens must be numbers, in rows of equal length"):
+    with pytest.raises(ValueError, match="must be numbers, in rows of equal length"):
         tinker.Datum(model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": [[1], [1, 2]]})
     empty = tinker.Datum(
         model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": tinker.TensorData([], "int64")}

@@ -23,6 +23,7 @@ from support.cases import for_each
 
 from codegen import __main__ as codegen
 from tinker import _tokenizers
+from tinker._loop import loop_thread
 from tinker.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,8 +65,14 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["../README.md", *pages_with("python")])
-def test_python_blocks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The blocks of a page run one after the other, as a reader would paste them, and print what the page shows below them."""
+def test_python_blocks(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The blocks of a page run in order, print what the page shows below them, and lose no request when the program ends."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     for number, (block, shown) in enumerate(blocks_with_output(DOCS / name), start=1):
@@ -74,6 +81,8 @@ def test_python_blocks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         printed = capsys.readouterr().out
         if shown is not None:
             assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), f"block {number}:\n{printed}"
+    loop_thread().log_unfinished("when the page ended")
+    assert [line for line in caplog.messages if "had not finished" in line] == []
     if name in CURVES:
         variable, picture = CURVES[name]
         check_picture(names[variable], picture)

@@ -43,6 +43,15 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
     assert overview(api)["curves"] == overview(api, "another")["curves"] == {}
 
 
+def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
+    """A run is listed with the name and the rest of its metadata, the tags of its session, and the project."""
+    api = make_api()
+    session = api.session(tags=["night", "a"], project_id="letters")
+    api.model(session, user_metadata={"name": "first try", "seed": 3})
+    (run,) = overview(api)["runs"]
+    assert (run["name"], run["project"], run["tags"]) == ("first try", "letters", ["a", "night", "seed=3"])
+
+
 def test_the_data_need_the_key(make_api: MakeApi) -> None:
     """The data need the key; the page itself holds none of them, so it needs no key."""
     api = make_api(api_key=KEY)

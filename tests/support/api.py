@@ -96,8 +96,8 @@ class Api:
         """Return whether the next poll would be "try again". Needs ``hold_seconds=0``."""
         return self.retrieve(future).json().get("type") == "try_again"
 
-    def session(self) -> str:
-        return self.ok("create_session", {"tags": [], "sdk_version": "0"})["session_id"]
+    def session(self, **fields: Any) -> str:
+        return self.ok("create_session", {"tags": [], "sdk_version": "0", **fields})["session_id"]
 
     def model(self, session: str | None = None, number: int = 0, **fields: Any) -> str:
         """Create a model that is ready for its request number 1."""

@@ -222,7 +222,7 @@ def test_errors_of_invalid_tensors() -> None:
     with pytest.raises(TypeError, match="from_torch takes a torch tensor, got list"):
         TensorData.from_torch([1, 2])  # type: ignore[arg-type]
     tokens = tinker.ModelInput.from_ints([1, 2])
-    with pytest.raises(ValueError, match=r"target_tokens must be integers, got 2\.5 at position 1"):
+    with pytest.raises(ValueError, match=r"\['target_tokens'\] must be integers, got 2\.5 at position 1"):
         tinker.Datum(tokens, {"target_tokens": [1.0, 2.5]})
     assert tinker.Datum(tokens, {"target_tokens": [1.0, 2.0]}).loss_fn_inputs["target_tokens"].data == [1, 2]
 

@@ -68,7 +68,9 @@ def test_tensor_data_keeps_its_array() -> None:
     array = np.asarray([[1.0, 2.0]], np.float32)
     assert tinker.TensorData.from_numpy(array).to_numpy() is array
     assert tinker.TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
-    assert tinker.TensorData([1.7], "int64").data == [1]
+    assert tinker.TensorData([1.0], "int64").data == [1]
+    with pytest.raises(ValueError, match=r"^data must be integers, got 1\.7 at position 0"):
+        tinker.TensorData([1.7], "int64")
     assert tinker.TensorData([1, 2], "float32", [2, 1]).tolist() == [[1.0], [2.0]]
     copied = pickle.loads(pickle.dumps(tinker.TensorData.from_numpy(array)))
     assert copied.tolist() == [[1.0, 2.0]]

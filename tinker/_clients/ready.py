@@ -11,6 +11,7 @@ from tinker._loop import loop_thread
 from tinker.errors import copy_error
 from tinker.futures import APIFuture, failure_of
 from tinker.observing import QueueObserver, Timings
+from tinker_records import Described
 
 if TYPE_CHECKING:
     from typing import Self
@@ -35,7 +36,7 @@ def name_maker(call: str) -> Callable[[F], F]:
     return decorate
 
 
-class ReadyClient:
+class ReadyClient(Described):
     """A client that you can use at once. It wraps the future of its creation, whose result is the client."""
 
     _ready: APIFuture[None]  # of nothing, as a client that its own future holds would not be collected when it is dropped

@@ -157,7 +157,7 @@ def read_number(what: str, value: Any) -> float:
 def describe_value(value: object) -> str:
     """Describe a value: the shape of a tensor, with how to make it one number, otherwise the type."""
     if not is_torch(value):
-        return type(value).__name__
+        return type(value).__name__ + (": leave out .item()" if isinstance(value, float) else "")
     return f"a tensor of shape {list(value.shape)}" + (": use .sum() or .mean()" if value.numel() > 1 else "")
 
 

@@ -15,6 +15,11 @@ from click.types import FloatParamType, IntParamType
 from tinker.cli.options import accept_global_options
 
 _SYNONYMS = {
+    "--base-model": "--model",
+    "--checkpoint": "--from --model",
+    "--lora-rank": "--rank",
+    "--max-new-tokens": "--max-tokens",
+    "--steps": "--max-steps",
     "complete": "sample",
     "describe": "info",
     "finetune": "train",
@@ -103,9 +108,12 @@ def explain_wrong_options() -> Generator[None]:
 
 
 def _suggest(name: str, context: click.Context) -> str:
+    if name == "--api-key":
+        return f"No such option '{name}'. Run `tinker auth login`, or set TINKER_API_KEY."
     options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
     known = [known_name for option in options for known_name in option.opts]
-    close = difflib.get_close_matches(name, known, 2, _SIMILAR)
+    close = [one for one in _SYNONYMS.get(name, "").split() if one in known]
+    close = close or difflib.get_close_matches(name, known, 2, _SIMILAR)
     return f"No such option '{name}'." + (f" Did you mean {' or '.join(close)}?" if close else "")
 
 

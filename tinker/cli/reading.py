@@ -70,9 +70,9 @@ def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value: object = json.loads(line)
     except json.JSONDecodeError as error:
-        raise CommandFailed(f"{file}, line {number}: not JSON: {error.msg} (column {error.colno})") from None
+        raise CommandFailed(f"{file}, line {number}: not JSON: {error.msg} (column {error.colno})", _EXPECTED) from None
     if not isinstance(value, dict):
-        raise CommandFailed(f"{file}, line {number}: a line is an object, {{...}}")
+        raise CommandFailed(f"{file}, line {number}: a line is an object, {{...}}", _EXPECTED)
     return cast("dict[str, Any]", value)
 
 

@@ -29,6 +29,6 @@ class ShownAsTable:
         return table
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in self._columns)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>" for cells in self._rows())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        from tinker_records.html import join_rows
+
+        return join_rows(self._columns, (map(escape, cells) for cells in self._rows()))

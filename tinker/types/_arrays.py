@@ -67,10 +67,18 @@ def wire_array(array: NDArray[Any]) -> NumericArray:
     if array.dtype.kind == "b":
         return array.astype(np.float32)
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise ValueError("integers must fit in 64 bits with a sign")
+        raise ValueError(f"integers must be below 2**63, got {array.max()}")
     if array.dtype.kind in "iu":
         return cast("NumericArray", array if array.dtype == np.int64 else array.astype(np.int64))
     raise ValueError(f"an array of {array.dtype} cannot be sent; use floats, integers or booleans")
+
+
+def cast_exactly(what: str, array: NDArray[Any], dtype: TensorDtype | np.dtype[Any]) -> NDArray[Any]:
+    """Convert an array to a dtype. Raises ValueError naming ``what`` if a number would lose its fraction."""
+    if dtype == "int64" and array.dtype.kind == "f" and (changed := np.flatnonzero(array != np.trunc(array))).size:
+        at = int(changed[0])
+        raise ValueError(f"{what} must be integers, got {array.reshape(-1)[at]} at position {at}")
+    return array.astype(dtype, copy=False)
 
 
 _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
@@ -99,8 +107,8 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
     except ValueError:
         array = np.asarray(None)
     if (at := next((index for index, value in enumerate(values) if value is None), None)) is not None:
-        advice = ": the first token of a prompt has no log-probability" if at == 0 and what == "logprobs" else ""
-        raise ValueError(f"{what} must be numbers, but {what}[{at}] is None{advice}")
+        advice = ": the first token of a prompt has no log-probability" if at == 0 and "logprobs" in what else ""
+        raise ValueError(f"{what} must be numbers, got None at position {at}{advice}")
     if array.dtype.kind == "U":
         raise ValueError(f"{what} must be numbers, got text")
     if array.dtype.kind not in "iufb":
@@ -137,7 +145,8 @@ def token_array(tokens: object) -> Int32Array:
         return quick
     raw = _read_tokens(tokens)
     if raw.ndim != 1:
-        raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}")
+        advice = ": of a batch of one, pass tokens[0]" if len(raw) == 1 else ""
+        raise ValueError(f"tokens must be one-dimensional, got shape {list(raw.shape)}{advice}")
     if raw.size == 0:
         return np.empty(0, np.int32)
     if (at := next(_find_wrong_tokens(raw), None)) is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import attrs
 from tinker_wire import limits
 
-from tinker.types._arrays import LONGEST_SHOWN, TensorDtype, is_torch, pack, rectangular, wire_array
+from tinker.types._arrays import LONGEST_SHOWN, TensorDtype, cast_exactly, is_torch, pack, rectangular, wire_array
 from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, explain_changes
+from tinker.types._values import AttrsValue, Signposted, explain_changes
 from tinker.types.model_input import EncodedTextChunk, ModelInput, suggest_model_input
 from tinker.types.tensor_data import TensorData
 
@@ -72,33 +72,26 @@ def to_tensor_data(name: str, value: object) -> TensorData:
     """Convert a loss input to TensorData. Raises ValueError for ragged lists, TypeError for values that are not tensors."""
     if isinstance(value, TensorData):
         return value
-    if is_torch(value):
-        sparse = value.ndim == 2 and name in SPARSIFIED
-        return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
-    if isinstance(value, np.ndarray):
-        array = cast("NDArray[Any]", value)
-        is_mask = array.dtype.kind == "b"  # booleans become the numbers that the input of this name has
-        return TensorData.from_numpy(array.astype(LIST_DTYPES.get(name, "float32")) if is_mask else array)
+    what = f"loss_fn_inputs[{name!r}]"
+    try:
+        if is_torch(value):
+            sparse = value.ndim == 2 and name in SPARSIFIED
+            return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
+        if isinstance(value, np.ndarray):
+            array = cast("NDArray[Any]", value)
+            is_mask = array.dtype.kind == "b"  # booleans become the numbers that the input of this name has
+            return TensorData.from_numpy(array.astype(LIST_DTYPES.get(name, "float32")) if is_mask else array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise type(error)(f"{what}: {error}") from None
     if isinstance(value, list):
         dtype = LIST_DTYPES.get(name)
         quick = None if dtype is None else pack(cast("list[object]", value), dtype)
         if quick is not None:
             return TensorData.from_numpy(quick)
-        array = rectangular(cast("list[object]", value), name)
-        return TensorData.from_numpy(wire_array(array) if dtype is None else _cast(name, array, dtype))
+        array = rectangular(cast("list[object]", value), what)
+        return TensorData.from_numpy(wire_array(array) if dtype is None else cast_exactly(what, array, dtype))
     advice = f": write list({name})" if type(value) in (tuple, range) else ""
-    raise TypeError(
-        f"loss_fn_inputs[{name!r}] must be a list, a numpy array, a torch tensor or TensorData, "
-        f"got {type(value).__name__}{advice}"
-    )
-
-
-def _cast(name: str, array: NDArray[Any], dtype: TensorDtype) -> NDArray[Any]:
-    """Convert a list to the dtype of its input. Raises ValueError if that would change the values."""
-    if dtype == "int64" and array.dtype.kind == "f" and (changed := np.flatnonzero(array != np.trunc(array))).size:
-        at = int(changed[0])
-        raise ValueError(f"{name} must be integers, got {array.reshape(-1)[at]} at position {at}")
-    return array.astype(dtype)
+    raise TypeError(f"{what} must be a list, a numpy array, a torch tensor or TensorData, got {type(value).__name__}{advice}")
 
 
 class NamedTensors(dict[str, TensorData]):
@@ -123,6 +116,8 @@ class NamedTensors(dict[str, TensorData]):
 def _tensors(inputs: Mapping[str, object]) -> NamedTensors:
     if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"loss_fn_inputs must be a mapping of names to tensors, got {type(inputs).__name__}")
+    if (wrong := next((name for name in inputs if not isinstance(name, str)), None)) is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"loss_fn_inputs must have strings as names, got {wrong!r}")
     return NamedTensors({name: to_tensor_data(name, value) for name, value in inputs.items()})
 
 
@@ -149,7 +144,7 @@ def _count_text(model_input: object) -> int:
 
 @explain_changes
 @attrs.frozen(slots=False, repr=False)
-class Datum(AttrsValue):
+class Datum(Signposted, AttrsValue):
     """One training example: its model input and the tensors of its loss.
 
     Attributes:
@@ -171,6 +166,8 @@ class Datum(AttrsValue):
     loss_fn_inputs: NamedTensors = attrs.field(factory=NamedTensors, converter=_tensors)
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {name: f"datum.loss_fn_inputs[{name!r}]" for name in LIST_DTYPES}
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -12,7 +12,7 @@ from tinker_wire import models
 
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, FrozenValue
+from tinker.types._values import AttrsValue, FrozenValue, Signposted
 
 
 class EncodedTextChunk(FrozenValue):
@@ -84,7 +84,12 @@ def _text_chunk(tokens: Sequence[int]) -> EncodedTextChunk:
 
 
 def _as_bytes(value: bytes | str) -> bytes:
-    return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "data must be the bytes of an image file, or base64 text; to read a file: Path(...).read_bytes()"
+        ) from None
 
 
 def _image_format(_: object, attribute: attrs.Attribute[models.ImageFormat], value: models.ImageFormat) -> None:
@@ -226,7 +231,7 @@ class Tokenizer(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class ModelInput(AttrsValue):
+class ModelInput(Signposted, AttrsValue):
     """Input of the model: chunks in order.
 
     Attributes:
@@ -239,6 +244,7 @@ class ModelInput(AttrsValue):
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
 
     _advice: ClassVar[str] = "; for token ids use ModelInput.from_ints(tokens)"
+    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(("tokens", "token_ids", "ids"), "to_ints()")
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:

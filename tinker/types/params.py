@@ -47,6 +47,8 @@ class _NamesChecked(RecordType):
 
 
 def _advise(kind: type[Record], name: str) -> str:
+    if name in ("n", "num_samples", "num_return_sequences"):
+        return f"{kind.__name__} has no {name!r}; pass num_samples to sample()"
     advice = advise(kind.__name__, name, kind.__struct_fields__)
     if "extra" in kind.__struct_fields__:
         advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"

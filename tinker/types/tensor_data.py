@@ -11,6 +11,7 @@ from tinker._installation import install_command
 from tinker.types._arrays import (
     NumericArray,
     TensorDtype,
+    cast_exactly,
     is_torch,
     numpy_dtype,
     pack,
@@ -268,7 +269,7 @@ def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) ->
         data = torch_to_numpy(data)
     if (quick := pack(data, dtype.name)) is not None:
         return quick
-    array = np.asarray([] if data is None else data, dtype)
+    array = cast_exactly("data", np.asarray([] if data is None else data), dtype)
     return cast("NumericArray", array if array.flags.writeable else array.copy())
 
 

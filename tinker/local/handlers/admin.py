@@ -35,7 +35,7 @@ async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageR
     """Return tokens, checkpoints and storage by the hour; no prices."""
     since, until = (_read_hour(call, name) for name in ("starting_on", "ending_before"))
     if not since < until <= since + MAX_RANGE:
-        raise APIProblem(400, f"ending_before must come after starting_on, and by at most {MAX_RANGE.days} days")
+        raise APIProblem(400, f"starting_on must be before ending_before, and by at most {MAX_RANGE.days} days")
     records = await state.offload_always(state.checkpoints.list)
     with state.lock() as shared:
         events = list(shared.usage.events(since.timestamp(), until.timestamp(), records))

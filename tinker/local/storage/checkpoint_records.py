@@ -65,7 +65,7 @@ def check_name(name: str) -> str:
 
 def name_conflict(path: str) -> str:
     """Return the error message for a name that is in use."""
-    return f"the checkpoint {path} exists; choose another name, or save with overwrite=True (save_state only)"
+    return f"the checkpoint {path} exists; choose another name, or replace it with save_state(name, overwrite=True)"
 
 
 def folder_name(text: str) -> str:

@@ -121,9 +121,13 @@ def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[flo
 
 
 def _describe_run(model: ModelRecord) -> PageFacts:
+    named = dict(model.user_metadata or {})
+    name = named.pop("name", None)
     return {
         "id": model.model_id,
-        "name": (model.user_metadata or {}).get("name"),
+        "name": name,
+        "project": model.session.project_id,
+        "tags": [*sorted(model.session.request.tags), *(f"{key}={value}" for key, value in named.items())],
         "base_model": model.base_model,
         "rank": model.spec.rank,
         **_describe_steps(model.history),

@@ -119,7 +119,7 @@ function Runs({ facts, run, choose, beside, setBeside }) {
   const [text, setText] = useState("");
   const [trained, setTrained] = useState(false);
   const [open, setOpen] = useState(false);
-  const shown = facts.runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model}`.toLowerCase().includes(text.toLowerCase())
+  const shown = facts.runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase())
     && (!trained || one.steps > 0) && (!open || one.state === "open"));
   const drawn = [run, ...beside].map((id) => facts.runs.find((one) => one.id === id)).filter(Boolean);
   const toggle = (id) => setBeside(beside.includes(id) ? beside.filter((one) => one !== id) : [...beside, id].slice(-5));
@@ -129,10 +129,11 @@ function Runs({ facts, run, choose, beside, setBeside }) {
       <label><input type="checkbox" checked=${open} onChange=${(event) => setOpen(event.target.checked)} /> open</label>
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
-      <div class="scroll"><table><thead><tr><th>run</th><th>base model</th><th class="number">rank</th>
+      <div class="scroll"><table><thead><tr><th>run</th><th>project</th><th>base model</th><th class="number">rank</th>
       <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th><th>compare</th></tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
-        <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button></td><td>${one.base_model}</td>
+        <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
+        <td>${one.project}</td><td>${one.base_model}</td>
         <td class="number">${one.rank}</td><td class="number">${one.steps}</td><td class="number">${precise(one.metrics["loss per token"])}</td>
         <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"} title=${one.reason}>${one.state}</td>
         <td>${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>`}

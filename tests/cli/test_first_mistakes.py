@@ -1,0 +1,44 @@
+"""What a newcomer types, and the whole text of the error: `first_mistakes.txt`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.cases import for_each
+from support.mistakes import name_ids, read_mistakes
+
+from tinker.cli import main
+
+MISTAKES = read_mistakes(Path(__file__).with_name("first_mistakes.txt"), "$ ")
+FILES = {
+    "data.jsonl": '{"prompt": "a", "completion": "b"}\n',
+    "empty.jsonl": "",
+    "words.txt": "hello world\n",
+    "broken.jsonl": '{"prompt": "a", "completion": "b"}\n{"prompt": \n',
+    "answers.jsonl": '{"question": "a", "answer": "b"}\n',
+    "array.json": '[{"prompt": "a", "completion": "b"}]',
+}
+
+
+@pytest.fixture
+def machine(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the commands a server, and a folder with the files of the table."""
+    for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TINKER_BASE_URL", server)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text, encoding="utf-8")
+
+
+@for_each("typed, text", MISTAKES)
+def test_first_mistakes(machine: None, server: str, typed: str, text: str) -> None:
+    """A wrong command fails, and what it prints on the error stream is exactly the text of the table."""
+    host = server.removeprefix("http://")
+    result = CliRunner().invoke(main, ["--patience", "0", *shlex.split(typed.replace("SERVER", host))[1:]], prog_name="tinker")
+    assert result.exit_code in (1, 2)
+    assert name_ids(result.stderr.rstrip().replace(host, "SERVER").replace("\n\n", "\n")) == text

@@ -1,0 +1,91 @@
+"""What a newcomer writes, and the whole text of the error: `first_mistakes.txt`."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cases import for_each
+from support.mistakes import name_ids, read_mistakes
+
+import tinker
+
+MISTAKES = read_mistakes(Path(__file__).with_name("first_mistakes.txt"), ">>> ")
+PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
+VALUES = {
+    "tinker": tinker,
+    "np": np,
+    "asyncio": asyncio,
+    "PROMPT": PROMPT,
+    "PARAMS": tinker.SamplingParams(max_tokens=2),
+    "DATUM": tinker.Datum(PROMPT, {"target_tokens": [2, 3, 4]}),
+}
+MAKE: dict[str, Callable[[tinker.ServiceClient], object]] = {
+    "training": lambda service: service.create_lora_training_client("tinker/toy", rank=4).result(10),
+    "sampler": lambda service: service.create_sampling_client(base_model="tinker/toy").result(10),
+}
+ANSWERED = re.compile(r"# (\w+) is answered with (\d+) (.*)")
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the settings of the machine that runs the tests."""
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_table_is_long() -> None:
+    """The table has more than a hundred mistakes, none of them twice."""
+    assert len(MISTAKES) > 100
+    assert len({written for written, _ in MISTAKES}) == len(MISTAKES)
+
+
+@for_each("written, text", [one for one in MISTAKES if "torch" not in one[0]])
+def test_first_mistakes(connect: Callable[..., tinker.ServiceClient], wire: Any, written: str, text: str) -> None:
+    """The error or warning that a mistake ends in has exactly the text of the table."""
+    check(connect(), wire, written, text, {})
+
+
+def test_first_mistakes_with_torch(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+    """So it is for mistakes with tensors of torch."""
+    torch = pytest.importorskip("torch")
+    for written, text in MISTAKES:
+        if "torch" in written:
+            check(connect(), wire, written, text, {"torch": torch})
+
+
+def check(service: tinker.ServiceClient, wire: Any, written: str, text: str, more: dict[str, Any]) -> None:
+    """Run what is written, with the clients that it names; compare."""
+    for operation, status, body in ANSWERED.findall(written):
+        wire.fail(operation, int(status), body=json.loads(body))
+    made = {name: make(service) for name, make in MAKE.items() if re.search(rf"\b{name}\b", written)}
+    assert name_ids(run(written, {**VALUES, **more, "service": service, **made})) == text
+
+
+def run(written: str, values: dict[str, Any]) -> str:
+    """Return the exception of code, with its notes, and the warnings."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        told = _run(written, values)
+    return "\n".join([*told, *(f"{one.category.__name__}: {one.message}" for one in heard)])
+
+
+def _run(written: str, values: dict[str, Any]) -> list[str]:
+    *before, last = ast.parse(written).body
+    try:
+        exec(compile(ast.Module(before, []), "<stdin>", "exec"), values)
+        if isinstance(last, ast.Expr):
+            eval(compile(ast.Expression(last.value), "<stdin>", "eval"), values)
+        else:
+            exec(compile(ast.Module([last], []), "<stdin>", "exec"), values)
+    except Exception as error:  # noqa: BLE001
+        return [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    return []
