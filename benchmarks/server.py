@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import transformers
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines.protocol import SampleJob
+from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.decoding import start_runs
 from tinker.local.engines.torch.rows import extend
@@ -102,7 +103,7 @@ def bench(family: str, sizes: dict[str, Any]) -> Iterator[Bench]:
     """Start everything."""
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "speed", family, sizes)
-        engine = TorchEngine(source, device="cpu")
+        engine = TorchEngine(source, device="cpu", share_passes="always")
         plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32).eval()
         state = State(lambda: engine, Settings(data_dir=Path(folder) / "data"))
         with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-bench") as service:
@@ -186,6 +187,55 @@ def unlike_data(bench: Bench) -> Iterator[tuple[float, float]]:
         together = measure(lambda data=data: training.forward_backward(data, "cross_entropy").result())
         each = [measure(lambda one=one: training.forward_backward([one], "cross_entropy").result()) for one in data]
         yield together, sum(each)
+
+
+def trained_adapters(bench: Bench) -> Iterator[tuple[float, float]]:
+    """Call the engine, so that all eight are there when the first one runs, as they are while it computes another pass."""
+    names, data = [f"adapter {number}" for number in range(8)], [[example(bench.prompt(64))] for _ in range(8)]
+    for name in names:
+        bench.engine.create_adapter(name, AdapterSpec(rank=RANK, seed=1))
+
+    def together() -> None:
+        calls = [
+            ExpectedLoss(adapter_id=name, data=mine, loss_fn="cross_entropy", config={}) for name, mine in zip(names, data)
+        ]
+        bench.engine.expect_losses(calls)
+        for name, mine in zip(names, data):
+            bench.engine.forward_backward(name, mine, "cross_entropy", {}, backward=True)
+
+    everything = [one for mine in data for one in mine]
+    while True:
+        yield (
+            measure(together),
+            measure(lambda: bench.engine.forward_backward(names[0], everything, "cross_entropy", {}, backward=True)),
+        )
+
+
+def example(tokens: list[int]) -> TrainingExample:
+    inputs = {"target_tokens": np.array(tokens, np.int64), "weights": np.ones(len(tokens), np.float32)}
+    return TrainingExample(tokens=np.array(tokens, np.int32), loss_inputs=inputs)
+
+
+def eight_clients(bench: Bench) -> Iterator[tuple[float, float]]:
+    clients = [bench.service.create_lora_training_client(base_model="speed", rank=RANK, seed=seed) for seed in range(8)]
+    for client in clients:
+        client.result()
+
+    def slowest(count: int) -> float:
+        """Return the 95th percentile of the times of steps of so many clients, each of which takes ten in a row."""
+        with ThreadPoolExecutor(count) as pool:
+            times = [one for found in pool.map(take_steps, clients[:count]) for one in found]
+        return statistics.quantiles(times, n=20)[-1]
+
+    def take_steps(client: tinker.TrainingClient) -> list[float]:
+        return [measure(lambda: take_step(client)) for _ in range(10)]
+
+    def take_step(client: tinker.TrainingClient) -> None:
+        client.forward_backward([datum(bench.prompt(64))], "cross_entropy")
+        client.optim_step(tinker.AdamParams(learning_rate=1e-4)).result()
+
+    while True:
+        yield slowest(8), slowest(1)
 
 
 def adapters(bench: Bench) -> Iterator[tuple[float, float]]:
@@ -320,6 +370,8 @@ ROWS: Rows = {
     "data": ("training 7 x 16 + 1 x 1,024 tokens in one call against one by one", 1.1, unlike_data),
     "generate": ("64 samples over HTTP against `transformers.generate` batched", 1.1, generate),
     "adapters": ("64 samples over 4 adapters against 1", 1.15, adapters),
+    "trained": ("training 8 adapters with one datum of 64 tokens each against one with all", 1.15, trained_adapters),
+    "eight": ("95th percentile of a step of 8 clients against that of one", 4.0, eight_clients),
     "plain": ("training step against plain torch + peft", 1.02, plain_step),
     "topk": ("top_k 50, vocabulary 152k, per token against transformers' warpers", 1.0, top_k),
 }

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import msgspec
@@ -24,7 +25,7 @@ from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedMo
 from tinker.local.settings import Settings
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, ServerFuture
-from tinker.local.storage.sessions import ModelTask
+from tinker.local.storage.sessions import ModelTask, SmallLoss
 
 
 class Done(msgspec.Struct):
@@ -651,3 +652,47 @@ def test_a_future_is_resolved_once() -> None:
     assert future.resolve(Done("a"))
     assert not future.resolve(Done("b"))
     assert future.outcome == Done("a")
+
+
+class ExpectingEngine:
+    """An engine that notes what it expects, and what is computed."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def expect_losses(self, calls: Any) -> None:
+        self.seen.append(list(calls))
+
+
+def small(futures: FutureStore, name: str, shape: tuple[int, int]) -> ModelTask:
+    def run(engine: Any) -> Any:
+        engine.seen.append(name)
+        return Done(name)
+
+    loss: Any = SmallLoss(shape, lambda _: name)  # type: ignore[arg-type, return-value]
+    return ModelTask(futures.open(ServerFuture(name, name.encode())), run, "forward_backward", 1, small=loss)
+
+
+def test_small_losses_run_together(futures: FutureStore) -> None:
+    """Those of several models that come next and have one shape are one step; each other request is its own, in its order."""
+    peers = WeakKeyDictionary[ModelQueue, None]()
+    a, b, c, d = queues = [ModelQueue(futures, 10.0, peers) for _ in range(4)]
+    for queue in queues:
+        queue.start_at(1)
+    a.put(1, small(futures, "a1", (1, 64)), 0.0)
+    a.put(2, small(futures, "a2", (1, 64)), 0.0)
+    b.put(1, work(futures, "b1"), 0.0)
+    b.put(2, small(futures, "b2", (1, 64)), 0.0)
+    c.put(1, small(futures, "c1", (1, 64)), 0.0)
+    c.put(3, small(futures, "c3", (1, 64)), 0.0)
+    d.put(1, small(futures, "d1", (2, 64)), 0.0)
+    engine: Any = ExpectingEngine()
+    step = a.take(0.0)
+    assert step is not None
+    step(lambda: engine)
+    assert engine.seen == [["a1", "c1"], "a1", "c1", []]
+    assert c.describe_gap() is not None
+    engine.seen.clear()
+    while (step := next((step for queue in queues if (step := queue.take(0.0)) is not None), None)) is not None:
+        step(lambda: engine)
+    assert engine.seen == ["a2", "b2", "d1"]

@@ -37,6 +37,7 @@ from tinker.local.engines.protocol import (
     Continuation,
     Dimuon,
     EngineError,
+    ExpectedLoss,
     PromptTargets,
     SampleJob,
     TrainingExample,
@@ -59,7 +60,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_engine(model_directory: Path) -> TorchEngine:
-    return TorchEngine(model_directory, device="cpu")
+    return TorchEngine(model_directory, device="cpu", share_passes="always")
 
 
 @pytest.fixture
@@ -110,10 +111,10 @@ def weights(engine: TorchEngine, name: str) -> dict[str, torch.Tensor]:
     return {key: tensor.detach() for key, tensor in snapshot.tensors.items()}
 
 
-def nudge(engine: TorchEngine, name: str) -> None:
+def nudge(engine: TorchEngine, name: str, learning_rate: float = 0.02) -> None:
     """One training step, so that the adapter is no longer the base model."""
     engine.forward_backward(name, supervised(12, seed=99), "cross_entropy", {}, backward=True)
-    engine.optim_step(name, Adam(learning_rate=0.02))
+    engine.optim_step(name, Adam(learning_rate=learning_rate))
 
 
 class Reference:
@@ -318,6 +319,52 @@ def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> N
     nudge(engine, "a")
     np.testing.assert_array_equal(before, measured())
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "b").items())
+
+
+def test_a_loss_is_the_same_alone_and_in_company(engine: TorchEngine) -> None:
+    """Small losses of several adapters in one pass have the results and gradients that they have alone, but for rounding."""
+    engine.create_adapter("b", AdapterSpec(rank=4, seed=8, lora_alpha=8))
+    engine.create_adapter("c", AdapterSpec(rank=4, seed=9))
+    calls = [
+        ExpectedLoss(adapter_id="a", data=supervised(12, 9, seed=1), loss_fn="cross_entropy", config={}),
+        ExpectedLoss(adapter_id="b", data=rows(12, 12), loss_fn="ppo", config={}),
+        ExpectedLoss(adapter_id="c", data=supervised(7, 12, seed=2), loss_fn="cross_entropy", config={}),
+    ]
+
+    def compute() -> list[Any]:
+        found: list[Any] = []
+        for call in calls:
+            result = engine.forward_backward(call.adapter_id, call.data, call.loss_fn, call.config, backward=True)
+            found += [*(output["logprobs"] for output in result.outputs), [*result.metrics.values()]]
+            found += [part.numpy() for part in engine._adapters[call.adapter_id].gradient or ()]
+            engine._adapters[call.adapter_id].gradient = None
+        return found
+
+    for call in calls:
+        nudge(engine, call.adapter_id)
+    alone = compute()
+    engine.expect_losses(calls)
+    assert engine._expected.keys() == {"a", "b", "c"}
+    for mine, wanted in zip(compute(), alone, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+    assert not engine._expected
+
+
+def test_what_is_expected_is_forgotten(engine: TorchEngine) -> None:
+    """A loss that cannot be computed fails alone, and one that does not come after all adds nothing to a later one."""
+    engine.create_adapter("c", attrs.evolve(SPEC, seed=9))
+    good = ExpectedLoss(adapter_id="a", data=supervised(8), loss_fn="cross_entropy", config={})
+    nudge(engine, "c", learning_rate=1e20)
+    engine.expect_losses([good, attrs.evolve(good, adapter_id="c")])
+    assert engine._expected.keys() == {"a"}
+    with pytest.raises(EngineError, match="datum 0"):
+        engine.forward_backward("c", good.data, "cross_entropy", {}, backward=True)
+    engine.expect_losses([])
+    engine.forward_backward("a", supervised(8), "cross_entropy", {}, backward=True)
+    once = engine.optim_step("a", ADAM)
+    engine.create_adapter("a", SPEC)
+    engine.forward_backward("a", supervised(8), "cross_entropy", {}, backward=True)
+    assert engine.optim_step("a", ADAM) == pytest.approx(once)
 
 
 def test_flags_choose_the_modules(engine: TorchEngine) -> None:

@@ -1,10 +1,11 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Work in parts in the torch engine: the head, the layers, micro-batches and prompts; results are those of the whole."""
+"""Work in parts, and together, in the torch engine: the head, the layers, micro-batches, prompts, losses of several runs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,12 +23,13 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 import tinker
 from tinker.local import Settings, State, serve_in_thread
 from tinker.local.engines.opening import PACKAGED_FOLDER, Recompute
-from tinker.local.engines.protocol import AdapterSpec, PromptTargets, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, PromptTargets, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
 from tinker.local.engines.torch.memory import estimate_bytes, is_out_of_memory
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
 from tinker.local.engines.torch.rows import RowStates
+from tinker.local.settings import Durability
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 #: what each family does to its logits, large enough to be seen
@@ -339,6 +341,42 @@ def test_a_prompt_that_nobody_wants_is_not_computed_to_its_end(llama: Path, monk
     batch.drop("long")
     assert batch.step() == []
     assert batch.tally.passes == 1
+
+
+class NotingEngine(TorchEngine):
+    """An engine that notes how many losses it is asked to compute in one pass."""
+
+    def __init__(self, model: Path, **options: Any) -> None:
+        super().__init__(model, device="cpu", **options)
+        self.together: list[int] = []
+
+    def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
+        self.together += [len(calls)] if calls else []
+        super().expect_losses(calls)
+
+
+@pytest.mark.parametrize("durability", ["save", "step"])
+def test_runs_that_wait_share_a_pass(llama: Path, tmp_path: Path, durability: Durability) -> None:
+    """Small losses of several runs that wait are one pass, unless a restarted server must repeat them; results are the same."""
+    engine = NotingEngine(llama, share_passes="always")
+    state = State(lambda: engine, Settings(data_dir=tmp_path, durability=durability))
+
+    def wait_for_three(_: object) -> None:
+        while state.futures.count_pending()["training"] < 3:
+            time.sleep(0.001)
+
+    with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-test") as service:
+        clients = [service.create_lora_training_client(base_model="llama", rank=4, seed=seed) for seed in range(3)]
+        for client in clients:
+            client.result(60)
+        alone = [client.forward([datum(12, seed)], "cross_entropy").result(60).loss for seed, client in enumerate(clients)]
+        state._worker.submit_task(wait_for_three)
+        futures = [client.forward_backward([datum(12, seed)], "cross_entropy") for seed, client in enumerate(clients)]
+        assert [future.result(60).loss for future in futures] == pytest.approx(alone)
+        norms = [client.optim_step(tinker.AdamParams()).result(60).metrics for client in clients]
+    assert len({tuple(norm.items()) for norm in norms if norm}) == 3
+    assert engine.together == ([3] if durability == "save" else [])
+    state.close()
 
 
 def count_lines(function: Callable[[], object]) -> int:

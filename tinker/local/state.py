@@ -217,7 +217,8 @@ class State(ServerEvents):
 
     def new_queue(self, engine_model: str) -> ModelQueue:
         """Add a queue for the requests of one more model of this engine."""
-        queue, served = ModelQueue(self.futures, self.settings.gap_seconds), self.served.find(engine_model)
+        served = self.served.find(engine_model)
+        queue = ModelQueue(self.futures, self.settings.gap_seconds, served.queues)
         self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
 

@@ -48,6 +48,10 @@ def serve(
         Literal["auto", "always", "never"],
         Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),
     ] = "auto",
+    share_passes: Annotated[
+        Literal["auto", "always", "never"],
+        Option("Compute small losses of several runs in one pass, which may change last digits; auto does so on a GPU."),
+    ] = "auto",
     sampler: Annotated[
         tuple[str, ...],
         Option(
@@ -130,6 +134,7 @@ def serve(
         dtype=dtype,
         device_map=device_map,
         recompute=recompute,
+        share_passes=share_passes,
         sampler=sampler,
         sampler_args=sampler_args,
         replicas=replicas,

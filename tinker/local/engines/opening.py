@@ -23,7 +23,13 @@ TOY_MODEL = "tinker/toy"
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 Recompute: TypeAlias = Literal["auto", "always", "never"]
-_WORDS = {"dtype": get_args(DType), "device_map": get_args(DeviceMap), "recompute": get_args(Recompute)}
+SharePasses: TypeAlias = Literal["auto", "always", "never"]
+_WORDS = {
+    "dtype": get_args(DType),
+    "device_map": get_args(DeviceMap),
+    "recompute": get_args(Recompute),
+    "share_passes": get_args(SharePasses),
+}
 REPLICA_DEVICES = ("auto", "cpu", "cuda")
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
@@ -61,18 +67,21 @@ class Placement:
     ``device``: ``cpu``, ``cuda`` or ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA or ROCm has, else the CPU.
     ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
     over all GPUs; None keeps it on one device. ``recompute``: whether the backward pass computes activations again instead of
-    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free. ``replicas``: how
-    many processes have the whole model and train together, as actors of Ray: on this machine, or in the cluster at the address
-    ``ray``. Raises ValueError for any other value.
+    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free.
+    ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their last digits;
+    ``auto`` not on a CPU. ``replicas``: how many processes have the whole model and train together, as actors of Ray: on this
+    machine, or in the cluster at the address ``ray``. Raises ValueError for any other value.
 
-    >>> Placement(device="cuda:1", dtype="bfloat16")
-    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', replicas=1, ray=None)
+    >>> Placement(device="cuda:1", dtype="bfloat16")  # doctest: +NORMALIZE_WHITESPACE
+    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', share_passes='auto',
+    replicas=1, ray=None)
     """
 
     device: str = attrs.field(default="auto", validator=_check_device)
     dtype: DType = attrs.field(default="auto", validator=_check_word)
     device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
     recompute: Recompute = attrs.field(default="auto", validator=_check_word)
+    share_passes: SharePasses = attrs.field(default="auto", validator=_check_word)
     replicas: int = attrs.field(default=1, validator=_check_replicas)
     ray: str | None = None
 
@@ -156,7 +165,8 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
     if choose_engine(engine, model) == "toy":
         if placement.device not in ("auto", "cpu") or attrs.evolve(placement, device="auto") != DEFAULT_PLACEMENT:
             raise ValueError(
-                "the toy engine computes in numpy on the CPU: it takes no device, dtype, device_map, recompute or replicas"
+                "the toy engine computes in numpy on the CPU: it takes no device, dtype, device_map, recompute, share_passes "
+                "or replicas"
             )
         from tinker.local.engines.toy import ToyEngine
 

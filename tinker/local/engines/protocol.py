@@ -107,6 +107,16 @@ class LossResult:
     metrics: dict[str, float]
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class ExpectedLoss:
+    """A call of :meth:`TrainingEngine.forward_backward` with ``backward`` that is about to come."""
+
+    adapter_id: str
+    data: Sequence[TrainingExample]
+    loss_fn: str
+    config: Mapping[str, float | str]
+
+
 @attrs.frozen(kw_only=True)
 class Adam:
     """One optimizer step. ``grad_clip_norm`` 0 means no clipping; weight decay is decoupled (AdamW)."""
@@ -273,6 +283,11 @@ class TrainingEngine(InputReader, Protocol):
         """Return how often each of its worker processes was started again; empty if it computes in this process."""
         ...
 
+    @property
+    def shares_passes(self) -> bool:
+        """Return whether :meth:`expect_losses` does anything."""
+        ...
+
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a fresh adapter (initially the base model exactly) and its empty gradient and optimizer state."""
         ...
@@ -293,6 +308,14 @@ class TrainingEngine(InputReader, Protocol):
         """Compute the loss; with ``backward``, add its gradient to the one accumulated since the last optimizer step.
 
         Raises EngineError for an unknown loss, a missing input or a wrong shape, before any gradient changes.
+        """
+        ...
+
+    def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
+        """Prepare these calls of different adapters, whose data have one shape, in one pass if that is cheaper.
+
+        Each of them follows, or not, before anything else is asked of its adapter; its result is the one that it has alone.
+        Without ``calls`` nothing is expected any longer.
         """
         ...
 

@@ -9,18 +9,21 @@ from tinker_wire import models
 
 from tinker._wire import proto
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine
+from tinker.local.engines.protocol import Engine, EngineError, ExpectedLoss
 from tinker.local.errors import APIProblem, make_not_found
 from tinker.local.handlers.service import SCOPES
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
 from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
 from tinker.local.operations.loss_requests import (
+    SMALL_NBYTES,
     LossRequest,
     check_custom_loss,
     check_loss,
     compute_loss,
     decode_datum,
+    find_small_shape,
     prepare_data,
+    to_examples,
 )
 from tinker.local.operations.models import (
     NewModel,
@@ -34,6 +37,7 @@ from tinker.local.operations.models import (
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
 from tinker.local.state import State
 from tinker.local.storage.futures import ServerFuture
+from tinker.local.storage.sessions import SmallLoss
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
@@ -154,6 +158,22 @@ def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.Unty
         model.require_ready()
         return compute_loss(state, engine, model, loss, data())
 
+    def expect(engine: Engine) -> ExpectedLoss:
+        examples = to_examples(engine, data())
+        return ExpectedLoss(adapter_id=model.model_id, data=examples, loss_fn=loss.name, config=loss.options)
+
+    def find_small() -> SmallLoss | None:
+        engine = state.served.find(model.engine_model).engine
+        if engine is None or not engine.shares_passes or len(call.content) > SMALL_NBYTES:
+            return None
+        if state.journal.is_kept:  # a restarted server repeats each gradient alone
+            return None
+        try:
+            shape = find_small_shape(loss, data())
+        except EngineError:
+            return None  # which its run reports
+        return None if shape is None else SmallLoss(shape, expect)
+
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
         return enqueue_idempotent(
@@ -164,6 +184,7 @@ def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.Unty
             request.fingerprint,
             run,
             operation=call.name if loss.backward else "forward",
+            small=find_small,
             check=lambda: check_loss(loss),
             prepare=prepare,
         )

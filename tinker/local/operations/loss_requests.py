@@ -78,7 +78,7 @@ def compute_loss(
 ) -> ForwardBackwardOutput:
     if not data:
         raise EngineError("the request has no data")
-    examples = [_to_example(engine, index, datum) for index, datum in enumerate(data)]
+    examples = to_examples(engine, data)
     if loss.name == CUSTOM:
         graph = _find_custom_loss(model.session, loss.options)
         result = graph.run(engine, model.model_id, examples, backward=loss.backward)
@@ -106,6 +106,25 @@ def check_custom_loss(request: models.CreateCustomLossRequest) -> LossGraph:
         return check_graph(request.name, request.inputs, request.graph)
     except EngineError as error:
         raise APIProblem(400, f"the custom loss {request.name!r}: {error}") from error
+
+
+SMALL_CELLS = 256  # a pass of more is not cheaper together with others
+SMALL_NBYTES = 1 << 16  # of a request that is looked at when it arrives
+
+
+def find_small_shape(loss: LossRequest, data: list[Datum]) -> tuple[int, int] | None:
+    """Return the number of data and the longest, for a gradient of a little text; None for another request."""
+    if not data or not loss.backward or loss.name == CUSTOM:
+        return None
+    if not all(isinstance(chunk, EncodedTextChunk) for datum in data for chunk in datum.model_input.chunks):
+        return None
+    shape = len(data), max(datum.model_input.length for datum in data)
+    return shape if shape[0] * shape[1] <= SMALL_CELLS else None
+
+
+def to_examples(engine: Engine, data: Sequence[Datum]) -> list[TrainingExample]:
+    """Return the data as the engine takes them. Raises EngineError for what it cannot read."""
+    return [_to_example(engine, index, datum) for index, datum in enumerate(data)]
 
 
 def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:

@@ -20,7 +20,7 @@ from tinker.local.scheduling.steps import log
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestResult, ServerFuture, request_key
 from tinker.local.storage.journal import JournalRequest
-from tinker.local.storage.sessions import ModelRecord, ModelTask, RequestQueue
+from tinker.local.storage.sessions import ModelRecord, ModelTask, RequestQueue, SmallLoss
 from tinker.local.storage.snapshots import KeptRuns
 from tinker.types.model_input import EncodedTextChunk
 
@@ -98,6 +98,7 @@ def enqueue_idempotent(
     run: Callable[[Engine], RequestResult],
     *,
     operation: str | None = None,
+    small: Callable[[], SmallLoss | None] = do_nothing,
     check: Callable[[], None] = do_nothing,
     prepare: Callable[[], None] = do_nothing,
     undo: Callable[[], None] = do_nothing,
@@ -107,7 +108,7 @@ def enqueue_idempotent(
     The same request again answers the same future; another one under its number is APIProblem 409. ``check``, which has no
     effects, and ``prepare`` are called for a new request only; when they raise APIProblem, the number counts as used up, and
     ``check`` refuses the same request again, in whatever form. A request that cannot be written down is refused, its number
-    stays free, and ``undo`` takes back what ``prepare`` did.
+    stays free, and ``undo`` takes back what ``prepare`` did. ``small`` returns how the request may share a pass with others.
     """
     state.require_open()
     operation = operation or call.name
@@ -134,7 +135,7 @@ def enqueue_idempotent(
             _prepare(state, model.queue, position, check, prepare)
             write_down(state, call, model.model_id, undo, request_id=request_id, number=number)
             known_failure = call.known_failure if is_ordered else None
-            model.queue.put(position, ModelTask(future, run, operation, number, known_failure), state.clock())
+            model.queue.put(position, ModelTask(future, run, operation, number, known_failure, small()), state.clock())
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 

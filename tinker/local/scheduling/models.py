@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from weakref import WeakKeyDictionary
+
 import attrs
 from tinker_wire.api import training, weights
 
 from tinker.local.errors import conflict
-from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, to_failure
+from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, log, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult
-from tinker.local.storage.sessions import ModelTask, RequestQueue
+from tinker.local.storage.sessions import ModelTask, RequestQueue, SmallLoss
 
 #: Operations that change a run: a later request counts on them.
 TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))
@@ -27,11 +31,16 @@ class _Failure:
 class ModelQueue(RequestQueue):
     """The queue of one model.
 
-    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up.
+    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up. A small loss is computed
+    together with those of its ``peers``, the queues of the engine's models.
     """
 
-    def __init__(self, futures: FutureStore, gap_seconds: float) -> None:
+    def __init__(
+        self, futures: FutureStore, gap_seconds: float, peers: WeakKeyDictionary[ModelQueue, None] | None = None
+    ) -> None:
         self._futures, self._gap_seconds = futures, gap_seconds
+        self._peers = WeakKeyDictionary[ModelQueue, None]() if peers is None else peers
+        self._peers[self] = None
         self._next = 0
         self._waiting: dict[int, ModelTask | _Failure | None] = {}
         self._gap_ends: float | None = None
@@ -74,10 +83,40 @@ class ModelQueue(RequestQueue):
             if isinstance(work, _Failure):
                 self._last_failure = work
             elif work is not None:
-                self._futures.choose(work.future)
-                self._running = work
-                return lambda open_engine: self._run(work, open_engine)
+                self._choose(work)
+                return partial(self._run, work) if work.small is None else self._join(work, work.small, now)
         return self._end() if self._last_step is not None else None
+
+    def _choose(self, work: ModelTask) -> None:
+        self._futures.choose(work.future)
+        self._running = work
+
+    def _join(self, first: ModelTask, small: SmallLoss, now: float) -> EngineStep:
+        """Return the step of a small loss, with those of other models that come next there and have the same shape."""
+        peers = [peer for peer in self._peers if peer is not self]
+        ready = [(peer, work) for peer in peers if (work := peer._take_small(small.shape, now)) is not None]
+
+        def run(open_engine: OpenEngine) -> None:
+            parts = [(self, first), *ready]
+            if ready:
+                _expect([work for _, work in parts], open_engine)
+            for queue, work in parts:
+                queue._run(work, open_engine)
+            if ready:
+                open_engine().expect_losses([])
+
+        return run
+
+    def _take_small(self, shape: tuple[int, int], now: float) -> ModelTask | None:
+        """Take the next request if it is a small loss of this shape."""
+        work = self._waiting.get(self._next)
+        if not isinstance(work, ModelTask) or work.small is None or work.small.shape != shape:
+            return None
+        del self._waiting[self._next]
+        self._next += 1
+        self._update_gap(now)
+        self._choose(work)
+        return work
 
     def _run(self, work: ModelTask, open_engine: OpenEngine) -> None:
         self._futures.start(work.future)
@@ -121,6 +160,15 @@ class ModelQueue(RequestQueue):
             self._gap_ends = None
         elif self._gap_ends is None:
             self._gap_ends = now + self._gap_seconds
+
+
+def _expect(tasks: Sequence[ModelTask], open_engine: OpenEngine) -> None:
+    """Let the engine prepare small losses; whatever is wrong with one is found again, by itself."""
+    try:
+        engine = open_engine()
+        engine.expect_losses([work.small.expect(engine) for work in tasks if work.small is not None])
+    except Exception as error:  # noqa: BLE001
+        log.debug("losses are computed one by one: %s", error)
 
 
 def _find_cause(number: int, operation: str, failure: RequestFailure) -> _Failure | None:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Generic
+from weakref import WeakKeyDictionary
 
 from tinker.local.engines.opening import check_distinct
 from tinker.local.engines.protocol import Engine, Sampler
+from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue
 from tinker.local.scheduling.steps import (
     EngineStep,
@@ -49,6 +51,7 @@ class ServedModel:
         self._open, self._open_sampler = open_engine, open_sampler
         self.samples = samples
         self.scores: SampleQueue = scores or samples
+        self.queues: WeakKeyDictionary[ModelQueue, None] = WeakKeyDictionary()  # in the order in which they were made
         self.engine: Engine | None = None
         self.sampler: Sampler | None = None
 

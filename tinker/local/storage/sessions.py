@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import attrs
 from tinker_wire import models
 
-from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError, Sampler
+from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError, ExpectedLoss, Sampler
 from tinker.local.errors import APIProblem
 from tinker.local.losses.graph import LossGraph
 from tinker.local.storage.checkpoint_records import CheckpointRecord
@@ -67,10 +67,19 @@ class SessionRecord:
 
 
 @attrs.frozen(eq=False)
+class SmallLoss:
+    """A loss with its gradient that is cheaper together with others of the same ``shape``: the number of data, the longest."""
+
+    shape: tuple[int, int]
+    expect: Callable[[Engine], ExpectedLoss]
+
+
+@attrs.frozen(eq=False)
 class ModelTask:
     """One request of a model: its work with the engine, and the future of its result.
 
     ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of, None where it did not say.
+    ``small`` is not None where it may share a pass with requests of other models.
     """
 
     future: ServerFuture
@@ -78,6 +87,7 @@ class ModelTask:
     operation: str
     number: int
     known_failure: int | None = None
+    small: SmallLoss | None = None
 
 
 class RequestQueue(Protocol):

@@ -21,7 +21,7 @@ import attrs
 
 from tinker.local.engines.inputs import check_data, check_step
 from tinker.local.engines.opening import Placement
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, ExpectedLoss, LossResult, TrainingExample
 from tinker.local.engines.replicas.batch import ReplicatedBatch, StoredWeights
 from tinker.local.engines.replicas.messages import (
     AdapterState,
@@ -105,6 +105,7 @@ class ReplicatedEngine:
         self.tokenizer_id: str = facts.tokenizer_id
         self.max_context_length: int = facts.max_context_length
         self.adapter_files: frozenset[str] = facts.adapter_files
+        self.shares_passes: bool = False
         self.vocabulary: int = facts.vocabulary
 
     def _start(self) -> ModelFacts:
@@ -198,6 +199,9 @@ class ReplicatedEngine:
         return LossResult(
             outputs=[outputs[place] for place in range(len(data))], metrics=merge_metrics([one.metrics for one in results])
         )
+
+    def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
+        """Do nothing."""
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         run = self._run(adapter_id)

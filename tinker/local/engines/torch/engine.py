@@ -22,12 +22,13 @@ from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.inputs import check_data, check_job, check_step
 from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute, SharePasses
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
     Dimuon,
     EngineError,
+    ExpectedLoss,
     LossResult,
     SampleJob,
     TrainingExample,
@@ -50,9 +51,9 @@ from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.images import TorchImages, reads_images
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, find_place, load_model, public_name
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
-from tinker.local.engines.torch.memory import MemoryReturn, find_trim
+from tinker.local.engines.torch.memory import MemoryReturn, find_trim, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture
-from tinker.local.engines.torch.passes import LossPlan, Trainer
+from tinker.local.engines.torch.passes import LossPlan, LossRun, Trainer, run_joined
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import DIVERGED, check_cache
 from tinker.local.engines.torch.sampling import Parts, TorchBatch, can_continue
@@ -75,6 +76,7 @@ class TorchEngine:
         dtype: DType = "auto",
         device_map: DeviceMap | None = None,
         recompute: Recompute = "auto",
+        share_passes: SharePasses = "auto",
     ) -> None:
         place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
         source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
@@ -94,8 +96,11 @@ class TorchEngine:
         self._vocabulary = int(text.vocab_size)
         self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
         self._finite: WeakKeyDictionary[LoraWeights, bool] = WeakKeyDictionary()
-        split = SplitModel(self._model)
+        self._split = split = SplitModel(self._model)
+        self._expected: dict[str, LossRun] = {}
         self._trainer = Trainer(self._model, split, recompute)
+        is_wanted = self._model.device.type != "cpu" if share_passes == "auto" else share_passes == "always"
+        self.shares_passes: bool = is_wanted and split.is_split and recompute != "always"
         mixer = Mixer(self._model, self._targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
         self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
@@ -162,15 +167,47 @@ class TorchEngine:
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = check_data(data, loss_fn, config, **limits)
-        parameters = list(adapter.weights.tensors.values()) if backward else []
-        plan = LossPlan(checked, form, options, LOSSES[loss_fn], parameters, self._vocabulary)
-        with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
-            done = self._trainer.run(plan)
+        done = self._expected.pop(adapter_id, None) if backward else None
+        if done is None:
+            plan = self._plan(adapter, data, loss_fn, config, backward=backward)
+            with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
+                done = self._trainer.run(plan)
         if backward:
             adapter.gradient = accumulate(adapter.gradient, done.gradient)
         return LossResult(outputs=[{"logprobs": done.outputs[index]} for index in range(len(data))], metrics=done.metrics)
+
+    def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
+        self._expected = {}
+        if len(calls) < 2 or not self.shares_passes:
+            return
+        try:
+            adapters = [self._adapter(call.adapter_id) for call in calls]
+            plans = [
+                self._plan(adapter, call.data, call.loss_fn, call.config, backward=True)
+                for adapter, call in zip(adapters, calls)
+            ]
+            parts = [(adapter.weights, plan) for adapter, plan in zip(adapters, plans)]
+            with torch.set_grad_enabled(True):
+                runs = run_joined(self._split, self._parts.mixer, parts)
+        except Exception as error:  # noqa: BLE001 - each call is computed alone then, and fails alone
+            log.debug("losses are computed one by one: %s", error)
+            release_memory(self._model.device)
+        else:
+            self._expected = {call.adapter_id: run for call, run in zip(calls, runs) if run is not None}
+
+    def _plan(
+        self,
+        adapter: TorchAdapter,
+        data: Sequence[TrainingExample],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
+    ) -> LossPlan:
+        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
+        form, options, checked = check_data(data, loss_fn, config, **limits)
+        parameters = list(adapter.weights.tensors.values()) if backward else []
+        return LossPlan(checked, form, options, LOSSES[loss_fn], parameters, self._vocabulary)
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)

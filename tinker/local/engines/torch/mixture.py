@@ -120,14 +120,36 @@ class Factors:
         return (output + linear(mine, self.up)).to(output.dtype)
 
 
+@attrs.frozen(eq=False)
+class BatchedFactors:
+    """The adapters of one module, ``down`` ``[adapters, rank, in]``: each is that of an equal share of the ``rows``."""
+
+    rows: int
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: torch.Tensor
+
+    def add(self, inputs: torch.Tensor, output: torch.Tensor, width: int) -> torch.Tensor:
+        """Return the adapted output, each adapter's with the products that it has alone."""
+        if not _is_in_rows(inputs, self.rows, width):
+            raise RowsApart
+        inner = torch.bmm(inputs.reshape(len(self.down), -1, inputs.shape[-1]).to(self.down), self.down.transpose(1, 2))
+        added = torch.bmm(inner, self.up.transpose(1, 2)) * self.scale
+        return (output + added.view(output.shape)).to(output.dtype)
+
+
 def _fit(scale: torch.Tensor, inner: torch.Tensor, width: int) -> torch.Tensor:
     """Return the scale of each row for inputs ``[rows, tokens, ...]``, or with rows and tokens in one dimension."""
-    rows = len(scale)
-    if inner.dim() >= 3 and len(inner) == rows:
-        return scale.view(rows, *[1] * (inner.dim() - 2), -1)
-    if inner.dim() == 2 and len(inner) == rows * width:
+    if not _is_in_rows(inner, len(scale), width):
+        raise RowsApart
+    if inner.dim() == 2:
         return scale[:, 0].repeat_interleave(width, dim=0)
-    raise RowsApart
+    return scale.view(len(scale), *[1] * (inner.dim() - 2), -1)
+
+
+def _is_in_rows(values: torch.Tensor, rows: int, width: int) -> bool:
+    """Return whether these are values of all rows, in their order."""
+    return len(values) == (rows * width if values.dim() == 2 else rows)
 
 
 @attrs.frozen(eq=False)
@@ -135,7 +157,7 @@ class Mixture:
     """The factors of matrices and of stacks of experts, by the keys of their targets; ``rows`` is 1 where all share them."""
 
     rows: int
-    factors: Mapping[str, Factors]
+    factors: Mapping[str, Factors | BatchedFactors]
     stacks: Mapping[str, StackFactors]
 
     @classmethod
@@ -153,6 +175,19 @@ class Mixture:
             {name: one for name, one in found.items() if isinstance(one, Factors)},
             {name: one for name, one in found.items() if isinstance(one, StackFactors)},
         )
+
+    @classmethod
+    def put_side_by_side(cls, adapters: Sequence[LoraWeights], rows: int) -> Mixture:
+        """Put adapters with the same matrices together, each for the next ``rows``. Raises RowsApart for others."""
+        shapes = [{name: tensor.shape for name, tensor in one.tensors.items()} for one in adapters]
+        if any(one.experts for one in adapters) or any(one != shapes[0] for one in shapes):
+            raise RowsApart
+        found: dict[str, BatchedFactors] = {}
+        for key in {name.rpartition(".lora_")[0] for name in shapes[0]}:
+            down, up = (torch.stack(tensors) for tensors in zip(*(_pair(one, key) for one in adapters), strict=True))
+            scale = torch.tensor([one.spec.scale for one in adapters], device=down.device).view(-1, 1, 1)
+            found[key] = BatchedFactors(rows * len(adapters), down, up, scale)
+        return cls(rows * len(adapters), found, {})
 
 
 def _factors(adapters: Sequence[LoraWeights], rows: Sequence[LoraWeights | None] | None, key: str) -> Factors | StackFactors:
@@ -196,6 +231,7 @@ class Mixer:
     """Applies the adapters of a mixture to the model's targets; without a mixture it changes nothing."""
 
     def __init__(self, model: Any, targets: Sequence[LoraTarget]) -> None:
+        self.device: torch.device = model.device
         self._mixture: Mixture | None = None
         self._width = 0
         self._threads, self._parameters = torch.get_num_threads(), int(model.num_parameters())
@@ -223,7 +259,10 @@ class Mixer:
     def _note_pass(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         """Record the number of tokens of each row in this pass; a small one runs, with its gradient, in one thread."""
         self._width = inputs[0].shape[-1]
-        tokens = inputs[0].numel() if torch.is_grad_enabled() else max(USUAL_ROWS, self._width)
+        self.choose_threads(inputs[0].numel() if torch.is_grad_enabled() else max(USUAL_ROWS, self._width))
+
+    def choose_threads(self, tokens: int) -> None:
+        """Compute a pass of so many tokens in one thread if it is small."""
         torch.set_num_threads(1 if tokens * self._parameters < SMALL_PASS else self._threads)
 
     def _hook(self, key: str) -> Any:

@@ -22,7 +22,9 @@ from tinker.local.engines.opening import Recompute
 from tinker.local.engines.protocol import EngineError, Float32
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
+from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.memory import is_out_of_memory, is_useful, recompute_layers, release_memory
+from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.rows import split_batches
 
 
@@ -75,6 +77,12 @@ class LossRun:
         images, positions = self._place_images(indices, tokens)
         states = self._split.run(images, input_ids=tokens, use_cache=False, **positions).states
         states = states.reshape(1, -1, states.shape[-1])
+        upstream = self.add_states(indices, states)
+        if upstream is not None:
+            self.add_gradient(torch.autograd.grad(states, self._plan.parameters, upstream, allow_unused=True))
+
+    def add_states(self, indices: list[int], states: torch.Tensor) -> torch.Tensor | None:
+        """Compute the loss behind states ``[1, cells, size]``; returns its gradient by them, None where none is wanted."""
         data = [self._plan.data[index] for index in indices]
         batch = Flat.make(indices, self._compare_sequences(data, states), states.device)
         upstream = torch.zeros_like(states) if self._plan.parameters and states.requires_grad else None
@@ -82,8 +90,7 @@ class LossRun:
         for part in self._parts(states):
             found.append(self._add_part(states, batch, part, upstream))
         self._report(batch, torch.cat(found))
-        if upstream is not None:
-            self._add_gradient(torch.autograd.grad(states, self._plan.parameters, upstream, allow_unused=True))
+        return upstream
 
     def _parts(self, states: torch.Tensor) -> Iterator[slice]:
         return split_positions(states.shape[1], 1, self._plan.vocabulary, self._cells)
@@ -125,7 +132,7 @@ class LossRun:
             grads = torch.autograd.grad(logprobs, [*leaves, *self._plan.parameters], slopes, allow_unused=True)
             if upstream is not None:
                 upstream[:, part] = grads[0]
-            self._add_gradient(grads[len(leaves) :])
+            self.add_gradient(grads[len(leaves) :])
         return logprobs.detach().masked_fill(~known, 0.0).to(states.device)
 
     def _find_slopes(self, logprobs: torch.Tensor, batch: Flat, part: slice) -> torch.Tensor | None:
@@ -143,7 +150,8 @@ class LossRun:
         self._tally.add(terms.double(), logprobs[counted], cells)
         return torch.zeros_like(logprobs).masked_scatter_(counted, slopes * weights[counted]) if len(terms) else None
 
-    def _add_gradient(self, grads: Sequence[torch.Tensor | None]) -> None:
+    def add_gradient(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Add to the gradient by the parameters; None is none."""
         for total, more in zip(self.gradient, grads, strict=True):
             if more is not None:
                 total.add_(more)
@@ -168,6 +176,44 @@ def stack(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch
 
 def _flatten(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
     return stack(arrays, device).flatten(0, 1)
+
+
+def run_joined(split: SplitModel, mixer: Mixer, parts: Sequence[tuple[LoraWeights, LossPlan]]) -> list[LossRun | None]:
+    """Compute plans of several adapters, whose data have one shape, in one pass through the body; None for one that fails."""
+    device = mixer.device
+    tokens = torch.cat([stack([datum.tokens[:, None] for datum in plan.data], device)[:, :, 0] for _, plan in parts])
+    with mixer.activate(Mixture.put_side_by_side([weights for weights, _ in parts], len(tokens) // len(parts))):
+        states = split.run(input_ids=tokens, use_cache=False).states
+    upstream, runs = torch.zeros_like(states), list[LossRun | None]()
+    for (weights, plan), mine, given in zip(parts, states.chunk(len(parts)), upstream.chunk(len(parts)), strict=True):
+        run = LossRun(split, plan, chunk_cells(device))
+        with mixer.activate(Mixture.make([weights])):
+            mixer.choose_threads(len(plan.data) * mine.shape[1])
+            try:
+                found = run.add_states([*range(len(plan.data))], mine.reshape(1, -1, mine.shape[-1]))
+            except EngineError:
+                runs.append(None)
+                continue
+        runs.append(run)
+        if found is not None:
+            given.copy_(found.view_as(given))
+    _share_gradient(states, upstream, parts, runs)
+    return runs
+
+
+def _share_gradient(
+    states: torch.Tensor,
+    upstream: torch.Tensor,
+    parts: Sequence[tuple[LoraWeights, LossPlan]],
+    runs: Sequence[LossRun | None],
+) -> None:
+    grads = iter(
+        torch.autograd.grad(states, [one for _, plan in parts for one in plan.parameters], upstream, allow_unused=True)
+    )
+    for (_, plan), run in zip(parts, runs, strict=True):
+        mine = [next(grads) for _ in plan.parameters]
+        if run is not None:
+            run.add_gradient(mine)
 
 
 MAX_MICRO_BATCH_TOKENS = 2**13

@@ -38,6 +38,7 @@ from tinker.local.engines.protocol import (
     Continuation,
     Dimuon,
     EngineError,
+    ExpectedLoss,
     Float32,
     Int32,
     LossResult,
@@ -98,6 +99,7 @@ class ToyEngine:
         self.image_reader: None = None
         self.restarts: tuple[int, ...] = ()
         self.adapter_files: frozenset[str] = frozenset({ADAPTER_FILE})
+        self.shares_passes: bool = False
         self._vocabulary = vocabulary
         self._net = Bigram(vocabulary)
         self._adapters: dict[str, ToyAdapter] = {}
@@ -209,6 +211,9 @@ class ToyEngine:
         metrics = LossMetrics(np, form, options)
         metrics.add(weighted, logprobs[counted], inputs)
         return LossResult(outputs=[{"logprobs": part} for part in _split(reported, checked)], metrics=metrics.metrics())
+
+    def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
+        """Do nothing."""
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
