@@ -15,6 +15,7 @@ numbers                 of 64 bits
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -37,7 +38,8 @@ EVERY_CALL = "IdempotencyKey"
 EVERY_ANSWER = {"x-deprecation-note": "DeprecationNote", "x-deprecation-level": "DeprecationLevel"}
 #: Instructions for our own generator; evidence stays, as it is for readers.
 OURS = frozenset(
-    {"x-any", "x-open", "x-open-enum", "x-open-union", "x-validate", "x-client", "x-methods"} | {"x-reply", "x-constants"}
+    {"x-any", "x-open", "x-open-enum", "x-open-union", "x-validate", "x-client", "x-methods"}
+    | {"x-reply", "x-result", "x-constants"}
 )
 
 
@@ -61,7 +63,12 @@ def make_portable(document: Any) -> Any:
     for content in _find(portable, "content"):
         _keep_json(content)
     _tag_examples(portable["components"].get("examples", {}))
-    return _rewrite(portable, _without_extensions)
+    plain = _rewrite(portable, _without_extensions)
+    schemas = plain["components"]["schemas"]
+    while unused := schemas.keys() - set(re.findall(r"#/components/schemas/(\w+)", str(plain))):  # members of unions
+        for name in unused:
+            del schemas[name]
+    return plain
 
 
 def _operations(document: Any) -> Iterator[Schema]:

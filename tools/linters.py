@@ -76,7 +76,7 @@ def find(folder: Path) -> Iterator[Finding]:
 def is_accepted(finding: Finding, entry: Any) -> bool:
     """Return whether an entry of the list is about a finding."""
     same = (entry["tool"], entry["document"], entry["rule"]) == (finding.tool, finding.document, finding.rule)
-    return same and finding.place.startswith(entry["place"])
+    return same and finding.place.startswith(entry["place"]) and entry.get("message", "") in finding.message
 
 
 def compare(findings: list[Finding], accepted: list[Any]) -> list[str]:

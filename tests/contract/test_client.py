@@ -17,7 +17,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from starlette.types import ASGIApp
-from support.contract import the_contract
+from support.contract import ROOT, load, the_contract
 from support.derived_calls import derive_calls
 from support.judge import Judge, Judging, judged_server
 from support.recordings import exchanges
@@ -383,3 +383,16 @@ def bad_requests(folder: Path, operation: str, change: Callable[[httpx.Request, 
     service.close().result(SECONDS)
     state.close()
     return judge.bad_requests
+
+
+def test_every_header_is_sent() -> None:
+    """Each header that a request may have is passed or set by the client; what none does is named with where to write it."""
+    files = [path for name in ("*.py", "_*/**/*.py") for path in (ROOT / "tinker").glob(name)]
+    sources = "".join(path.read_text(encoding="utf-8") for path in files).lower()
+    headers = [one["name"] for one in load()["components"]["parameters"].values() if one["in"] == "header"]
+    assert [
+        f"{name}: pass {argument} to the function of tinker_wire.api in tinker/_training/requests.py or tinker/_sampling/, or set "
+        "it in tinker/_http/"
+        for name in headers
+        if (argument := name.lower().replace("-", "_")) not in sources and f'"{name.lower()}"' not in sources
+    ] == []
