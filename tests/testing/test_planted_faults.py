@@ -625,6 +625,24 @@ class Leaking(Engine):
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=True)
 
 
+class Reusing(Engine):
+    """Gives a new adapter the gradient of one that was unloaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: list[Any] = []
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        if (adapter := self._adapters.get(adapter_id)) is not None and adapter.gradient is not None:
+            self._left.append(adapter.gradient)
+        super().drop_adapter(adapter_id)
+
+    def create_adapter(self, adapter_id: str, spec: Any) -> None:
+        super().create_adapter(adapter_id, spec)
+        if self._left:
+            self._adapters[adapter_id].gradient = self._left.pop()
+
+
 class Reversing(Engine):
     """Answers the outputs in another order."""
 
@@ -814,6 +832,7 @@ FAULTS: dict[str, Fault] = {
     "gradient: only the last": Fault(Forgetful, "only the last gradient"),
     "gradient: kept after the step": Fault(Hoarding, "gradient of the step before it again"),
     "gradient: of a forward pass": Fault(Leaking, "forward pass"),
+    "gradient: of an unloaded model": Fault(Reusing, "gradient of an unloaded one"),
     "step: does nothing": Fault(Stepless, "step changes nothing"),
     "step: a rate of its own": Fault(Rushing, "learning rate of 0"),
     "step: no clipping": Fault(NeverClipping, "grad_clip_norm"),
