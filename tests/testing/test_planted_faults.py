@@ -41,7 +41,7 @@ from support.tampering import (
 import tinker.local.engines.toy as toy
 from tinker import types
 from tinker._wire import proto
-from tinker.local.engines.protocol import LossResult
+from tinker.local.engines.protocol import EngineError, LossResult
 from tinker.testing import Outcome, Report, run
 from tinker.testing.conformance.findings import findings
 
@@ -596,6 +596,15 @@ class Stepless(Engine):
         return {}
 
 
+class Demanding(Engine):
+    """Refuses a step that has nothing to apply."""
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        if self._adapters[adapter_id].gradient is None:
+            raise EngineError("no gradient was accumulated")
+        return super().optim_step(adapter_id, params)
+
+
 class Averaging(Engine):
     """Divides the weights of a datum by their sum."""
 
@@ -833,6 +842,7 @@ FAULTS: dict[str, Fault] = {
     "gradient: kept after the step": Fault(Hoarding, "gradient of the step before it again"),
     "gradient: of a forward pass": Fault(Leaking, "forward pass"),
     "gradient: of an unloaded model": Fault(Reusing, "gradient of an unloaded one"),
+    "step: refused without a gradient": Fault(Demanding, "without a gradient", fails=False),
     "step: does nothing": Fault(Stepless, "step changes nothing"),
     "step: a rate of its own": Fault(Rushing, "learning rate of 0"),
     "step: no clipping": Fault(NeverClipping, "grad_clip_norm"),
@@ -923,3 +933,13 @@ def test_a_planted_fault_is_found(name: str, serve: Serve, url: Callable[[str], 
     assert report.passed() is not fault.fails, titles
     if fault.blames is not None:
         assert {op for op, worst in report.operations.items() if worst is Outcome.CONTRADICTION} == fault.blames
+
+
+def test_a_loss_that_is_not_reported_blocks_nothing(url: Callable[[str], str]) -> None:
+    """It is one finding; what needs only the logprobs is checked."""
+    planted = results(loss=lambda output: attrs.evolve(output, metrics={}))
+    only = ("training.*", "losses.*", "sampling.*")
+    report = run(url("usual"), transport=planted, clock=Stepped().clock, only=only, skip=["*.custom_loss"])
+    assert [row.check for row in report.checks if row.outcome is Outcome.BLOCKED] == []
+    (found,) = findings(report)
+    assert "loss:sum" in found.title

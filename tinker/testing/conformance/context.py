@@ -135,6 +135,15 @@ class TrainingFixture:
         body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._take_number(number), adam_params=chosen)
         return self.context.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
 
+    def step_without_gradient(self) -> None:
+        """Take a step that has nothing to apply; a refusal is noted, and leaves the model as it is."""
+        try:
+            self.context.result(self.step())
+        except (Failed, Refused) as error:
+            self.context.note_difference(
+                f"a step without a gradient is refused: {error}", "step without a gradient", "optim_step"
+            )
+
     def learn(self, data: Sequence[Datum] = DATA, params: models.AdamParams | None = None) -> None:
         """Compute a loss and take a step, and wait for both."""
         self.context.result(self.loss(data))

@@ -191,4 +191,4 @@ def _clip(ratios: Floats) -> Floats:
 def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
     context.need("losses.cross_entropy", "losses.places")
     found, name = context.loss_of(output), context.check.partition(".")[2]
-    context.require(are_close(wanted, found), f"loss:sum of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}")
+    context.require(are_close(wanted, found), f"`loss:sum` of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}")
