@@ -943,3 +943,20 @@ def test_a_loss_that_is_not_reported_blocks_nothing(url: Callable[[str], str]) -
     assert [row.check for row in report.checks if row.outcome is Outcome.BLOCKED] == []
     (found,) = findings(report)
     assert "loss:sum" in found.title
+
+
+def test_a_server_without_an_option_of_later_clients_is_not_blamed(url: Callable[[str], str]) -> None:
+    """Where alternatives of sampled tokens are refused, that feature is absent, and what needs temperature 0 is checked."""
+
+    def refuse(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        sent = read(request.content) if is_of(request, "asample") else None
+        if not (isinstance(sent, dict) and sent.get("topk_sample_logprobs")):
+            return response
+        detail = [{"type": "extra_forbidden", "loc": ["body", "topk_sample_logprobs"], "msg": "Extra inputs are not permitted"}]
+        return httpx.Response(422, json={"detail": detail})
+
+    report = run(url("usual"), transport=Tampering(refuse), clock=Stepped().clock, only=("sampling.*",))
+    assert findings(report) == ()
+    outcomes = {row.check: row.outcome for row in report.checks}
+    assert outcomes["sampling.likeliest"] is Outcome.ABSENT
+    assert outcomes["sampling.stop_tokens"] is Outcome.SUPPORTED

@@ -271,7 +271,7 @@ class CheckContext(CheckSession):
         """Delete what the check has made. If it came to its end, another check may use the model that it borrowed."""
         if self._lent is not None and at_end:
             self.known.spare = (self._lent.model_id, self._lent.number)
-        for fixture in self._made if self.known.leaves_gradients else ():
+        for fixture in [one for one in self._made if self.known.leaves_gradients and one.model_id in self.cleanup.models]:
             with suppress(CheckEnd):  # a step that changes nothing, and leaves no gradient to the models of other checks
                 self.result(fixture.step(models.AdamParams(learning_rate=0.0)))
         super().close()
