@@ -149,3 +149,18 @@ def test_any_key_is_accepted(connect: Callable[..., tinker.ServiceClient], wire:
     """A key need not look like one of the hosted service."""
     connect(api_key="dummy").get_server_capabilities()
     assert wire.requests("get_server_capabilities")[0].request.headers["x-api-key"] == "dummy"
+
+
+def test_fields_that_only_some_servers_send_are_kept(service: tinker.ServiceClient, wire: Any) -> None:
+    """What the JSON of a sample has beside the contract is in `extra` of the result and of its sequence, also in a dump."""
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+    sequence = {"stop_reason": "stop", "tokens": [1], "routed_experts": [[0, 3]]}
+    answered = {"sequences": [sequence, {"stop_reason": "stop", "tokens": [2]}], "policy_version": 7}
+    wire.fail("retrieve_future", 200, body=answered, outside=OTHERS)
+    found = sampler.sample(PROMPT, 2, PARAMS).result(10)
+    assert found.extra == {"policy_version": 7}
+    assert [one.extra for one in found.sequences] == [{"routed_experts": [[0, 3]]}, None]
+    again = tinker.SampleResponse.model_validate(found.model_dump())
+    assert (again.extra, again.sequences[0].extra) == (found.extra, found.sequences[0].extra)
+    assert found.sequences[0] != tinker.SampledSequence(stop_reason="stop", tokens=[1])
+    assert "extra" not in found.sequences[1].model_dump()

@@ -19,7 +19,14 @@ def result(official: dict[str, bool], ours: dict[str, bool], **entry: Any) -> di
         client: {step: {"passed": good, "why": "" if good else "broken"} for step, good in found.items()}
         for client, found in clients.items()
     }
-    return {"version": "1.0", "official": "tinker==0.38.0", "what": "A test", "steps": steps, **entry}
+    return {
+        "version": "1.0",
+        "requires": "tinker<0.19",
+        "official": "tinker==0.38.0",
+        "what": "A test",
+        "steps": steps,
+        **entry,
+    }
 
 
 def test_a_difference_needs_a_reason() -> None:
@@ -57,13 +64,14 @@ def test_the_page_says_who_passed_and_why_not() -> None:
     assert "| one 1.0 | 0.38.0 | 2 of 2 | 1 of 2 | 1 |" in text
     assert "A test. Run: 1 of its own tests; a." in text
     assert "- `a` passes only with the official client: known." in text
+    assert "| one 1.0 | `tinker<0.19` | this client | its steps, as above |" in text
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_entries_are_whole(name: str) -> None:
     """Every package has its versions and something to run, and every reason a sentence."""
     entry = PACKAGES[name]
-    assert {"version", "official", "what", "cookbook", "requirements"} <= set(entry)
+    assert {"version", "requires", "official", "what", "cookbook", "requirements"} <= set(entry)
     assert {"script", "tests", "tests_listed"} & set(entry)
     assert (Path(page.__file__).parent / "steps" / entry.get("script", "")).exists()
     assert all(one["why"] and one["steps"] for kind in ("differences", "fails_with_both") for one in entry.get(kind, []))

@@ -41,7 +41,7 @@ from support.tampering import (
 import tinker.local.engines.toy as toy
 from tinker import types
 from tinker._wire import proto
-from tinker.local.engines.protocol import LossResult
+from tinker.local.engines.protocol import EngineError, LossResult
 from tinker.testing import Outcome, Report, run
 from tinker.testing.conformance.findings import findings
 
@@ -596,6 +596,15 @@ class Stepless(Engine):
         return {}
 
 
+class Demanding(Engine):
+    """Refuses a step that has nothing to apply."""
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        if self._adapters[adapter_id].gradient is None:
+            raise EngineError("no gradient was accumulated")
+        return super().optim_step(adapter_id, params)
+
+
 class Averaging(Engine):
     """Divides the weights of a datum by their sum."""
 
@@ -623,6 +632,24 @@ class Leaking(Engine):
 
     def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=True)
+
+
+class Reusing(Engine):
+    """Gives a new adapter the gradient of one that was unloaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: list[Any] = []
+
+    def drop_adapter(self, adapter_id: str) -> None:
+        if (adapter := self._adapters.get(adapter_id)) is not None and adapter.gradient is not None:
+            self._left.append(adapter.gradient)
+        super().drop_adapter(adapter_id)
+
+    def create_adapter(self, adapter_id: str, spec: Any) -> None:
+        super().create_adapter(adapter_id, spec)
+        if self._left:
+            self._adapters[adapter_id].gradient = self._left.pop()
 
 
 class Reversing(Engine):
@@ -814,6 +841,8 @@ FAULTS: dict[str, Fault] = {
     "gradient: only the last": Fault(Forgetful, "only the last gradient"),
     "gradient: kept after the step": Fault(Hoarding, "gradient of the step before it again"),
     "gradient: of a forward pass": Fault(Leaking, "forward pass"),
+    "gradient: of an unloaded model": Fault(Reusing, "gradient of an unloaded one"),
+    "step: refused without a gradient": Fault(Demanding, "without a gradient", fails=False),
     "step: does nothing": Fault(Stepless, "step changes nothing"),
     "step: a rate of its own": Fault(Rushing, "learning rate of 0"),
     "step: no clipping": Fault(NeverClipping, "grad_clip_norm"),
@@ -904,3 +933,30 @@ def test_a_planted_fault_is_found(name: str, serve: Serve, url: Callable[[str], 
     assert report.passed() is not fault.fails, titles
     if fault.blames is not None:
         assert {op for op, worst in report.operations.items() if worst is Outcome.CONTRADICTION} == fault.blames
+
+
+def test_a_loss_that_is_not_reported_blocks_nothing(url: Callable[[str], str]) -> None:
+    """It is one finding; what needs only the logprobs is checked."""
+    planted = results(loss=lambda output: attrs.evolve(output, metrics={}))
+    only = ("training.*", "losses.*", "sampling.*")
+    report = run(url("usual"), transport=planted, clock=Stepped().clock, only=only, skip=["*.custom_loss"])
+    assert [row.check for row in report.checks if row.outcome is Outcome.BLOCKED] == []
+    (found,) = findings(report)
+    assert "loss:sum" in found.title
+
+
+def test_a_server_without_an_option_of_later_clients_is_not_blamed(url: Callable[[str], str]) -> None:
+    """Where alternatives of sampled tokens are refused, that feature is absent, and what needs temperature 0 is checked."""
+
+    def refuse(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        sent = read(request.content) if is_of(request, "asample") else None
+        if not (isinstance(sent, dict) and sent.get("topk_sample_logprobs")):
+            return response
+        detail = [{"type": "extra_forbidden", "loc": ["body", "topk_sample_logprobs"], "msg": "Extra inputs are not permitted"}]
+        return httpx.Response(422, json={"detail": detail})
+
+    report = run(url("usual"), transport=Tampering(refuse), clock=Stepped().clock, only=("sampling.*",))
+    assert findings(report) == ()
+    outcomes = {row.check: row.outcome for row in report.checks}
+    assert outcomes["sampling.likeliest"] is Outcome.ABSENT
+    assert outcomes["sampling.stop_tokens"] is Outcome.SUPPORTED

@@ -65,12 +65,16 @@ class NotRunError(RequestFailedError):
 
 
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
-    """The result of one kind of request: its type by name, the record of its JSON form, and the public value of each form."""
+    """The result of one kind of request: its type by name, the record of its JSON form, and the public value of each form.
+
+    ``from_json`` takes the record; ``from_body``, where it is given, also the bytes that it was read from.
+    """
 
     request_type: str
     record: type[Any]
     from_json: Callable[[Any], T]
     from_proto: Callable[[bytes], T] | None = None
+    from_body: Callable[[Any, bytes], T] | None = None
 
 
 def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
@@ -90,6 +94,7 @@ def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
         models.SampleResponse,
         lambda value: json.public_sample(value, sequence_ids),
         lambda body: proto.decode_sample(body, sequence_ids),
+        lambda value, body: json.public_sample(value, sequence_ids, body),
     )
 
 
@@ -223,7 +228,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             return None
         record = decode_json(response, self.spec.record)
         try:
-            return self.spec.from_json(record)
+            return self.spec.from_json(record) if self.spec.from_body is None else self.spec.from_body(record, response.content)
         except Exception as error:
             raise self._invalid(response, str(error)) from error
 

@@ -5,7 +5,7 @@ Arrays are written as pre-encoded fragments. NaN and infinity have no JSON form;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -184,8 +184,12 @@ def public_loss_output(output: models.ForwardBackwardOutput) -> ForwardBackwardO
     )
 
 
-def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] = ()) -> SampleResponse:
-    """Return the public form of a sample response; ``sequence_ids`` come from the submit response and may be missing."""
+def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] = (), body: bytes = b"") -> SampleResponse:
+    """Return the public form of a sample response; ``sequence_ids`` come from the submit response and may be missing.
+
+    The fields of the ``body`` that the contract does not have are kept.
+    """
+    whole, each = _fields_of_sample(body) if body else (_NO_FIELDS, [_NO_FIELDS] * len(response.sequences))
     sequences = [
         SampledSequence(
             stop_reason=sequence.stop_reason,
@@ -193,8 +197,9 @@ def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] =
             tokens=sequence.tokens,
             logprobs=sequence.logprobs,
             topk_logprobs_np=_topk_table(sequence.topk_logprobs),
+            extra=_unknown(fields, models.SampledSequence),
         )
-        for index, sequence in enumerate(response.sequences)
+        for index, (sequence, fields) in enumerate(zip(response.sequences, each, strict=True))
     ]
     prompt = response.prompt_logprobs
     return SampleResponse(
@@ -202,7 +207,22 @@ def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] =
         prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
         topk_prompt_logprobs_np=_topk_table(response.topk_prompt_logprobs),
         prompt_cache_hit_tokens=response.prompt_cache_hit_tokens or 0,
+        extra=_unknown(whole, models.SampleResponse),
     )
+
+
+_NO_FIELDS: Mapping[str, msgspec.Raw] = {}
+
+
+def _fields_of_sample(body: bytes) -> tuple[Mapping[str, msgspec.Raw], Sequence[Mapping[str, msgspec.Raw]]]:
+    """Return the fields of a sample's JSON, and those of each of its sequences, unread."""
+    whole = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return whole, msgspec.json.decode(whole["sequences"], type=list[dict[str, msgspec.Raw]])
+
+
+def _unknown(fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """Return the values of the fields that the record does not have; None where it has all of them."""
+    return {name: msgspec.json.decode(fields[name]) for name in fields.keys() - {*kind.__struct_encode_fields__}} or None
 
 
 def _topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:

@@ -157,6 +157,7 @@ class SampledSequence(Signposted, FrozenValue):
         topk_logprobs_np: The most likely alternatives of each token; None if they were not requested.
         tokens: The token ids as a list, instead of ``tokens_np``.
         logprobs: The log-probabilities as a list, instead of ``logprobs_np``.
+        extra: Fields that only some servers send, by name, as their JSON says; None if there are none.
     """
 
     stop_reason: StopReason
@@ -164,6 +165,7 @@ class SampledSequence(Signposted, FrozenValue):
     tokens_np: NDArray[np.int32]
     logprobs_np: NDArray[np.float32] | None
     topk_logprobs_np: TopkLogprobs | None
+    extra: dict[str, Any] | None = None
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         "text": "tokenizer.decode(sequence.tokens)",
@@ -184,6 +186,7 @@ class SampledSequence(Signposted, FrozenValue):
         *,
         tokens: Sequence[int] | NDArray[np.int32] | None = None,
         logprobs: Sequence[float] | NDArray[np.float32] | None = None,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         given = next((one for one in (tokens_np, tokens, _tokens_list) if one is not None), ())
         drawn = next((one for one in (logprobs_np, logprobs, _logprobs_list) if one is not None), None)
@@ -194,6 +197,8 @@ class SampledSequence(Signposted, FrozenValue):
             logprobs_np=None if drawn is None else np.asarray(drawn, np.float32),
             topk_logprobs_np=topk_logprobs_np or _table(_topk_logprobs_list),
         )
+        if extra:
+            self.__dict__["extra"] = extra
         if isinstance(drawn, list):
             self.__dict__["logprobs"] = list(drawn)  # as they were given, not rounded to float32
 
@@ -232,7 +237,7 @@ class SampledSequence(Signposted, FrozenValue):
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
     def _field_values(self) -> dict[str, Any]:
-        names = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs")
+        names = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs", *["extra"] * (self.extra is not None))
         return {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -247,7 +252,7 @@ class SampledSequence(Signposted, FrozenValue):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampledSequence):
             return NotImplemented
-        names = ("stop_reason", "sequence_id", "topk_logprobs_np")
+        names = ("stop_reason", "sequence_id", "topk_logprobs_np", "extra")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and np.array_equal(self.tokens_np, other.tokens_np) and _same_floats(self.logprobs_np, other.logprobs_np)
 
@@ -293,6 +298,7 @@ class SampleResponse(Signposted, AttrsValue):
             K]``; None if not requested.
         prompt_cache_hit_tokens: The number of prompt tokens that the server found in its cache.
         prompt_alt_tokens: The alternatives drawn for each prompt token; None if not requested.
+        extra: Fields that only some servers send, by name, as their JSON says; None if there are none.
     """
 
     sequences: list[SampledSequence]
@@ -301,6 +307,7 @@ class SampleResponse(Signposted, AttrsValue):
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
     prompt_alt_tokens: PromptAltTokens | None = None
+    extra: dict[str, Any] | None = attrs.field(default=None, repr=False, kw_only=True)
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **{name: f"response.sequences[0].{name}" for name in ("tokens", "logprobs", "stop_reason", "topk_logprobs")},
@@ -329,6 +336,7 @@ class SampleResponse(Signposted, AttrsValue):
             "target_prompt_logprobs",
             "prompt_cache_hit_tokens",
             "prompt_alt_tokens",
+            *["extra"] * (self.extra is not None),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -343,6 +351,7 @@ class SampleResponse(Signposted, AttrsValue):
             target_prompt_logprobs=None if targets is None else TensorData.model_validate(targets),
             prompt_cache_hit_tokens=fields.get("prompt_cache_hit_tokens") or 0,
             prompt_alt_tokens=None if alternatives is None else PromptAltTokens.model_validate(alternatives),
+            extra=fields.get("extra"),
         )
 
     @property

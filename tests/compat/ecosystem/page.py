@@ -13,6 +13,61 @@ with the official SDK that it was written for, and one with this client. It then
 package's own tests, if its source distribution contains some, and the calls that its users make. The command writes this page.
 
 """
+PINS = """
+## Pins
+
+`pip list` shows this client as `0.38.0+open.1.0.0`, which satisfies `tinker`, `tinker>=0.25` and `tinker==0.38.0`. Most packages that require
+an older version work with this one as well, but installers do not know that. With uv, override the requirement:
+
+```text
+echo "tinker @ file:///path/to/tinker-0.38.0+open.1.0.0-py3-none-any.whl" > overrides.txt
+uv pip install --overrides overrides.txt "openpipe-art[tinker]"
+```
+
+pip has no overrides. Install the package with the version that it requires, then put this client in its place; `pip check` goes on to name
+the conflict:
+
+```text
+pip install "openpipe-art[tinker]"
+pip install --force-reinstall --no-deps ./tinker-0.38.0+open.1.0.0-py3-none-any.whl
+```
+
+[Installation](installation.md#keep-this-client-when-other-packages-require-tinker) says how to write this in a project. For each package,
+uv was asked to resolve it with that override and without.
+
+| package | requires | uv with the override | what was tried |
+|---|---|---|---|
+"""
+#: Packages that are not run here, as those of packages.toml: what they require, and what was tried.
+NOT_RUN = (
+    ("openpipe-art 0.5.23", "tinker<0.35,>=0.34.0", "this client", "its 13 names exist; it needs Python 3.12 and was not run"),
+    (
+        "SkyRL 0.4.0",
+        "tinker<0.26.0,>=0.25.0",
+        "this client",
+        "its server and its tests, [on our codec](contract/codec.md#what-was-tried)",
+    ),
+    ("TuFT 0.2.2", "tinker<0.26,>=0.25", "this client", "its [server](servers.md#tested-servers) and its tests"),
+    (
+        "twinkle-kit 0.5.1",
+        "tinker==0.16.1",
+        "this client",
+        "`init_tinker_client()` has no effect: a warning and `tinker doctor` say what to pass to `ServiceClient` instead",
+    ),
+    (
+        "mindlab-toolkit 0.2.0",
+        "tinker==0.22.0",
+        "this client",
+        "does not import, because it changes the official client's check of keys; use `ServiceClient`, which accepts keys in any format",
+    ),
+)
+#: Of packages.toml, and why uv found no client.
+UNRESOLVED = {
+    **dict.fromkeys(
+        ("harbor", "tinker-cookbook"), "nothing, nor without it: the index had no tml-renderers that is new enough"
+    ),
+    "tviz": "none is needed",
+}
 FOOT = """
 ## Run it yourself
 
@@ -96,7 +151,17 @@ def why(result: dict[str, Any], step: str) -> str:
 
 def whole(results: dict[str, Any]) -> str:
     """Return the page."""
-    return HEAD + table(results) + "\n" + "".join(section(name, result) for name, result in results.items()) + FOOT
+    return HEAD + table(results) + "\n" + "".join(section(*one) for one in results.items()) + PINS + pins(results) + FOOT
+
+
+def pins(results: dict[str, Any]) -> str:
+    """Return the rows of what each package requires."""
+    run = (
+        (title(name, result), result["requires"], UNRESOLVED.get(name, "this client"), "its steps, as above")
+        for name, result in results.items()
+    )
+    rows = [(title, f"`{required}`" if required else "nothing", *rest) for title, required, *rest in (*run, *NOT_RUN)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def section(name: str, result: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,16 @@ def make_environment(home: Path, package: dict[str, Any], name: str, client: str
     versions = {"tinker-cookbook": package["cookbook"], name: package["version"]}
     exact = ("--no-deps", "--ignore-requires-python")  # a script adds features of a newer Python that a package needs
     pip(python, lock, *exact, *(f"{one}=={version}" for one, version in versions.items()))
+    if (found := requirement_of(python, name)) != package["requires"]:
+        raise SystemExit(f"{name} requires {found!r}, and packages.toml says {package['requires']!r}")
     return python
+
+
+def requirement_of(python: Path, name: str) -> str:
+    """Return what the metadata of a package says of the client, without its conditions; empty where it says nothing."""
+    program = "import importlib.metadata, sys; print(*importlib.metadata.requires(sys.argv[1]) or (), sep='\\n')"
+    listed = subprocess.run([str(python), "-c", program, name], capture_output=True, text=True, check=True).stdout
+    return next((line.partition(";")[0].strip() for line in listed.splitlines() if re.match(r"tinker(?![\w-])", line)), "")
 
 
 def pip(python: Path, lock: str, *what: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.outcome import Contradiction, Differs, Failed, Refused, optional
+from tinker.testing.conformance.outcome import CheckEnd, Contradiction, Differs, Failed, Observation, Outcome, Refused, optional
 from tinker.testing.conformance.run_state import BodyFormat
 from tinker.testing.conformance.session import CheckSession, PendingResult
 from tinker.testing.conformance.values import DATA, LORA, PROMPT, Floats, distance, logprobs_of
@@ -134,6 +135,15 @@ class TrainingFixture:
         body = models.OptimStepRequest(model_id=self.model_id, seq_id=self._take_number(number), adam_params=chosen)
         return self.context.submit(training_api.optim_step(body), models.OptimStepResponse, **options)
 
+    def step_without_gradient(self) -> None:
+        """Take a step that has nothing to apply; a refusal is noted, and leaves the model as it is."""
+        try:
+            self.context.result(self.step())
+        except (Failed, Refused) as error:
+            self.context.note_difference(
+                f"a step without a gradient is refused: {error}", "step without a gradient", "optim_step"
+            )
+
     def learn(self, data: Sequence[Datum] = DATA, params: models.AdamParams | None = None) -> None:
         """Compute a loss and take a step, and wait for both."""
         self.context.result(self.loss(data))
@@ -228,6 +238,7 @@ class CheckContext(CheckSession):
     """What one check works with: its session, and the models and samplers that it makes."""
 
     _lent: TrainingFixture | None = None
+    _made: tuple[TrainingFixture, ...] = ()
 
     # -------------------------------------------------------------------------------------------------------------- models
 
@@ -253,13 +264,23 @@ class CheckContext(CheckSession):
     def adopt(self, model_id: str) -> TrainingFixture:
         """Return a model that the check has made, and must unload."""
         self.cleanup.models.append(model_id)
-        return TrainingFixture(self, model_id)
+        self._made += (TrainingFixture(self, model_id),)
+        return self._made[-1]
 
     def close(self, *, at_end: bool = True) -> None:
         """Delete what the check has made. If it came to its end, another check may use the model that it borrowed."""
         if self._lent is not None and at_end:
             self.known.spare = (self._lent.model_id, self._lent.number)
+        for fixture in [one for one in self._made if self.known.leaves_gradients and one.model_id in self.cleanup.models]:
+            with suppress(CheckEnd):  # a step that changes nothing, and leaves no gradient to the models of other checks
+                self.result(fixture.step(models.AdamParams(learning_rate=0.0)))
         super().close()
+
+    def note_leftover_gradient(self, moved: float) -> None:
+        """Report that the first step of a new model has moved its logprobs. Later checks step before they unload a model."""
+        self.known.leaves_gradients = True
+        how = f"the first step of a new model uses the gradient of an unloaded one: its logprobs move by {moved:g}"
+        self.note(Observation(how, "leftover gradient", Outcome.CONTRADICTION, "unload_model"))
 
     # -------------------------------------------------------------------------------------------------------------- steps
 

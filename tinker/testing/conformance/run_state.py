@@ -34,7 +34,8 @@ class ServerKnowledge:
     ``statuses``: operation to the statuses of its successes. ``full``: operations that were refused with 429 until the
     deadline. ``lacking``: operations for cleanup that the server does not have. ``submitted``: the hash of the body of each
     request id; ``fetched``: those with a result. ``shared_session``: the session of all checks if sessions cannot be
-    finished; ``numbers_used``: how many numbers of models and samplers earlier checks took in it.
+    finished; ``numbers_used``: how many numbers of models and samplers earlier checks took in it. ``leaves_gradients``:
+    whether new models begin with the gradient of an unloaded one.
     """
 
     base_model: str | None = None
@@ -51,6 +52,7 @@ class ServerKnowledge:
     fetched: set[str] = attrs.field(factory=lambda: set[str]())
     shared_session: str | None = None
     numbers_used: int = 0
+    leaves_gradients: bool = False
 
 
 class Heartbeats:

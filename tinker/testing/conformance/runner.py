@@ -18,6 +18,7 @@ from tinker.testing.conformance.outcome import (
     Blocked,
     CheckEnd,
     Contradiction,
+    Differs,
     LeftOut,
     Outcome,
     Report,
@@ -148,7 +149,8 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
     end = _run_body(check, context)
     context.close(at_end=end is None)
     by = end.by if isinstance(end, Blocked) else check.name
-    is_broken = end is not None and by != LIMITS and (check.core or not isinstance(end, Absent))
+    # A loss that is not reported says nothing against what needs only the logprobs.
+    is_broken = end is not None and by != LIMITS and (check.core or not isinstance(end, Absent)) and type(end) is not Differs
     if check.basis and is_broken:
         connection.known.broken[check.name] = (by, str(end))
     observations = context.observations if end is None else [end.observation(is_core=check.core), *context.observations]

@@ -102,8 +102,9 @@ def _read_sampling_params(params: JSONObject) -> JSONObject:
 
 
 def _read_poll(body: JSONObject) -> JSONObject:
+    require_fields(body, "request_id")
     try:
-        return {**body, "request_id": str(int(body.get("request_id", "")))}
+        return {**body, "request_id": str(int(body["request_id"]))}
     except ValueError as error:
         raise APIProblem(500, "Internal Server Error") from error
 

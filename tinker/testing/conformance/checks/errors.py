@@ -45,7 +45,7 @@ def unknown_ids(context: CheckContext) -> None:
             models.CreateSamplingSessionRequest(session_id="no-such-session", sampling_session_seq_id=0, base_model=base)
         ),
         sampling_api.asample(
-            models.SampleRequest(prompt=prompt, sampling_params=params, sampling_session_id="no-such:sample:0", seq_id=0)
+            models.SampleRequest(prompt=prompt, sampling_params=params, sampling_session_id="no-such-sampler", seq_id=0)
         ),
         weights_api.weights_info(models.WeightsInfoRequest(tinker_path=f"tinker://{gone}/weights/no-such-checkpoint")),
     ]

@@ -77,7 +77,8 @@ def many_targets(context: CheckContext) -> None:
     data = [Datum(datum((5, 6, 7)).model_input, inputs)]
     output = _attempt(context.borrow(), data, "cross_entropy", None)
     values = [fields["logprobs"].to_numpy().size for fields in output.loss_fn_outputs if "logprobs" in fields]
-    context.require(values == [6], f"a datum with 3 places of 2 targets each has logprobs for {values} targets", *_ABOUT)
+    told = f"several targets at a place are not supported: 3 places of 2 have logprobs for {values}"
+    context.require(values == [6], told, "", *_ABOUT[1:])
     _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
 
 
@@ -190,4 +191,4 @@ def _clip(ratios: Floats) -> Floats:
 def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
     context.need("losses.cross_entropy", "losses.places")
     found, name = context.loss_of(output), context.check.partition(".")[2]
-    context.require(are_close(wanted, found), f"loss:sum of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}")
+    context.require(are_close(wanted, found), f"`loss:sum` of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}")

@@ -92,8 +92,8 @@ def conflict(context: CheckContext) -> None:
     context.wait_for_response(fixture.loss([ONE], number=1))
     assert context.known.form is not None
     context.expect_refusal(fixture.request(context.known.form, [OTHER], number=1), 409, cause=_NUMBERS)
-    step = training_api.optim_step(models.OptimStepRequest(model_id=fixture.model_id, seq_id=1))
-    context.expect_refusal(step, 409, cause=_NUMBERS)
+    step = models.OptimStepRequest(model_id=fixture.model_id, seq_id=1, adam_params=models.AdamParams())
+    context.expect_refusal(training_api.optim_step(step), 409, cause=_NUMBERS)
 
 
 @check("create_model")

@@ -84,8 +84,7 @@ def of_run(context: CheckContext) -> None:
     saved = [one for one in listed if one.tinker_path == path]
     context.require(len(saved) == 1, f"{path} is listed {len(saved)} times")
     told = f"saved with user_metadata, it is listed with {saved[0].user_metadata}"
-    cause = "misfit: Checkpoint: `user_metadata` is not what was saved"
-    context.require(saved[0].user_metadata == {"k": "v"}, told, cause, "list_checkpoints", "Checkpoint")
+    context.require(saved[0].user_metadata == {"k": "v"}, told, "lost metadata", "list_checkpoints", "Checkpoint")
     context.expect(not saved[0].public and saved[0].expires_at is None, "a plain checkpoint is private and never expires")
 
 
@@ -237,7 +236,7 @@ def inflight(context: CheckContext) -> None:
             return
         context.deadline.pause(_INFLIGHT_PAUSE, "the new weights in the older inflight session")
     waited = _INFLIGHT_TRIES * _INFLIGHT_PAUSE
-    context.note_difference(f"{waited:.0f} s after an inflight save an older inflight session has its old weights")
+    context.note_difference(f"`kind` inflight is ignored: {waited:.0f} s after a save the older session has its old weights")
 
 
 @check("delete_checkpoint", core=True)
@@ -273,7 +272,10 @@ def time_to_live(context: CheckContext) -> None:
     fixture = context.create()
     parts = checkpoint_parts(fixture.save_and_wait(ttl_seconds=7200))
     left = _hours_left(_find_listed(context, fixture)[0])
-    context.require(left == 2, f"saved with `ttl_seconds` of two hours, it has {left} hours to live", operation="save_weights")
+    told = (
+        f"saved with `ttl_seconds` of two hours, it has {left} hours to live" if left else "`ttl_seconds` of a save is ignored"
+    )
+    context.require(left == 2, told, operation="save_weights")
     for seconds, hours in ((3600, 1), (None, None)):
         context.call(api.set_checkpoint_ttl(models.SetCheckpointTtlRequest(ttl_seconds=seconds), **parts))
         left = _hours_left(_find_listed(context, fixture)[0])
