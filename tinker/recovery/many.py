@@ -248,7 +248,7 @@ class RecoveryMonitor:
         self._watched.pop(run_id, None)
 
     def close(self) -> None:
-        """Watch nothing any more. Recoveries that have begun go on."""
+        """Stop watching. Recoveries that have begun continue."""
         self._watched.clear()
         tasks = self._executor.runtime.tasks
         self._executor.runtime.thread.call(lambda: tasks.cancel(self._task))

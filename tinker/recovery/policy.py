@@ -41,7 +41,7 @@ class Recovery:
         run_id: The run that was lost.
         new_run_id: The run that took its place.
         save: The checkpoint that the new run starts from; None for a new run, from which all work has to be repeated.
-        step: The number of steps that the new run has done: the loop goes on with the step of this number. None where the
+        step: The number of steps that the new run has done: the loop continues with the step of this number. None where the
             checkpoint is not one of the loop's.
         attempt: The number of the attempt that succeeded, from 1.
         with_optimizer: Whether the optimizer's state was restored too.

@@ -183,7 +183,7 @@ class Bookmark:
         except FileNotFoundError:
             raise CommandFailed(
                 "There is nothing to resume: this machine has no unfinished run with this data file, --name and server",
-                "Leave --resume out to begin. To go on from any checkpoint with new data or options, use --from PATH.",
+                "Leave --resume out to begin. To continue from any checkpoint with new data or options, use --from PATH.",
             ) from None
         except ValueError:
             value = None
