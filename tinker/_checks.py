@@ -27,12 +27,6 @@ def check_number(name: str, value: object, *, positive: bool = False, finite: bo
         raise ValueError(f"{name} must be finite, got {value}")
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raise TypeError unless it is an integer of Python or numpy."""
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-
-
 def read_integer(name: str, value: object) -> int:
     """Return an integer: of Python or numpy, a whole float, a tensor or array of one number, or text. TypeError otherwise."""
     return value if type(value) is int else _read(name, value, int, "an integer")
@@ -58,7 +52,8 @@ def to_plain(value: object) -> object:
 
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Raise TypeError or ValueError unless it is an integer of Python or numpy, of at least ``least``."""
-    check_integer(name, value)
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
     if cast("int", value) < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
