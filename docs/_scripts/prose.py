@@ -32,7 +32,7 @@ BANNED = {  # a phrase, and what to write
     r"\b(?:is|are) there to see\b": "you can see",
     r"\bmisspelt\b": "misspelled",
     r"\blearnt\b": "learned",
-    r"\b(?:weights|files|names|words|losses|keys?|headers) of (?:yours|ours|theirs)\b": "your ...",
+    r"\b(?:weights|files|names|words|losses|keys?|headers|class) of (?:yours|ours|theirs)\b": "your ...",
     r"\blosses of your own\b": "custom losses",
     r"\bso-called\b": "",
     r"\bhow often at most\b": "the most",
@@ -43,6 +43,9 @@ BANNED = {  # a phrase, and what to write
     r"\bsomebody else\b": "another user",
     r"\b(?:is|are) told apart\b": "distinguish",
     r"\bfor nothing\b": "without effect",
+    r"\bnobody (?:knows|looked)\b": "it is unknown",
+    r"\banew\b": "again, from scratch",
+    r"\bis not told as\b": "is not",
     r"\bof (?:today|yesterday)\b": "current",
 }
 PATTERN = re.compile("|".join(f"({phrase})" for phrase in BANNED), re.IGNORECASE)

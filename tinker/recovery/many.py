@@ -118,7 +118,7 @@ class RecoveryExecutor:
 
         Args:
             run_id: The id of the run.
-            error: Why it is lost, for the record; None where nobody knows.
+            error: Why it is lost, for the record; None if that is unknown.
             last_checkpoint: The path of its last checkpoint; None asks the server.
             user_metadata: What the new run is described by; None takes that of the lost run, where the server still knows it.
 
