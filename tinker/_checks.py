@@ -62,13 +62,8 @@ def check_kind(name: str, value: object, kind: type) -> None:
     """Raise TypeError unless it is of a kind."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+        words = {bool: "True or False", str: "a string"}.get(kind, f"{article} {kind.__name__}")
+        raise TypeError(f"{name} must be {words}, got {type(value).__name__}")
 
 
 def check_function(name: str, value: object) -> None:
@@ -79,8 +74,8 @@ def check_function(name: str, value: object) -> None:
 
 def check_type(name: str, value: object, kind: type) -> None:
     """Raise TypeError unless the value is None or of its kind."""
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    if value is not None:
+        check_kind(name, value, kind)
 
 
 def check_field(check: Callable[..., object], **options: object) -> Callable[[object, attrs.Attribute[Any], object], None]:
