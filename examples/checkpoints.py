@@ -1,4 +1,4 @@
-"""Save a run with its optimizer, go on elsewhere, and get the losses that the uninterrupted run gets.
+"""Save a run with its optimizer, continue elsewhere, and get the losses that the uninterrupted run gets.
 
 python examples/checkpoints.py
 """
@@ -36,7 +36,7 @@ def main() -> None:
     print("first steps        ", steps(training, data, 3))
     saved = training.save_state(name, ttl_seconds=24 * 3600).result()  # without ttl_seconds it is kept until deleted
     straight_on = steps(training, data, 3)
-    print("the run goes on    ", straight_on)
+    print("the run continues  ", straight_on)
 
     resumed = tinker.ServiceClient(base_url=BASE_URL).create_training_client_from_state_with_optimizer(saved.path)
     again = steps(resumed, data, 3)

@@ -1,4 +1,4 @@
-"""A circuit breaker: an evaluation asks a server that is down three times, not for minutes, and goes on when it is back."""
+"""A circuit breaker: an evaluation asks a server that is down three times, not for minutes, and continues when it is back."""
 
 from __future__ import annotations
 

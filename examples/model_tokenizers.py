@@ -38,7 +38,7 @@ def main() -> None:
     print(f"a text of {plain.length} tokens, a conversation of {chat.length}")
 
     sampled = sampler.sample(plain, 1, types.SamplingParams(max_tokens=6, temperature=0)).result().sequences[0]
-    print(f"goes on with {sampler.decode(sampled.tokens)!r}")
+    print(f"continues with {sampler.decode(sampled.tokens)!r}")
     service.close().result()
     assert tokenizer.decode(tokens) == text
 

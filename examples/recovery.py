@@ -65,7 +65,7 @@ def probe(client: tinker.TrainingClient) -> float:
 def tell(recovery: Recovery) -> None:
     """Say what was lost."""
     path = None if recovery.save is None else recovery.save.path
-    print(f"the run was lost ({type(recovery.error).__name__}); going on with step {recovery.step} from {path}")
+    print(f"the run was lost ({type(recovery.error).__name__}); continuing with step {recovery.step} from {path}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Terms without torch: one in numpy that computes its gradient itself, and one that asks somebody else meanwhile.
+"""Terms without torch: one in numpy that computes its gradient itself, and one that asks another service meanwhile.
 
     python examples/regularizers_numpy.py
 

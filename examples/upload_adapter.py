@@ -1,4 +1,4 @@
-"""An adapter on this machine goes on elsewhere: downloaded from one server, uploaded to another one, trained on there.
+"""An adapter on this machine continues elsewhere: downloaded from one server, uploaded to another one, trained on there.
 
 The folder is what PEFT's ``save_pretrained`` writes, so an adapter that was trained without any server goes the same way.
 

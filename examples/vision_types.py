@@ -97,7 +97,7 @@ def look(folder: Path) -> None:
         sampled = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=4), include_prompt_logprobs=True).result(
             timeout=120
         )
-        print(f"{width} x {height} pixels are {count} tokens; the model goes on with {len(sampled.sequences[0].tokens)}")
+        print(f"{width} x {height} pixels are {count} tokens; the model continues with {len(sampled.sequences[0].tokens)}")
         assert sampled.prompt_logprobs is not None
         assert len(sampled.prompt_logprobs) == prompt.length == count + 4
     service.close().result()

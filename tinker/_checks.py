@@ -27,12 +27,6 @@ def check_number(name: str, value: object, *, positive: bool = False, finite: bo
         raise ValueError(f"{name} must be finite, got {value}")
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raise TypeError unless it is an integer of Python or numpy."""
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-
-
 def read_integer(name: str, value: object) -> int:
     """Return an integer: of Python or numpy, a whole float, a tensor or array of one number, or text. TypeError otherwise."""
     return value if type(value) is int else _read(name, value, int, "an integer")
@@ -58,7 +52,8 @@ def to_plain(value: object) -> object:
 
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Raise TypeError or ValueError unless it is an integer of Python or numpy, of at least ``least``."""
-    check_integer(name, value)
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
     if cast("int", value) < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
@@ -67,13 +62,8 @@ def check_kind(name: str, value: object, kind: type) -> None:
     """Raise TypeError unless it is of a kind."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{name} must be {article} {kind.__name__}, got {type(value).__name__}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+        words = {bool: "True or False", str: "a string"}.get(kind, f"{article} {kind.__name__}")
+        raise TypeError(f"{name} must be {words}, got {type(value).__name__}")
 
 
 def check_function(name: str, value: object) -> None:
@@ -84,8 +74,8 @@ def check_function(name: str, value: object) -> None:
 
 def check_type(name: str, value: object, kind: type) -> None:
     """Raise TypeError unless the value is None or of its kind."""
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    if value is not None:
+        check_kind(name, value, kind)
 
 
 def check_field(check: Callable[..., object], **options: object) -> Callable[[object, attrs.Attribute[Any], object], None]:

@@ -77,7 +77,7 @@ class Deadline:
             raise TimeoutError(*filter(None, [self._why])) from error
 
     def extend(self, seconds: float) -> None:
-        """Let the block go on for so many seconds from now; not fewer than it had."""
+        """Give the block so many seconds from now; not fewer than it had."""
         self._ends = max(self._ends, self._clock.monotonic() + seconds)
         self._left = None if self._left is None else max(self._left, seconds)
 

@@ -52,7 +52,7 @@ class _TaskOwner(Protocol[T]):
 
 
 class LoopThread:
-    """An asyncio loop on a daemon thread, started by the first call; or ``loop``, which somebody else runs in this thread."""
+    """An asyncio loop on a daemon thread, started by the first call; or ``loop``, which the caller runs in this thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._calls: deque[Callable[[], object]] = deque()
@@ -220,7 +220,7 @@ class TaskScope:
         return task
 
     async def share(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what the task of a name returns, which goes on when this wait is cancelled; each caller gets its own error."""
+        """Return what the task of a name returns, which is not cancelled with this wait; each caller gets its own error."""
         task = self.join(name, work)
         try:
             return await asyncio.shield(task)

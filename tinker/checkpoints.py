@@ -135,7 +135,7 @@ class UploadedCheckpoint:
 
 
 def folder_name(tinker_path: str) -> str:
-    """Return the name of the folder that a checkpoint is downloaded into.
+    """Return the name of the folder that a checkpoint is downloaded into: the path with ``_`` for ``/`` and ``:``.
 
     Args:
         tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
@@ -146,10 +146,11 @@ def folder_name(tinker_path: str) -> str:
     Raises:
         ValueError: The path is not a checkpoint path.
 
-    >>> folder_name("tinker://run/weights/final")
-    'run_weights_final'
+    >>> folder_name("tinker://5e55:train:0/weights/final")
+    '5e55_train_0_weights_final'
     """
-    return ParsedCheckpointTinkerPath.from_tinker_path(tinker_path).tinker_path.removeprefix(SCHEME).replace("/", "_")
+    path = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path).tinker_path
+    return path.removeprefix(SCHEME).translate({ord("/"): "_", ord(":"): "_"})
 
 
 def download(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Self, cast
@@ -293,7 +294,7 @@ class ServiceClient(Signposted, Described):
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it takes precedence over
                 ``base_model``.
             base_model: The name of a model that :meth:`get_server_capabilities` lists. Required without ``model_path``; with
-                it, ignored, as saved weights have their base model.
+                it, it has no effect and is warned about, as saved weights have their base model.
             retry_config: Retry settings. Only two have an effect: ``enable_retry_logic=False`` sends each request once;
                 ``progress_timeout`` limits the seconds spent on retries. None uses the defaults.
             record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
@@ -308,11 +309,13 @@ class ServiceClient(Signposted, Described):
         """
         if model_path is None and base_model is None:
             raise ValueError("pass model_path for saved weights, or base_model")
-        if model_path is not None:
-            check_model_path(model_path)
-            base_model = None
         if base_model is not None:
             check_base_model(base_model)
+        if model_path is not None:
+            check_model_path(model_path)
+            if base_model is not None:
+                warnings.warn(f"base_model={base_model!r} has no effect: saved weights have their base model", stacklevel=3)
+            base_model = None
         return open_sampling_client(
             self._runtime(),
             base_model=base_model,

@@ -65,7 +65,7 @@ def _write(x: float, y: float, anchor: str, text: str) -> str:
 
 
 RECORDED = {
-    "loss.svg": (record_loss, "loss (sum over 16 tokens)"),
+    "loss.svg": (record_loss, "loss per token"),
     "reward.svg": (record_reward, "mean reward"),
 }
 

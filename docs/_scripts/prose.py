@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = {"coverage.md", "methods.md", "servers.md", "ecosystem.md", "tuft.md"}  # written by other scripts
+RECORDED = {"coverage.md", "methods.md", "servers.md", "ecosystem.md", "tuft.md", "skyrl.md", "hatchery.md"}  # written by other scripts
 BANNED = {  # a phrase, and what to write
     r"for ever\b": "forever",
     r"time-outs?\b": "timeout",
@@ -32,11 +32,21 @@ BANNED = {  # a phrase, and what to write
     r"\b(?:is|are) there to see\b": "you can see",
     r"\bmisspelt\b": "misspelled",
     r"\blearnt\b": "learned",
-    r"\b(?:weights|files|names|words|losses|keys?|headers) of (?:yours|ours|theirs)\b": "your ...",
+    r"\b(?:weights|files|names|words|losses|keys?|headers|class) of (?:yours|ours|theirs)\b": "your ...",
     r"\blosses of your own\b": "custom losses",
     r"\bso-called\b": "",
     r"\bhow often at most\b": "the most",
     r"\btried again\b": "retried",
+    r"\bso that (?:nothing|nobody)\b": "what it prevents",
+    r"\bwhat (?:it|this|that|they) costs?\b": "the cost of ...",
+    r"\b(?:goes|go|went|going) on\b": "continue",
+    r"\bsomebody else\b": "another user",
+    r"\b(?:is|are) told apart\b": "distinguish",
+    r"\bfor nothing\b": "without effect",
+    r"\bnobody (?:knows|looked)\b": "it is unknown",
+    r"\banew\b": "again, from scratch",
+    r"\bis not told as\b": "is not",
+    r"\bof (?:today|yesterday)\b": "current",
 }
 PATTERN = re.compile("|".join(f"({phrase})" for phrase in BANNED), re.IGNORECASE)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->", re.DOTALL)

@@ -256,7 +256,7 @@ async def dispatch(server: Server, operation: Operation, request: Request) -> An
 
 
 def fill_in(value: Any) -> Any:
-    """An object as clients of today write it: those of 2025 say null for what they do not say, and give no type of a text."""
+    """An object as current clients write it: those of 2025 say null for what they do not say, and give no type of a text."""
     kept = {name: one for name, one in value.items() if one is not None}
     return {"type": "encoded_text", **kept} if "tokens" in kept else kept
 

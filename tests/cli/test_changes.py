@@ -129,7 +129,7 @@ def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> 
     """A checkpoint becomes a folder named after its path; one that is there is replaced only with --force."""
     path = getattr(run, kind)
     value = ask("checkpoint", "download", path, "-o", "out")
-    folder = tmp_path / "out" / path.removeprefix("tinker://").replace("/", "_")
+    folder = tmp_path / "out" / path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
     assert value == {
         "checkpoint_path": path,
         "destination": str(folder.relative_to(tmp_path)),

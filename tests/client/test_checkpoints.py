@@ -99,7 +99,7 @@ def test_every_kind(kind: str, service: tinker.ServiceClient, training: tinker.T
     }
     path = saves[kind]("final").result(10).path
     done = checkpoints.download(path, tmp_path, service=service).result(10)
-    assert done.destination == tmp_path / path.removeprefix("tinker://").replace("/", "_")
+    assert done.destination == tmp_path / path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
     assert done.files == ("toy_adapter.npz",)
     assert done.nbytes == (done.destination / "toy_adapter.npz").stat().st_size
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []

@@ -253,7 +253,7 @@ def test_wrong_values(service: tinker.ServiceClient) -> None:
         (lambda: RecoveryExecutor(service, on_recovery=wrong), TypeError, "on_recovery must be a function"),
         (lambda: RecoveryMonitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
         (lambda: RecoveryMonitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be at least 0"),
-        (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be a str, got int"),
+        (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be a string, got int"),
     ]:
         with pytest.raises(error, match=message):
             make()  # type: ignore[no-untyped-call]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tinker._version import DISTRIBUTION_VERSION
+
 PASSING = """
 import asyncio
 import tinker
@@ -55,14 +57,21 @@ def test_nothing_heavy_is_loaded():
 """
 
 
-def run_pytest(folder: Path, content: str) -> tuple[int, str]:
+def run_pytest(folder: Path, content: str, verbosity: str = "-q") -> tuple[int, str]:
     """Return a run of pytest on one file, with this plugin and no other one."""
     (folder / "test_it.py").write_text(content)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tinker.testing.plugin", str(folder)]
+    command = [sys.executable, "-m", "pytest", verbosity, "-p", "no:cacheprovider", "-p", "tinker.testing.plugin", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what others have installed is not measured
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False, env=environment)
     return done.returncode, done.stdout + done.stderr
+
+
+def test_the_header_names_the_package(tmp_path: Path) -> None:
+    """The header of a run says which of the packages that are imported as `tinker` is tested."""
+    code, output = run_pytest(tmp_path, LAZY, "-v")
+    assert code == 0, output
+    assert f"\ntinker: {DISTRIBUTION_VERSION}\n" in output
 
 
 def test_fixtures_work_as_shown(tmp_path: Path) -> None:

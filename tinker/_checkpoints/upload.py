@@ -206,7 +206,7 @@ class Uploading:
         return repr((self.transport.config.base_url, adapter.base_model, adapter.lora_config, self.project_id))
 
     def _read_note(self) -> UploadNote | None:
-        """Read what an earlier call left; None when there is nothing to go on with."""
+        """Read what an earlier call left; None when there is nothing to continue with."""
         try:
             note = msgspec.json.decode(self._note_file.read_bytes(), type=UploadNote)
         except (OSError, msgspec.DecodeError):

@@ -206,7 +206,7 @@ class Circuits(msgspec.Struct, frozen=True):
     def guard(self, operation: str, purpose: Purpose, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
         """Return the guard of a request, which holds ``admit`` too; None for a request that no circuit may stop.
 
-        Heartbeats go on while a circuit is open. So do polls for accepted work: they are single attempts.
+        Heartbeats continue while a circuit is open. So do polls for accepted work: they are single attempts.
         """
         if purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
             return None

@@ -1,6 +1,6 @@
 """The request forms that a server reads: protobuf or JSON for training requests, with sparse tensors or without.
 
-Results are told apart by their media type.
+The media type of a result says which form it has.
 """
 
 from __future__ import annotations

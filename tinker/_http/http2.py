@@ -242,7 +242,7 @@ class Http2Connection(asyncio.Protocol):
         exchange.fail(ExchangeFailed(f"the server reset the request ({_name(reason)})", never_ran=never_ran))
 
     def _reset_broken(self, number: int, reason: int) -> None:
-        """Reset a stream on which the server broke the protocol; the others go on."""
+        """Reset a stream on which the server broke the protocol; the others continue."""
         verdict = self._streams.reset_on_error(number, reason)
         exchange = self._exchanges.pop(number, None)
         if exchange is not None:

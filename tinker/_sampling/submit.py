@@ -131,7 +131,7 @@ class SamplerConnection:
         return self.runtime
 
     def _reinit_after_fork(self) -> None:
-        """Go on as a clone in a child made by ``fork``, with a thread and connections of this process."""
+        """Continue as a clone in a child made by ``fork``, with a thread and connections of this process."""
         state = self.state()
         self.runtime = portable.runtime_for(state)
         self._clone_id = portable.draw_clone_number()

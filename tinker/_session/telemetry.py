@@ -154,7 +154,7 @@ class Telemetry:
             severity: As of :meth:`log_exception`.
 
         Returns:
-            An object for ``with``, ``async with`` and ``@``. The exception goes on.
+            An object for ``with``, ``async with`` and ``@``. The exception is raised again.
         """
         return Capture(self, fatal, severity)
 

@@ -66,7 +66,7 @@ class Numbers(Iterator[int]):
         return True
 
     def restart(self) -> None:
-        """Go on with the number that the server expects, if a result has said so; no other request is under way."""
+        """Continue with the number that the server expects, if a result has said so; no other request is under way."""
         if self.expected is not None:
             self.next, self.expected = self.expected, None
 

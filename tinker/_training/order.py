@@ -127,7 +127,7 @@ class Sequencer:
         return True
 
     async def restart(self, turn: Turn) -> None:
-        """Go on with the number that the server expects, once everything before this is over."""
+        """Continue with the number that the server expects, once everything before this is over."""
         for earlier in self._find_earlier(turn):
             await earlier.future.wait()
         self.numbers.restart()

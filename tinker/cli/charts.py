@@ -45,7 +45,7 @@ class _Chart:
 def draw_text(curves: Curves, *, width: int = 72, height: int = 14, ascii_only: bool = False) -> str:
     """Return the curves as lines of text, no wider than ``width`` characters; points that are not finite are left out.
 
-    Curves are told apart by their marks where there are several, or where only ASCII can be shown; otherwise braille is used.
+    Curves have marks of their own where there are several, or where only ASCII can be shown; otherwise braille is used.
 
     >>> print(draw_text({"loss": [(1, 4.0), (2, 2.0), (3, 1.0)]}, width=24, height=3, ascii_only=True))
      4.15 |*

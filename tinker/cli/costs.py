@@ -1,4 +1,4 @@
-"""Tokens and what they cost, as commands show them."""
+"""Tokens and their cost, as commands show them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ register_url_convertor("checkpoint", _CheckpointId())
 def create_app(state: State) -> Starlette:
     """Return the application that serves ``state``. Where lifespan events are sent, its end closes the state.
 
-    A state with a journal needs them: before it serves, it goes on with what it holds.
+    A state with a journal needs them: before it serves, it continues with what it holds.
     """
 
     @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 Until late 2025 clients sent explicit nulls, left out every default, and left out the ``type`` that tells the members of a
 union apart. A body is read strictly first, and where that fails once more after filling in what such clients left out.
 
-A misspelled option, or one of another server, would otherwise be ignored in silence. Null asks for nothing, ``type`` and the
+A misspelled option, or one of another server, would otherwise be ignored in silence. Null has no effect, ``type`` and the
 tag of a union only name a record, and maps with keys of the client's choice are left alone.
 """
 

@@ -53,7 +53,7 @@ class Settings:
     ``any_base_model``: True serves the (first) loaded model under every name asked for, so that scripts written for another
     server run unchanged; False refuses names other than the loaded model's.
     ``durability``: what a killed server still has when it is started again on the same ``data_dir``. ``save``: the checkpoints.
-    ``step``: sessions, runs as they were after the last optimizer step, requests and results, so that clients that wait go on;
+    ``step``: sessions, runs as they were after the last optimizer step, requests and results, so that waiting clients continue;
     each step then writes the adapter and its optimizer. Not with the profile ``skyrl``, and one server for each folder.
     ``device``: where the torch engine computes: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA
     has, else the CPU. ``dtype``: the numbers of its model: ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 with
@@ -92,7 +92,7 @@ class Settings:
     ``sample_batch_tokens``: prompt and continuation tokens of the samples that run at once. ``sample_seconds``: a sample that
     has been running for longer fails.
     ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
-    taking it) is given up after this long, and the requests behind it go on.
+    taking it) is given up after this long, and the requests behind it continue.
 
     ``max_connections``: open at once; None is as many as there are file descriptors for. Beyond them the one that has had no
     request for the longest is closed. ``head_seconds``: how long the head of a request may take to arrive, and the TLS

@@ -1,4 +1,4 @@
-"""Names of fields that servers written for older versions use, beside those of today."""
+"""Names of fields that servers written for older versions use, beside the current ones."""
 
 from __future__ import annotations
 

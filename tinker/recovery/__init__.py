@@ -1,4 +1,4 @@
-"""Go on with training when the server has lost the run: from a checkpoint, with exactly the work that was lost repeated.
+"""Continue with training when the server has lost the run: from a checkpoint, with exactly the work that was lost repeated.
 
     training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
     client = tinker.recovery.RecoveringTrainingClient(training)

@@ -45,7 +45,7 @@ async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
 
 
 async def is_corrupted(runtime: Runtime, run_id: str) -> bool:
-    """Return whether the server has marked the run as one that cannot go on; False where it does not say."""
+    """Return whether the server has marked the run as one that cannot continue; False where it does not say."""
     try:
         found = await runtime.transport.send_optional(training_api.get_training_run(training_run_id=run_id), SUBMIT)
     except TinkerError:

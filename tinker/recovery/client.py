@@ -74,7 +74,7 @@ class RecoveringTrainingClient(TrainingClient):
         """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat the steps lost with a run.
 
         After every ``save_every`` steps, and after the last one, the loop waits for the results of all requests and saves. When
-        a request says that the run is lost, the run is recovered, and the loop goes on after the step of the save.
+        a request says that the run is lost, the run is recovered, and the loop continues after the step of the save.
 
         Use it with ``for``, or with ``async for`` in a coroutine. A body that looks at results is a block of the step, ``with
         step:`` or ``async with step:``: an error that means a loss ends the block, and not the loop. The failure of a request

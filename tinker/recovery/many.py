@@ -118,7 +118,7 @@ class RecoveryExecutor:
 
         Args:
             run_id: The id of the run.
-            error: Why it is lost, for the record; None where nobody knows.
+            error: Why it is lost, for the record; None if that is unknown.
             last_checkpoint: The path of its last checkpoint; None asks the server.
             user_metadata: What the new run is described by; None takes that of the lost run, where the server still knows it.
 
@@ -248,7 +248,7 @@ class RecoveryMonitor:
         self._watched.pop(run_id, None)
 
     def close(self) -> None:
-        """Watch nothing any more. Recoveries that have begun go on."""
+        """Stop watching. Recoveries that have begun continue."""
         self._watched.clear()
         tasks = self._executor.runtime.tasks
         self._executor.runtime.thread.call(lambda: tasks.cancel(self._task))

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import attrs
 
-from tinker._checks import check_count, check_field, check_flag, check_number
+from tinker._checks import check_count, check_field, check_kind, check_number
 from tinker._http import longest_delay
 from tinker._validate import check_model_path
 from tinker.errors import TinkerError
@@ -41,7 +41,7 @@ class Recovery:
         run_id: The run that was lost.
         new_run_id: The run that took its place.
         save: The checkpoint that the new run starts from; None for a new run, from which all work has to be repeated.
-        step: The number of steps that the new run has done: the loop goes on with the step of this number. None where the
+        step: The number of steps that the new run has done: the loop continues with the step of this number. None where the
             checkpoint is not one of the loop's.
         attempt: The number of the attempt that succeeded, from 1.
         with_optimizer: Whether the optimizer's state was restored too.
@@ -119,7 +119,7 @@ class RecoveryPolicy:
     backoff_seconds: float = attrs.field(default=5.0, validator=check_field(check_number))
     max_backoff_seconds: float = attrs.field(default=60.0, validator=check_field(check_number))
     checkpoint: CheckpointChoice = attrs.field(default=LATEST, validator=_check_choice)
-    with_optimizer: bool = attrs.field(default=True, validator=check_field(check_flag))
+    with_optimizer: bool = attrs.field(default=True, validator=check_field(check_kind, kind=bool))
 
     def delay(self, attempt: int) -> float:
         """Return the time in seconds before an attempt, 0 before the first.

@@ -21,7 +21,7 @@ Waits: TypeAlias = Generator[APIFuture[Any], None, bool]
 class TrainingStep(int):
     """The number of a step, from 0, and the block in which the step is done.
 
-    An error that leaves the block and means that the run is lost ends the block; after that, the loop goes on with the first
+    An error that leaves the block and means that the run is lost ends the block; after that, the loop continues with the first
     step that has to be repeated.
     """
 

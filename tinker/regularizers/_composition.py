@@ -30,7 +30,7 @@ class StepCounter:
         self.warned: set[str] = set()
 
     def advance(self) -> None:
-        """Go on to the next step."""
+        """Continue to the next step."""
         with self._lock:
             self.step += 1
 

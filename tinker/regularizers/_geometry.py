@@ -97,7 +97,7 @@ class GradientPenalty:
     Attributes:
         loss_fn: A custom loss in torch, whose second derivatives must exist.
         mode: Where the gradient is taken: ``output``, at the log-probabilities; ``interpolated``, at a point on the line from
-            them to the reference, drawn anew for each step.
+            them to the reference, drawn again for each step.
         target_norm: The length the gradient should have.
         reference: The other end of that line, as of :class:`KL`; needed by ``interpolated``.
         seed: Makes the points repeatable; None draws others each time.

@@ -34,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.issue_config_time_warning(UserWarning(problem), stacklevel=2)
 
 
+def pytest_report_header() -> str:
+    """Name the package in the header of the run, as two packages can be imported as ``tinker``."""
+    from tinker._version import DISTRIBUTION_VERSION
+
+    return f"tinker: {DISTRIBUTION_VERSION}"
+
+
 _HAS_FAILED = pytest.StashKey[bool]()
 
 

@@ -170,7 +170,7 @@ class Bookmark:
             if (was := getattr(began, name)) != (now := getattr(plan, name)):
                 raise CommandFailed(
                     f"{option_of(name)} was {_show(was)} when the run began, and is {_show(now)} now",
-                    f"Leave {option_of(name)} out to resume, or leave --resume out to begin anew.",
+                    f"Leave {option_of(name)} out to resume, or leave --resume out to start again.",
                 )
         if data_digest != digest(self._data):
             raise CommandFailed(f"{self._data} has changed since the run began", "Leave out --resume to start over.")
@@ -183,7 +183,7 @@ class Bookmark:
         except FileNotFoundError:
             raise CommandFailed(
                 "There is nothing to resume: this machine has no unfinished run with this data file, --name and server",
-                "Leave --resume out to begin. To go on from any checkpoint with new data or options, use --from PATH.",
+                "Leave --resume out to begin. To continue from any checkpoint with new data or options, use --from PATH.",
             ) from None
         except ValueError:
             value = None

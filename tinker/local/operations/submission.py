@@ -156,7 +156,7 @@ def _keep_after(
 ) -> Callable[[Engine], RequestResult]:
     """Return a run of a request that changes weights, after which they are kept.
 
-    Where they cannot be kept, the run goes on: a server that is killed does the request again. The creation is not done
+    Where they cannot be kept, the run continues: a server that is killed does the request again. The creation is not done
     again, because its weights may be random, so it fails.
     """
 

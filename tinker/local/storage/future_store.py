@@ -134,7 +134,7 @@ class FutureStore:
     def fail_all(self, failure: RequestFailure) -> None:
         """Fail all pending requests but the running one, which gets its own result, as the server ends.
 
-        A server that goes on later does not take it for a result.
+        A server that continues later does not take it for a result.
         """
         with self._lock:
             for future in [future for future in self._pending.values() if future is not self._running]:

@@ -147,7 +147,7 @@ class ServerFuture:
 
     ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``session`` is that of its client,
     where it has one, and ``engine_model`` the base model that works on it. ``is_sample`` says whether it may be cancelled.
-    ``progress`` returns what a pending request waits for, None for nothing in particular. ``on_done`` is called once, after
+    ``progress`` returns what a pending request waits for, None if that is unknown. ``on_done`` is called once, after
     the outcome is set.
     """
 

@@ -76,7 +76,7 @@ class Uploads:
         self._uploads: dict[str, AdapterUpload] = {}
 
     def has_room(self, limit: int) -> bool:
-        """Return whether fewer than ``limit`` are not finished; if need be those go on which nothing arrives."""
+        """Return whether fewer than ``limit`` are not finished, without those that have been silent for long."""
         self._forget_expired()
         if self._count_open() >= limit:
             silent = self._now() - SILENT_SECONDS

@@ -55,7 +55,7 @@ class GenerationBody(OtherServersParameters, kw_only=True):
 
 
 class CompletionBody(GenerationBody, kw_only=True):
-    """A text, or tokens, to go on with."""
+    """A text, or tokens, to continue with."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -105,7 +105,7 @@ _LOST = tuple(name for name in ChatMessage.__struct_fields__ if name not in ("ro
 
 
 class ChatBody(GenerationBody, kw_only=True):
-    """A conversation to go on with."""
+    """A conversation to continue with."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -167,7 +167,7 @@ def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
 
 
 def _name_fields(body: GenerationBody | ChatMessage, names: Sequence[str]) -> list[str]:
-    """Name the fields that ask for something; neutral values, such as zero, ask for nothing."""
+    """Name the fields that ask for something; neutral values, such as zero, are left out."""
     return [f"{name} is not supported by this server" for name in names if asks_for(name, getattr(body, name))]
 
 

@@ -85,11 +85,11 @@ class Endpoints:
         return _to_response(_describe_model(name, 0))
 
     async def complete(self, request: Request) -> Response:
-        """Go on with a text."""
+        """Continue with a text."""
         return await self._generate(request, CompletionBody, ChatBody, check_completion, open_completion)
 
     async def chat(self, request: Request) -> Response:
-        """Go on with a conversation."""
+        """Continue with a conversation."""
         return await self._generate(request, ChatBody, CompletionBody, check_chat, open_chat)
 
     async def _generate(

@@ -43,7 +43,7 @@ class CheckedRequests:
     # ------------------------------------------------------------------------------------------------------------ findings
 
     def note(self, observation: Observation) -> None:
-        """Note that something is not as the document says, and go on."""
+        """Note that something is not as the document says, and continue."""
         if observation.text not in [one.text for one in self.observations]:
             self.observations.append(observation)
 

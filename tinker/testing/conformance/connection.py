@@ -49,7 +49,7 @@ class KitClock:
 
 
 class CheckDeadline:
-    """When a check must be done. An exchange that has begun may still go on for as long again, byte by byte."""
+    """When a check must be done. An exchange that has begun may still continue for as long again, byte by byte."""
 
     def __init__(self, seconds: float, clock: KitClock) -> None:
         self._seconds, self._clock = seconds, clock

@@ -82,7 +82,7 @@ class TrainingFixture:
     def _find_form(
         self, request: Callable[[BodyFormat], Request[models.UntypedAPIFuture]], **options: Any
     ) -> PendingResult[ForwardBackwardOutput]:
-        """Send a loss in the form that the server takes: protobuf, as clients of today send it, else JSON."""
+        """Send a loss in the form that the server takes: protobuf, as current clients send it, else JSON."""
         context, known = self.context, self.context.known
         known.form = "proto"
         try:

@@ -77,7 +77,7 @@ class Absent(CheckEnd):
 
 
 class Blocked(CheckEnd):
-    """What the check needs fails in the check ``by``, so that nothing can be said; LIMITS where the server is full."""
+    """What the check needs fails in the check ``by``, which leaves this one open; LIMITS where the server is full."""
 
     outcome = Outcome.BLOCKED
 

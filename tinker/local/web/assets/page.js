@@ -64,11 +64,12 @@ function Chart({ x, series, names, label, log = false }) {
   }, []);
   useEffect(() => {
     const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
+    const said = (_, value) => (value == null ? "" : precise(value)); // no point is under the pointer
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
       width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
       axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
-      series: [{ label }, ...names.map((name, at) => ({ label: name, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
+      series: [{ label, value: said }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
     watch.observe(place.current);

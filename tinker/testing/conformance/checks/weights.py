@@ -217,7 +217,7 @@ def sampler_without_name(context: CheckContext) -> None:
     sampler = SamplingFixture(context, str(saved.sampling_session_id))
     before = sampler.scores()
     fixture.learn()
-    context.require(distance(before, sampler.scores()) <= 1e-3, "a snapshot changes when training goes on")
+    context.require(distance(before, sampler.scores()) <= 1e-3, "a snapshot changes when training continues")
 
 
 @check("save_weights_for_sampler")
