@@ -103,7 +103,7 @@ def bench(family: str, sizes: dict[str, Any]) -> Iterator[Bench]:
     """Start everything."""
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "speed", family, sizes)
-        engine = TorchEngine(source, device="cpu", share_passes="always")
+        engine = TorchEngine(source, device="cpu", share_passes=True)
         plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32).eval()
         state = State(lambda: engine, Settings(data_dir=Path(folder) / "data"))
         with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-bench") as service:

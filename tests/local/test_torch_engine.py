@@ -60,7 +60,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_engine(model_directory: Path) -> TorchEngine:
-    return TorchEngine(model_directory, device="cpu", share_passes="always")
+    return TorchEngine(model_directory, device="cpu", share_passes=True)
 
 
 @pytest.fixture

@@ -358,7 +358,7 @@ class NotingEngine(TorchEngine):
 @pytest.mark.parametrize("durability", ["save", "step"])
 def test_runs_that_wait_share_a_pass(llama: Path, tmp_path: Path, durability: Durability) -> None:
     """Small losses of several runs that wait are one pass, unless a restarted server must repeat them; results are the same."""
-    engine = NotingEngine(llama, share_passes="always")
+    engine = NotingEngine(llama, share_passes=True)
     state = State(lambda: engine, Settings(data_dir=tmp_path, durability=durability))
 
     def wait_for_three(_: object) -> None:

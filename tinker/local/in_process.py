@@ -23,7 +23,7 @@ from tinker.local.storage.disk import make_data_folder
 
 SCHEME = "local://"
 TOY = "toy"
-OPTIONS = ("profile", "device", "dtype", "device_map", "recompute", "share_passes")
+OPTIONS = ("profile", "device", "dtype", "device_map", "recompute")
 _lock = threading.Lock()
 _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
 

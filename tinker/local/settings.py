@@ -10,7 +10,7 @@ import attrs
 from tinker_wire import models
 
 from tinker._config import local_dir
-from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute, SharePasses
+from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute
 from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
@@ -60,8 +60,8 @@ class Settings:
     CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads the model over all GPUs: ``auto``,
     ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``recompute``: whether training computes
     activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
-    ``share_passes``: whether small losses of several runs are computed in one pass, which may change their last digits:
-    ``always``, ``never``, or ``auto``, on all devices but a CPU. Never with the durability ``step``.
+    ``share_passes``: whether small losses of several runs are computed in one pass, which may change their last digits. Not
+    with the durability ``step``.
     ``sampler``: ``vllm`` samples with a vLLM that is started beside the engine, URLs with one or more vLLMs that run; without,
     the engine samples. ``sampler_args``: more arguments for the ``vllm serve`` that is started.
     ``replicas``: how many processes have the whole model and train and sample together, as actors of Ray. ``ray``: the address
@@ -118,7 +118,7 @@ class Settings:
     dtype: DType = "auto"
     device_map: DeviceMap | None = None
     recompute: Recompute = "auto"
-    share_passes: SharePasses = "auto"
+    share_passes: bool = False
     sampler: tuple[str, ...] = attrs.field(default=(), converter=_to_samplers, validator=_check_samplers)
     sampler_args: str = ""
     replicas: int = 1

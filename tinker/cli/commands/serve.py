@@ -49,9 +49,8 @@ def serve(
         Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),
     ] = "auto",
     share_passes: Annotated[
-        Literal["auto", "always", "never"],
-        Option("Compute small losses of several runs in one pass, which may change last digits; auto does so on a GPU."),
-    ] = "auto",
+        bool, Option("Compute small losses of several runs in one pass, which is faster and may change their last digits.")
+    ] = False,
     sampler: Annotated[
         tuple[str, ...],
         Option(

@@ -23,13 +23,7 @@ TOY_MODEL = "tinker/toy"
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 Recompute: TypeAlias = Literal["auto", "always", "never"]
-SharePasses: TypeAlias = Literal["auto", "always", "never"]
-_WORDS = {
-    "dtype": get_args(DType),
-    "device_map": get_args(DeviceMap),
-    "recompute": get_args(Recompute),
-    "share_passes": get_args(SharePasses),
-}
+_WORDS = {"dtype": get_args(DType), "device_map": get_args(DeviceMap), "recompute": get_args(Recompute)}
 REPLICA_DEVICES = ("auto", "cpu", "cuda")
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
@@ -68,12 +62,12 @@ class Placement:
     ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
     over all GPUs; None keeps it on one device. ``recompute``: whether the backward pass computes activations again instead of
     keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free.
-    ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their last digits;
-    ``auto`` not on a CPU. ``replicas``: how many processes have the whole model and train together, as actors of Ray: on this
-    machine, or in the cluster at the address ``ray``. Raises ValueError for any other value.
+    ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their last digits.
+    ``replicas``: how many processes have the whole model and train together, as actors of Ray: on this machine, or in the
+    cluster at the address ``ray``. Raises ValueError for any other value.
 
     >>> Placement(device="cuda:1", dtype="bfloat16")  # doctest: +NORMALIZE_WHITESPACE
-    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', share_passes='auto',
+    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', share_passes=False,
     replicas=1, ray=None)
     """
 
@@ -81,7 +75,7 @@ class Placement:
     dtype: DType = attrs.field(default="auto", validator=_check_word)
     device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
     recompute: Recompute = attrs.field(default="auto", validator=_check_word)
-    share_passes: SharePasses = attrs.field(default="auto", validator=_check_word)
+    share_passes: bool = False
     replicas: int = attrs.field(default=1, validator=_check_replicas)
     ray: str | None = None
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.inputs import check_data, check_job, check_step
 from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute, SharePasses
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -76,7 +76,7 @@ class TorchEngine:
         dtype: DType = "auto",
         device_map: DeviceMap | None = None,
         recompute: Recompute = "auto",
-        share_passes: SharePasses = "auto",
+        share_passes: bool = False,
     ) -> None:
         place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
         source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
@@ -99,8 +99,7 @@ class TorchEngine:
         self._split = split = SplitModel(self._model)
         self._expected: dict[str, LossRun] = {}
         self._trainer = Trainer(self._model, split, recompute)
-        is_wanted = self._model.device.type != "cpu" if share_passes == "auto" else share_passes == "always"
-        self.shares_passes: bool = is_wanted and split.is_split and recompute != "always"
+        self.shares_passes: bool = share_passes and split.is_split and recompute != "always"
         mixer = Mixer(self._model, self._targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
         self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
