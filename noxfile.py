@@ -426,7 +426,7 @@ def generate(session: nox.Session) -> None:
 
 @nox.session
 def interop(session: nox.Session) -> None:
-    """Clients that other generators make of openapi.portable.yaml: compiled, and four of them used. Needs Node.js and Java."""
+    """Clients that other generators make of openapi.portable.yaml: compiled, and five of them used. Needs Node.js and Java."""
     install(session, ".[server]", *INTEROP)
     session.run("python", "tools/interop.py", str(scratch(session)))
 
