@@ -32,6 +32,7 @@ _SYNONYMS = {
 }
 _SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
 _REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
+_EXTRA = "unexpected extra argument"  # so are these
 
 
 class Entry(NamedTuple):
@@ -105,16 +106,25 @@ def explain_wrong_options() -> Generator[None]:
             raise
         problem = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
         raise click.BadParameter(problem, error.ctx, error.param, error.param_hint) from None
+    except click.UsageError as error:
+        if _EXTRA not in error.message or error.ctx is None or "--model" not in _list_options(error.ctx):
+            raise
+        name = error.message.partition("(")[2].rstrip(")")
+        raise click.UsageError(f"{error.message}. To name a model: --model {name}", error.ctx) from None
 
 
 def _suggest(name: str, context: click.Context) -> str:
     if name == "--api-key":
         return f"No such option '{name}'. Run `tinker auth login`, or set TINKER_API_KEY."
-    options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
-    known = [known_name for option in options for known_name in option.opts]
+    known = _list_options(context)
     close = [one for one in _SYNONYMS.get(name, "").split() if one in known]
     close = close or difflib.get_close_matches(name, known, 2, _SIMILAR)
     return f"No such option '{name}'." + (f" Did you mean {' or '.join(close)}?" if close else "")
+
+
+def _list_options(context: click.Context) -> list[str]:
+    options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    return [name for option in options for name in option.opts]
 
 
 def _describe_numbers(kind: object) -> str | None:
