@@ -225,7 +225,7 @@ JUDGED: dict[str, tuple[str, str]] = {
     "member of a union of requests removed": ("major", ""),
     "open union closed": ("patch", "`x-open-union`: what clients send beyond the listed members is refused now."),
     "tag of a member": ("major", ""),
-    "discriminator": ("patch", "redocly does not compare by what members are told apart."),
+    "discriminator": ("patch", "redocly does not compare discriminators."),
     "text of an error may be a number": ("major", ""),
     "protobuf requests removed": ("major", ""),
     "protobuf answers removed": ("major", ""),
