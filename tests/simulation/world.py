@@ -194,10 +194,11 @@ class World:
             raise Violation(f"the weights are those of the accepted steps in order: {alive[0]} has others")
 
     def judge_before_kill(self) -> None:
-        """Compare what has ended so far with the effects that are about to be lost."""
+        """Compare what has ended so far with the effects that are about to be lost, unless they are still being repeated."""
         for run in self.user.runs:
             effects = self.effects.of_adapter.get(run.model_id or "")
-            if effects is not None and not any(call.kind == "L" for call in run.calls):
+            is_repeating = self.server.lives > 1 and any(key.startswith(f"{run.model_id}:") for key in self._pending())
+            if effects is not None and not is_repeating and not any(call.kind == "L" for call in run.calls):
                 done = {number // 8 - 1 for _, number in effects.tags}
                 run._check_successes(0, done)
 
