@@ -27,7 +27,9 @@ for line in sys.stdin:
     if (child := os.fork()) == 0:
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1), os.dup2(log, 2)
-        os._exit(pytest.main(job["arguments"]))
+        status = pytest.main(job["arguments"])
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 QUIET = ("-p", "no:randomly", "-p", "no:cacheprovider")

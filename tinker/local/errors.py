@@ -45,7 +45,7 @@ class APIProblem(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
-        self.code = code or CODES.get(status)
+        self.code: ErrorCode | None = code or CODES.get(status)
         self.headers: Mapping[str, str] = headers or {}
 
 
