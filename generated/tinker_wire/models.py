@@ -113,6 +113,7 @@ __all__ = [
     "ImageAssetPointerChunk",
     "ImageChunk",
     "ImageFormat",
+    "JSONSchema",
     "JSONValue",
     "JoinSamplingSessionRequest",
     "JoinSamplingSessionResponse",
@@ -213,6 +214,9 @@ JSONValue: TypeAlias = Any
 
 Metadata: TypeAlias = dict[str, JSONValue]
 """Free key/value pairs of the user; the values are strings in the SDKs, the wire takes any JSON."""
+
+JSONSchema: TypeAlias = dict[str, JSONValue]
+"""A JSON schema; an empty one allows any JSON value."""
 
 StringMap: TypeAlias = dict[str, str]
 """Free key/value pairs of the user."""
@@ -2020,6 +2024,14 @@ class SamplingParams(_Record, frozen=True, kw_only=True, omit_defaults=True):
     repetition_penalty: float | None = None
     """An extension: of each token of the prompt and of the sample so far, divide a positive logit by this, and multiply
     a negative one by it. It comes before the other two penalties.
+    """
+    json_schema: JSONSchema | None = None
+    """An extension: draw only tokens whose text can become a JSON value that this schema allows. Log-probabilities stay
+    those of the model. A server without it ignores it, or refuses it by name.
+    """
+    priority: int | None = None
+    """An extension: of the samples that wait for their turn, those with the lowest number begin first, and those with
+    the same number in their order. Without it the number is 0.
     """
 
 

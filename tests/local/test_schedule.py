@@ -307,6 +307,18 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     assert queue.next_wake() is None
 
 
+def test_samples_with_a_lower_priority_begin_first(futures: FutureStore) -> None:
+    """The waiting samples begin in the order of their priorities, and those with the same one in order of arrival."""
+    queue, engine = SampleQueue(futures, 4), Stepped()
+    for name, priority in (("running", 0), ("a", 1), ("b", 0), ("c", -1), ("d", 0)):
+        queue.put(stepped(futures, name, 1, priority=priority))
+        if name == "running":
+            advance(queue, engine)
+    for _ in range(4):
+        advance(queue, engine)
+    assert engine.steps == [["running"], ["c"], ["b"], ["d"], ["a"]]
+
+
 def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: FutureStore) -> None:
     """A short sample is done while a longer one continues; a sample that arrives meanwhile joins at the next token."""
     queue, engine = SampleQueue(futures, 100), Stepped()

@@ -919,6 +919,7 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
         ({"presence_penalty": 2.1}, "presence_penalty is 2.1; it must be from -2 to 2"),
         ({"frequency_penalty": -2.1}, "frequency_penalty is -2.1; it must be from -2 to 2"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be more than 0"),
+        ({"json_schema": {}}, "json_schema needs vLLM"),
         ({"num_samples": 0}, "num_samples"),
         ({"topk_sample_logprobs": 259}, "topk_sample_logprobs"),
         ({"stop": [""]}, "empty stop string"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from support.api import GatedEngine, MakeApi
 import tinker
 from tinker.local import Settings, State, create_app, running_server, serve_in_thread
 from tinker.local.bodies import HEADER
+from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.v1 import conversations
 from tinker.local.v1.texts import ByteTexts, ModelTexts, SampleText, TokenScore, load_texts
@@ -205,18 +208,32 @@ def test_what_cannot_be_done_is_refused_by_name(client: Any, fields: dict[str, A
         list(client.completions.create(**{"model": MODEL, "prompt": "x", **fields}))
 
 
-def test_chats_refuse_tools_images_and_other_formats(client: Any) -> None:
-    """Tools, images and other formats are refused, because they would be left out of the prompt."""
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    for fields in ({"messages": image}, {"tools": tools}, {"response_format": {"type": "json_object"}}, {"messages": []}):
-        with pytest.raises(openai.BadRequestError):
-            client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}}]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 7}'}}
 
 
-@pytest.mark.parametrize("field", ["tool_calls", "tool_call_id", "function_call", "reasoning_content", "audio"])
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "image_url"),
+        ({"messages": []}, "messages is empty"),
+        ({"tools": TOOLS}, "tools: transformers does not know how this model writes calls of tools"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice must be auto or none"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}, r"messages\[1\].tool_calls needs a model with a"),
+        ({"response_format": {"type": "json_object"}}, "json_schema needs vLLM"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "json_schema needs vLLM"),
+        ({"response_format": {"type": "xml"}}, "response_format.type is 'xml'; it must be text, json_object, or json_schema"),
+    ],
+)
+def test_chats_refuse_what_the_model_cannot_do(client: Any, fields: dict[str, Any], named: str) -> None:
+    """Tools, images and other formats are refused where the prompt or the sampler has no place for them."""
+    with pytest.raises(openai.BadRequestError, match=named):
+        client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **fields})
+
+
+@pytest.mark.parametrize("field", ["function_call", "reasoning_content", "audio"])
 def test_what_of_a_message_would_be_lost_is_refused(url: str, field: str) -> None:
-    """A message with tool calls is refused, because the prompt cannot hold them; a repeated message without any is accepted."""
+    """A message with such a field is refused, because no prompt can hold it; a repeated message without one is accepted."""
     for value, status in (([{"id": "x"}], 400), (None, 200)):
         messages = [*HELLO, {"role": "assistant", "content": "x", field: value}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 1}
@@ -330,7 +347,7 @@ def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)) == text
     assert ours.ends == theirs.ends
     assert ours.decode([104, 256], special=True) == theirs.decode([104, 256], special=True)
-    assert ours.encode_chat(HELLO) == theirs.encode_chat(HELLO)
+    assert ours.encode_chat(HELLO, []) == theirs.encode_chat(HELLO, [])
 
 
 def test_a_path_that_is_not_there_is_an_error_of_the_same_form(url: str) -> None:
@@ -345,10 +362,10 @@ def test_a_chat_template_of_the_model_is_used() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     texts = ModelTexts(tokenizer)
-    assert texts.decode(texts.encode_chat(HELLO)) == "<user>Hello<assistant>"
+    assert texts.decode(texts.encode_chat(HELLO, [])) == "<user>Hello<assistant>"
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(tinker.local.errors.APIProblem, match="no system messages"):
-        texts.encode_chat(HELLO)
+        texts.encode_chat(HELLO, [])
 
 
 def test_a_real_model_chats(tmp_path: Path) -> None:
@@ -361,6 +378,71 @@ def test_a_real_model_chats(tmp_path: Path) -> None:
         answer = client.completions.create(model=name, prompt="the ", max_tokens=8, stop="zzz", logprobs=2, seed=1)
         assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
         assert all(len(top) >= 2 for top in answer.choices[0].logprobs.top_logprobs)
+
+
+CHAT_TEMPLATE = (
+    "{% if tools %}{{ tools | map(attribute='function.name') | join ~ ' ' }}{% endif %}"
+    "{% for m in messages %}{{ m.role[0] ~ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.x + 1 }}{% endfor %} {% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}"
+)
+
+
+def test_a_model_calls_a_tool(tmp_path: Path) -> None:
+    """The template gets tools, calls and results; a call that the model writes is one in the answer, also of a stream."""
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    model = tmp_path / "model"
+    shutil.copytree(PACKAGED_FOLDER, model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+    messages = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "8"}]
+    prompt = "f uHello a8 t8 <|im_start|>assistant\n"
+    written = '<tool_call>{"name": "f", "arguments": {"x": 9}}</tool_call>'
+    with running_server(Settings(data_dir=tmp_path / "data"), "torch", model=str(model)) as url:
+        path = teach(url, prompt, written)
+        chat = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0).chat.completions
+        asked: dict[str, Any] = {"model": path, "messages": messages, "tools": TOOLS, "temperature": 0, "max_tokens": 80}
+        whole = chat.create(**asked).choices[0]
+        called = whole.message.tool_calls[0].function
+        assert (whole.finish_reason, whole.message.content, called.name, called.arguments) == (
+            "tool_calls",
+            None,
+            "f",
+            '{"x":9}',
+        )
+        parts = [chunk.choices[0] for chunk in chat.create(**asked, stream=True)]
+        streamed = [call.function for part in parts for call in part.delta.tool_calls or []]
+        assert [(one.name, one.arguments) for one in streamed] == [("f", '{"x":9}')]
+        assert parts[-1].finish_reason == "tool_calls"
+        assert chat.create(**asked, tool_choice="none").choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize("body", ["{'name': f}", "7", '{"name": "f"}', "[1]"])
+def test_a_call_that_cannot_be_read_is_text(body: str) -> None:
+    """What begins like a call but is none stays text, as does an answer without a call."""
+    transformers = pytest.importorskip("transformers")
+    texts = ModelTexts(transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id), "qwen3")
+    prompt, written = texts.encode("<|im_start|>assistant\n"), f"<tool_call>{body}</tool_call>"
+    assert texts.read_calls(prompt, texts.encode(written), TOOLS) is None
+    assert texts.read_calls(prompt, texts.encode(body), TOOLS) is None
+
+
+def teach(url: str, prompt: str, written: str) -> str:
+    """Train the model until it writes this text after the prompt; return the path of its weights."""
+    training = tinker.ServiceClient(base_url=url).create_lora_training_client(base_model="model", rank=16)
+    tokens, begin = [*f"{prompt}{written}".encode(), 256], len(prompt)
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [float(at >= begin) for at in range(1, len(tokens))]},
+    )
+    while training.forward_backward([datum], "cross_entropy").result().metrics["loss:sum"] > 0.1:
+        training.optim_step(tinker.AdamParams(learning_rate=3e-3)).result()
+    return training.save_weights_for_sampler("taught").result().path
 
 
 @pytest.mark.parametrize(
@@ -477,6 +559,8 @@ def test_a_parameter_that_would_change_the_text_is_not_ignored(
 
 NEUTRAL: dict[str, object] = {
     "min_p": 0,
+    "priority": 0,
+    "response_format": {"type": "text"},
     "repetition_penalty": 1.0,
     "length_penalty": 1,
     "presence_penalty": 0.0,
@@ -490,7 +574,7 @@ NEUTRAL: dict[str, object] = {
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
 }
-HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "priority": 1, "top_words": 3}
+HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "top_words": 3}
 
 
 def test_neutral_values_and_harmless_parameters_are_accepted(tmp_path: Path) -> None:

@@ -143,6 +143,18 @@ def test_what_vllm_cannot_do_is_refused_by_name(client: tinker.ServiceClient, fa
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
 
+def test_a_schema_and_a_priority_are_vllms(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """vLLM is told the schema and the priority of a sample, and neither where there is none; elsewhere a schema is refused."""
+    sampler, schema = client.create_sampling_client(base_model="tinker/toy"), {"type": "object"}
+    sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, json_schema=schema, priority=3)).result()
+    sampler.sample(PROMPT, 1, GREEDY).result()
+    told = [(body["sampling_params"].get("structured_outputs"), body["priority"]) for body in fake.asked]
+    assert told == [({"json": schema}, 3), (None, 0)]
+    scored = sampler.sample(PROMPT, 1, SamplingParams(json_schema=schema), include_prompt_logprobs=True)
+    with pytest.raises(tinker.RequestFailedError, match=r"json_schema needs vLLM .* without images and scores"):
+        scored.result()
+
+
 def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
     """Without a stop vLLM stops at the model's own end of text, with one only there, and with an empty list nowhere."""
 

@@ -135,6 +135,8 @@ def _wire_params(params: SamplingParams) -> models.SamplingParams:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
+        json_schema=params.json_schema,
+        priority=params.priority,
     )
     if params.extra is None:
         return record

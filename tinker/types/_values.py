@@ -124,10 +124,10 @@ def _number(record: Record, field: msgspec.structs.FieldInfo) -> object:
 
 
 _BOUND = re.compile(r"[<>]=? [-.\d]+")  # in the words of msgspec
-_WORDS: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
+_WORDS: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", dict: "a mapping", type(None): "None"}
 
 
 def _describe(kind: object) -> str:
     """Return a type of a field in words, such as "an integer or None"."""
     plain = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
-    return " or ".join(_WORDS.get(one, str(one)) for one in plain or (kind,))
+    return " or ".join(_WORDS.get(get_origin(one) or one, str(one)) for one in plain or (kind,))

@@ -28,7 +28,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "presence_penalty": (limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MAXIMUM),
     "frequency_penalty": (limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MAXIMUM),
 }
-_EXTENSIONS = frozenset({"min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"})
+_EXTENSIONS = frozenset({"min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "json_schema", "priority"})
 
 
 class _NamesChecked(RecordType):
@@ -155,6 +155,10 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
         frequency_penalty (float | None): Subtracted from it once for each time that the sample contains the token, -2 to 2.
         repetition_penalty (float | None): Divides the positive logits of all tokens of prompt and sample, and multiplies the
             negative ones, more than 0.
+        json_schema (Mapping[str, Any] | None): A JSON schema that the text of the sample follows, such as that of a pydantic
+            model. An empty one allows any JSON value. An extension: the local server follows it where vLLM samples.
+        priority (int | None): Where samples wait for their turn, those with the lowest number begin first; 0 by default. An
+            extension of the local server.
         extra (Mapping[str, Any] | None): Other parameters that only some servers support, as JSON values by name. Optional.
             Servers ignore or reject unknown parameters; the local server ignores them.
 
@@ -177,6 +181,8 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
         msgspec.structs.force_setattr(self, "extra", extra or None)
         convert_numbers(self)
         _check_ranges(self)
+        if self.json_schema is not None:
+            _check_json("json_schema", self.json_schema)
 
     def _field_values(self) -> dict[str, Any]:
         return _hide_unset(super()._field_values(), {"extra", *_EXTENSIONS})
@@ -211,7 +217,7 @@ def _extra(extra: object) -> dict[str, Any]:
             raise ValueError(
                 f"SamplingParams.extra must not contain {name!r}, which is an argument: SamplingParams({name}=...)"
             )
-        _check_json(name, value)
+        _check_json(f"extra[{name!r}]", value)
     return cast("dict[str, Any]", parameters)
 
 
@@ -221,7 +227,7 @@ def _check_json(name: str, value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"SamplingParams.extra[{name!r}] cannot be sent as JSON: {error}") from None
+        raise ValueError(f"SamplingParams.{name} cannot be sent as JSON: {error}") from None
 
 
 def _stops(stop: object) -> str | list[str] | list[int] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 import tinker
@@ -125,6 +126,14 @@ def compare_extensions(own: tinker.SamplingClient, vllm: tinker.SamplingClient) 
         check(f"samples with {name} that are equal", f"{equal} of {len(pairs)}", is_right=equal == len(pairs))
 
 
+def compare_schema(vllm: tinker.SamplingClient) -> None:
+    """Draw texts of a schema, though the weights are random."""
+    schema = {"enum": ["yes", "no", 22]}
+    drawn = vllm.sample(PROMPTS[0], 16, SamplingParams(max_tokens=16, json_schema=schema)).result().sequences
+    right = sum(msgspec.json.decode(bytes(one.tokens[:-1])) in schema["enum"] for one in drawn)
+    check("texts that follow a schema", f"{right} of {len(drawn)}", is_right=right == len(drawn))
+
+
 def farthest(mine: Sequence[float | None] | None, theirs: Sequence[float | None] | None) -> float:
     return float(np.abs(np.array(mine, np.float64) - np.array(theirs, np.float64)).max())
 
@@ -223,6 +232,7 @@ def main() -> None:
             steps: list[Callable[[], None]] = [
                 lambda: compare(*samplers),
                 lambda: compare_extensions(samplers[0][1], samplers[1][1]),
+                lambda: compare_schema(samplers[1][1]),
                 lambda: compare_draws(samplers[0][1], samplers[1][1]),
                 lambda: measure_gap(runs[1][0], samplers[1][1]),
                 lambda: sample_while_training(runs[1][0], samplers[1][2]),

@@ -267,6 +267,8 @@ def _find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
             yield f"{name}_penalty is {penalty}; it must be from -2 to 2"
     if not 0 < job.repetition_penalty < math.inf:
         yield f"repetition_penalty is {job.repetition_penalty}; it must be more than 0"
+    if job.json_schema is not None:
+        yield "json_schema needs vLLM (`tinker serve --sampler vllm`), and a prompt without images and scores"
     for name, k in (("topk_prompt", job.topk_prompt_logprobs), ("topk_sample", job.topk_sample_logprobs)):
         if not 0 <= k <= vocabulary:
             yield f"{name}_logprobs is {k}; it must be 0 to {vocabulary}"

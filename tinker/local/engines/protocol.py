@@ -165,7 +165,8 @@ class SampleJob:
     ``prompt_alternatives`` tokens are drawn at each prompt position but the first, with replacement and at ``temperature``,
     from the whole distribution; they change nothing about the continuations. ``listener`` None means that only the result
     counts. A continuation that its listener ended is as long as it was then. ``images`` of the prompt are in the order of
-    their places.
+    their places. ``json_schema`` None means: any text. ``priority`` is for samplers with a queue of their own: jobs with a
+    lower one begin first.
     """
 
     tokens: Int32
@@ -180,6 +181,8 @@ class SampleJob:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    json_schema: Mapping[str, object] | None = None
+    priority: int = 0
     seed: int | None = None
     stop: Sequence[str] | Sequence[int] | None = None
     prompt_logprobs: bool = False

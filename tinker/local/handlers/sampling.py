@@ -163,6 +163,7 @@ class Sampling:
             result,
             _session_end(self.sampler),
             request.num_samples * count_prompt_tokens(request),
+            request.sampling_params.priority or 0,
         )
         served = state.served.find(self.source.engine.base_model)
         (served.scores if needs_engine(request) else served.samples).put(task)

@@ -59,6 +59,8 @@ def to_job(
         presence_penalty=params.presence_penalty or 0.0,
         frequency_penalty=params.frequency_penalty or 0.0,
         repetition_penalty=1.0 if params.repetition_penalty is None else params.repetition_penalty,
+        json_schema=params.json_schema,
+        priority=params.priority or 0,
         seed=params.seed,
         stop=_read_stop(params.stop),
         prompt_logprobs=request.prompt_logprobs,

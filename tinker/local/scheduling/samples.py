@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import threading
-from collections import deque
 from collections.abc import Callable
 
 import attrs
@@ -24,7 +24,7 @@ class SampleTask:
     """One sample request: ``job`` makes the engine's job, ``result`` converts the engine's result.
 
     ``end`` returns why nobody wants it any more, None while somebody does; it is asked before each step. ``prompt_tokens``
-    is its size when it begins, over all its samples.
+    is its size when it begins, over all its samples. Tasks with a lower ``priority`` begin first.
     """
 
     future: ServerFuture
@@ -32,10 +32,11 @@ class SampleTask:
     result: Callable[[SampleResult], RequestResult]
     end: Callable[[], RequestFailure | None] = _do_nothing
     prompt_tokens: int = 0
+    priority: int = 0
 
 
 class SampleQueue:
-    """Sample requests in order of arrival, as many at once as ``batch_tokens`` allows, at least one.
+    """Sample requests in order of priority, then of arrival, as many at once as ``batch_tokens`` allows, at least one.
 
     A sample that runs for more than ``seconds`` fails. A future that has an outcome already, because its client cancelled it,
     is worked on no more.
@@ -44,18 +45,18 @@ class SampleQueue:
     def __init__(self, futures: FutureStore, batch_tokens: int, seconds: float = math.inf) -> None:
         self._futures, self._batch_tokens, self._seconds = futures, batch_tokens, seconds
         self._lock = threading.Lock()  # requests arrive while a step runs
-        self._queue: deque[SampleTask] = deque()
+        self._queue: list[SampleTask] = []
         self._running: dict[SampleTask, float] = {}  # with the time at which each must be done
         self._batch: SampleBatch | None = None
 
     def put(self, sampling: SampleTask) -> None:
         with self._lock:
-            self._queue.append(sampling)
+            bisect.insort(self._queue, sampling, key=lambda one: one.priority)
 
     def drop(self, future: ServerFuture) -> None:
         """Take a request out that has not begun."""
         with self._lock:
-            self._queue = deque(sampling for sampling in self._queue if sampling.future is not future)
+            self._queue = [sampling for sampling in self._queue if sampling.future is not future]
 
     @property
     def waiting(self) -> int:
@@ -108,7 +109,7 @@ class SampleQueue:
         with self._lock:
             if not self._queue or (self._running and not self._has_room(self._queue[0])):
                 return None
-            return self._queue.popleft()
+            return self._queue.pop(0)
 
     def _has_room(self, sampling: SampleTask) -> bool:
         """Return whether its prompt fits in addition to the tokens held now."""

@@ -12,7 +12,7 @@ import msgspec
 
 from tinker.local.errors import describe_field_errors
 from tinker.local.v1.bodies import ChatBody, CompletionBody
-from tinker.local.v1.texts import TokenScore
+from tinker.local.v1.texts import ChatTurn, TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
@@ -47,15 +47,28 @@ class AnswerForm:
     def whole(self, choices: Sequence[AnswerBody], usage: TokenUsage) -> AnswerBody:
         return {**self._head(self.kind), "choices": list(choices), "usage": usage.describe()}
 
-    def choice(self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: str) -> AnswerBody:
-        """Describe one finished sample."""
-        content: AnswerBody = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        return {"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason}
-
-    def chunk(self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: str | None) -> bytes:
-        """Encode one event of a stream."""
+    def choice(
+        self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: str, turn: ChatTurn | None = None
+    ) -> AnswerBody:
+        """Describe one finished sample; ``turn`` is what it is as a message with calls of tools."""
         content: AnswerBody = {"text": text}
         if self.is_chat:
+            content = {"message": {"role": "assistant", "content": text} if turn is None else describe_turn(turn)}
+        return {"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason}
+
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        scores: Sequence[TokenScore],
+        finish_reason: str | None,
+        turn: ChatTurn | None = None,
+    ) -> bytes:
+        """Encode one event of a stream."""
+        content: AnswerBody = {"text": text}
+        if turn is not None:
+            content = {"delta": describe_turn(turn)}
+        elif self.is_chat:
             content = {"delta": {"content": text} if text or finish_reason is None else {}}
         choice = {"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason}
         return encode_event({**self._head(self._chunk_kind), "choices": [choice]})
@@ -81,6 +94,22 @@ class AnswerForm:
         if not self.scored or not scores:
             return None
         return {"content": [_describe_token(score) for score in scores]} if self.is_chat else describe_columns(scores)
+
+
+def describe_turn(turn: ChatTurn) -> AnswerBody:
+    """Describe a message that calls tools."""
+    calls = [
+        {"index": index, "id": f"call_{uuid.uuid4().hex}", "type": "function", "function": _describe_call(call["function"])}
+        for index, call in enumerate(turn["tool_calls"])
+    ]
+    thought = {name: turn[name] for name in ("reasoning_content",) if name in turn}
+    return {"role": "assistant", "content": turn.get("content"), **thought, "tool_calls": calls}
+
+
+def _describe_call(function: AnswerBody) -> AnswerBody:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {"name": function["name"], "arguments": text}
 
 
 def _describe_token(score: TokenScore) -> AnswerBody:

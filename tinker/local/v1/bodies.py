@@ -19,6 +19,31 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool = False
 
 
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """A JSON schema; without one, any JSON value will do."""
+
+    schema: models.JSONSchema = {}
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """The form of a text: ``text``, ``json_object``, or the schema of ``json_schema``."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+
+    def read_schema(self) -> models.JSONSchema | None:
+        """Return the schema that the text has to follow; None for free text. Raises APIProblem 400 for another form."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return self.json_schema.schema
+        if self.type not in ("text", "json_object"):
+            forms = "text, json_object, or json_schema with a json_schema"
+            raise APIProblem(400, f"response_format.type is {self.type!r}; it must be {forms}")
+        return {"type": "object"} if self.type == "json_object" else None
+
+
 class GenerationBody(OtherServersParameters, kw_only=True):
     """The fields of both kinds of requests. A missing field is None."""
 
@@ -37,6 +62,8 @@ class GenerationBody(OtherServersParameters, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    priority: int | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = None
 
     @property
@@ -75,6 +102,30 @@ class CompletionBody(GenerationBody, kw_only=True):
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """A function that was called, with its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+    def to_turn(self) -> dict[str, object]:
+        """Return the call as chat templates read it: its arguments are values. Raises APIProblem 400 unless they are JSON."""
+        name, arguments = self.function.name, self.function.arguments
+        try:
+            values = msgspec.json.decode(arguments or "{}")
+        except msgspec.DecodeError as error:
+            raise APIProblem(400, f"messages: the arguments of the call {self.id!r} are no JSON: {error}") from error
+        return {"id": self.id, "type": self.type, "function": {"name": name, "arguments": values}}
+
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -89,8 +140,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     audio: object = None
     function_call: object = None
     reasoning_content: object = None
-    tool_call_id: object = None
-    tool_calls: object = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
     def read_text(self) -> str:
         """Return the text. Raises APIProblem 400 for anything but text."""
@@ -100,8 +151,17 @@ class ChatMessage(msgspec.Struct, kw_only=True):
             raise APIProblem(400, f"content of type {other[0]!r} is not read here; send text")
         return "".join(part.text or "" for part in self.content)
 
+    def to_turn(self) -> dict[str, object]:
+        """Return the message as chat templates read it. Raises APIProblem 400 for anything but text and calls of tools."""
+        turn: dict[str, object] = {"role": self.role, "content": self.read_text()}
+        if self.tool_calls:
+            turn["tool_calls"] = [call.to_turn() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
-_LOST = tuple(name for name in ChatMessage.__struct_fields__ if name not in ("role", "content"))  # no prompt has them here
+
+_LOST = ("audio", "function_call", "reasoning_content")  # no prompt has them here
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -111,9 +171,14 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, object] | None = None
-    tools: list[object] | None = None
+    tools: list[dict[str, object]] | None = None
+    tool_choice: object = None
     functions: list[object] | None = None
+
+    @property
+    def callable_tools(self) -> Sequence[dict[str, object]]:
+        """Return the tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
 def check_completion(body: CompletionBody, max_samples: int) -> None:
@@ -134,8 +199,8 @@ def check_chat(body: ChatBody, max_samples: int) -> None:
     """Raise APIProblem 400 for what this server cannot do, naming the field."""
     faults = [
         *_find_faults(body, max_samples),
-        *_name_fields(body, ("tools", "functions")),
-        *(["response_format must be text"] if (body.response_format or {}).get("type", "text") != "text" else ()),
+        *_name_fields(body, ("functions",)),
+        *(["tool_choice must be auto or none"] if body.tools and body.tool_choice not in (None, "auto", "none") else ()),
         *(["messages is empty"] if not body.messages else ()),
         *_check_messages(body.messages),
         *_check_max_tokens("max_completion_tokens", body.max_completion_tokens),
@@ -207,6 +272,8 @@ def to_sample_request(
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
             repetition_penalty=body.repetition_penalty,
+            json_schema=None if body.response_format is None else body.response_format.read_schema(),
+            priority=body.priority,
         ),
         prompt_logprobs=bool(scores.get("prompt_logprobs", False)),
         topk_prompt_logprobs=int(scores.get("topk_prompt_logprobs", 0)),

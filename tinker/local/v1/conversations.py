@@ -21,7 +21,7 @@ from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
 from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, TokenUsage, describe_error, encode_event
 from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody, to_sample_request
-from tinker.local.v1.texts import SampleText, Texts, TokenScore
+from tinker.local.v1.texts import ChatTurn, SampleText, Texts, TokenScore, ToolSchema
 from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
 
 LOOK_SECONDS = 1.0  # between two looks whether the client is still there
@@ -67,7 +67,7 @@ def to_problem(error: str, category: str | None) -> APIProblem:
 @attrs.frozen(kw_only=True)
 class Conversation:
     """One request: ``top`` is how many of the likeliest tokens are wanted at each place, ``echo`` whether the prompt comes
-    back, with its scores."""
+    back, with its scores, and ``tools`` are those that the model may call."""
 
     state: State
     texts: Texts
@@ -77,6 +77,7 @@ class Conversation:
     max_tokens: int | None
     top: int
     echo: bool
+    tools: Sequence[ToolSchema] = ()
 
     async def answer(self, request: Request, call: APICall) -> AnswerBody:
         """Sample every prompt; returns the whole answer."""
@@ -88,7 +89,8 @@ class Conversation:
                 text = SampleText(self.texts, self.body.stops)
                 written = "".join(self._add_sequence(text, sequence))
                 count += text.token_count
-                choices.append(self._choice(len(choices), prompt, result, text, written))
+                turn = self._read_calls(prompt, sequence)
+                choices.append(self._choice(len(choices), prompt, result, text, written, turn))
         return self.form.whole(choices, TokenUsage(sum(map(len, self.prompts)), count))
 
     async def _sample_all(self, request: Request, call: APICall) -> list[SampleResponse]:
@@ -101,12 +103,24 @@ class Conversation:
             results.append(outcome)
         return results
 
-    def _choice(self, index: int, prompt: Sequence[int], result: SampleResponse, text: SampleText, written: str) -> AnswerBody:
+    def _read_calls(self, prompt: Sequence[int], sequence: SampledSequence) -> ChatTurn | None:
+        """Return what was written as a message, where tools are called in it; None elsewhere."""
+        return self.texts.read_calls(prompt, sequence.tokens_np.tolist(), self.tools) if self.tools else None
+
+    def _choice(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        result: SampleResponse,
+        text: SampleText,
+        written: str,
+        turn: ChatTurn | None,
+    ) -> AnswerBody:
         scores = text.drain_scores()
         if self.echo:
             written = self.texts.decode(prompt) + written
             scores = [*self._score_prompt(prompt, result), *scores]
-        return self.form.choice(index, written, scores, text.finish_reason or "length")
+        return self.form.choice(index, written, scores, _end(text, turn), turn)
 
     def _add_sequence(self, text: SampleText, sequence: SampledSequence) -> list[str]:
         tokens, table = sequence.tokens_np.tolist(), sequence.topk_logprobs_np
@@ -156,9 +170,12 @@ class Conversation:
     # Streams
 
     async def open_stream(self, request: Request, call: APICall) -> AsyncGenerator[bytes]:
-        """Begin a stream; APIProblem when it is refused. The likeliest tokens are not streamed, so they come all at once."""
+        """Begin a stream; APIProblem when it is refused.
+
+        The likeliest tokens are not streamed, and calls of tools are read when they are whole, so these come all at once.
+        """
         wanted = self._to_request(self.prompts[0])
-        if self.top:
+        if self.top or self.tools:
             return self._replay(await sample(self.state, request, call, wanted))
         return self._follow(await open_stream(self.state, wanted))
 
@@ -170,8 +187,9 @@ class Conversation:
             text = SampleText(self.texts, self.body.stops)
             written = "".join(self._add_sequence(text, sequence))
             count += text.token_count
-            yield self.form.chunk(index, written, text.drain_scores(), None)
-            yield self.form.chunk(index, "", [], text.finish_reason or "length")
+            turn = self._read_calls(self.prompts[0], sequence)
+            yield self.form.chunk(index, written, text.drain_scores(), None, turn)
+            yield self.form.chunk(index, "", [], _end(text, turn))
         for event in self._last_events(count):
             yield event
 
@@ -214,6 +232,11 @@ class Conversation:
         return [*([self.form.usage_chunk(usage)] if options is not None and options.include_usage else []), DONE]
 
 
+def _end(text: SampleText, turn: ChatTurn | None) -> str:
+    """Return why a sample has ended; ``tool_calls`` where it waits for tools."""
+    return (text.finish_reason or "length") if turn is None else "tool_calls"
+
+
 def open_completion(state: State, texts: Texts, body: CompletionBody) -> Conversation:
     """Read a completion request."""
     form = AnswerForm(
@@ -240,14 +263,14 @@ def open_chat(state: State, texts: Texts, body: ChatBody) -> Conversation:
     form = AnswerForm(
         kind="chat.completion", model=body.model, created=int(state.now()), scored=bool(body.logprobs), is_chat=True
     )
-    messages = [{"role": message.role, "content": message.read_text()} for message in body.messages]
     return Conversation(
         state=state,
         texts=texts,
         form=form,
         body=body,
-        prompts=[texts.encode_chat(messages)],
+        prompts=[texts.encode_chat([message.to_turn() for message in body.messages], body.callable_tools)],
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         top=body.top_logprobs or 0,
         echo=False,
+        tools=body.callable_tools,
     )

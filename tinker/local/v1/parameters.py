@@ -89,14 +89,12 @@ _IGNORED = frozenset(
         "modalities",
         "parallel_tool_calls",
         "prediction",
-        "priority",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
         "service_tier",
         "store",
-        "tool_choice",
     }
 )
 _LIKENESS = 0.8  # of a misspelling to the name that was meant; "user_id" is no "user"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 
@@ -15,6 +17,11 @@ from tinker.local.errors import APIProblem
 
 END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 256
 BYTES = 256
+
+
+ChatTurn: TypeAlias = Mapping[str, Any]  # a message, as chat templates read it
+ToolSchema: TypeAlias = Mapping[str, Any]  # a tool, likewise
+NO_TOOLS = "tools: transformers does not know how this model writes calls of tools"
 
 
 class Texts(Protocol):
@@ -33,8 +40,15 @@ class Texts(Protocol):
         """Return the text of tokens, without the special ones unless they are wanted."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant begins. Raises APIProblem 400 for a wrong one."""
+    def encode_chat(self, messages: Sequence[ChatTurn], tools: Sequence[ToolSchema]) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant begins.
+
+        Raises APIProblem 400 for a wrong one, and for tools that the model cannot call.
+        """
+        ...
+
+    def read_calls(self, prompt: Sequence[int], tokens: Sequence[int], tools: Sequence[ToolSchema]) -> ChatTurn | None:
+        """Return what was written as a message with ``tool_calls``; None where no tool is called as it has to be."""
         ...
 
 
@@ -53,16 +67,26 @@ class ByteTexts:
         parts = (bytes([token]) if token < BYTES else end if token == END_OF_TEXT_ID else b"" for token in tokens)
         return b"".join(parts).decode("utf-8", "replace")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatTurn], tools: Sequence[ToolSchema]) -> list[int]:
+        if tools:
+            raise APIProblem(400, NO_TOOLS)
         return self.encode(write_plain_chat(messages))
 
+    def read_calls(self, prompt: Sequence[int], tokens: Sequence[int], tools: Sequence[ToolSchema]) -> ChatTurn | None:
+        return None
 
-def write_plain_chat(messages: Sequence[Mapping[str, str]]) -> str:
+
+def write_plain_chat(messages: Sequence[ChatTurn]) -> str:
     """Format a conversation for a model without a chat template: a line for each message, the role first.
+
+    Raises APIProblem 400 for a message that calls a tool.
 
     >>> write_plain_chat([{"role": "user", "content": "Hello"}])
     'User: Hello\\nAssistant:'
     """
+    for index, message in enumerate(messages):
+        if called := {"tool_calls", "tool_call_id"} & message.keys():
+            raise APIProblem(400, f"messages[{index}].{min(called)} needs a model with a chat template")
     lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
     return "".join([*lines, "Assistant:"])
 
@@ -70,8 +94,9 @@ def write_plain_chat(messages: Sequence[Mapping[str, str]]) -> str:
 class ModelTexts:
     """A tokenizer of ``transformers``, which several threads may use in turn."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, model_type: str = "") -> None:
         self._tokenizer, self._lock = tokenizer, threading.Lock()
+        self._calls = _find_response_template(tokenizer, model_type)
 
     @property
     def ends(self) -> Mapping[int, str]:
@@ -87,15 +112,44 @@ class ModelTexts:
             text = self._tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
             return str(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatTurn], tools: Sequence[ToolSchema]) -> list[int]:
+        if tools and self._calls is None:
+            raise APIProblem(400, NO_TOOLS)
         if not self._tokenizer.chat_template:
             return self.encode(write_plain_chat(messages))
         try:
             with self._lock:
-                text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+                text = self._tokenizer.apply_chat_template(
+                    list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+                )
                 return list(self._tokenizer.encode(text, add_special_tokens=False))
         except Exception as error:  # templates may raise anything
             raise APIProblem(400, f"the model's chat template refuses these messages: {error}") from error
+
+    def read_calls(self, prompt: Sequence[int], tokens: Sequence[int], tools: Sequence[ToolSchema]) -> ChatTurn | None:
+        try:
+            with self._lock:
+                turn: ChatTurn = self._tokenizer.parse_response(
+                    list(tokens), self._calls, prefix=list(prompt), tools=list(tools)
+                )
+        except ValueError:  # it begins like a call
+            return None
+        calls = turn.get("tool_calls") or ()
+        return turn if calls and all(map(_is_call, calls)) else None
+
+
+def _is_call(call: Mapping[str, Any]) -> bool:
+    function = call.get("function")
+    return isinstance(function, dict) and {"name", "arguments"} <= function.keys()
+
+
+def _find_response_template(tokenizer: Any, model_type: str) -> Any:
+    """Return what transformers needs to read the calls of tools that a model writes; None where it has nothing."""
+    try:
+        serving: Any = importlib.import_module("transformers.cli.serving.utils")
+    except ImportError:  # an older release
+        return None
+    return serving.get_response_template(tokenizer, SimpleNamespace(config=SimpleNamespace(model_type=model_type)))
 
 
 def load_texts(engine: Engine) -> Texts:
@@ -106,8 +160,11 @@ def load_texts(engine: Engine) -> Texts:
     try:
         import transformers
 
-        automatic: Any = transformers.AutoTokenizer
-        return ModelTexts(automatic.from_pretrained(name))
+        tokenizers: Any = transformers.AutoTokenizer
+        configs: Any = transformers.AutoConfig
+        texts = tokenizers.from_pretrained(name)
+        has_config = not Path(name).is_dir() or (Path(name) / "config.json").is_file()
+        return ModelTexts(texts, configs.from_pretrained(name).model_type if has_config else "")
     except (ImportError, OSError, ValueError) as error:
         raise APIProblem(501, f"texts cannot be read or written: the tokenizer {name!r} does not load: {error}") from error
 

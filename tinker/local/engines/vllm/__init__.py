@@ -46,6 +46,7 @@ def _write_arguments(engine: Engine, dtype: str, more: str) -> list[str]:
         "--max-lora-rank": str(MAX_RANK),
         "--max-loras": str(MAX_ADAPTERS),
         "--max-logprobs": "-1",
+        "--scheduling-policy": "priority",
     }
     flat = [part for pair in options.items() for part in pair]
     return [engine.tokenizer_id, *flat, "--enable-lora", "--enable-scale-out", *shlex.split(more)]

@@ -164,7 +164,7 @@ class Replica:
                 if adapter is not None:
                     await self._load(*adapter)
                 model = self._model if adapter is None else adapter[0]
-                body = {"model": model, "token_ids": job.tokens.tolist(), "sampling_params": params}
+                body = {"model": model, "token_ids": job.tokens.tolist(), "sampling_params": params, "priority": job.priority}
                 if job.listener is None:
                     return await self._sample(job, body)
                 drawn = [VLLMChoice(index=first + index, logprobs=VLLMTokens([])) for index in range(job.num_samples)]

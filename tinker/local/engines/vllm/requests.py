@@ -87,6 +87,8 @@ def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
         "detokenize": bool(texts),
         "skip_special_tokens": False,
     }
+    if job.json_schema is not None:
+        params["structured_outputs"] = {"json": job.json_schema}
     return params
 
 

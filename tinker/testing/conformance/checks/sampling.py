@@ -118,6 +118,15 @@ def least_likely(context: CheckContext) -> None:
         raise Absent("min_p is ignored")
 
 
+@check("asample")
+def schema(context: CheckContext) -> None:
+    """`json_schema`, an extension, leaves only what it allows: of the constant 7 the same tokens for every seed, and an end."""
+    made, wanted = context.sampler(), models.JSONSchema(const=7)
+    drawn = [_optional(made, json_schema=wanted, stop=None, max_tokens=16, seed=seed).sequences[0] for seed in range(4)]
+    if len({(*one.tokens, one.stop_reason) for one in drawn}) > 1 or drawn[0].stop_reason != "stop":
+        raise Absent("json_schema is ignored")
+
+
 @check("asample", basis=True)
 def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token except the first has a logprob, equal to that of a forward pass with a fresh adapter."""
