@@ -392,6 +392,9 @@ def test_weights_of_examples(tmp_path: Path) -> None:
     assert "".join(map(chr, example.tokens)) == "<u>q;<a>one;<u>r;<a>two;"
     assert learned(example) == "one;two;"
     assert read(tmp_path, {"tokens": [5, 6, 7]}).weights == [1, 1, 1]
+    padded = {"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]}
+    assert read(tmp_path, padded) == ([5, 6, 7], [0, 1, 1])
+    assert read(tmp_path, {"tokens": [5, 6, 0], "attention_mask": [1, 1, 0]}) == ([5, 6], [1, 1])
     datum = answered.datum()
     assert datum.model_input.to_ints() == [1, 97, 98, 99, 100]
     assert datum.loss_fn_inputs["weights"].tolist() == [0, 0, 1, 1, 1]

@@ -6,6 +6,7 @@ A line is a prompt with its answer, a chat, a text, or tokens:
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
     {"text": "To be, or not to be"}                    all of it is learned
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}       weights may be missing: all 1
+    {"input_ids": [5, 17, 3], "labels": [-100, 17, 3]} as transformers has them; with an attention mask, only what it shows
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tinker.cli.reading import OTHER_NAMES, RowError, check_messages, check_toke
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
+_NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
 
 
 class ExampleRow(NamedTuple):
@@ -85,6 +87,8 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
     answer = next((name for name in _ANSWERS if name in line), None)
     if "messages" in line:
         return _chat_example(tokenizer, line["messages"])
+    if "rejected" in line:
+        raise ValueError('"rejected" is for preferences, which `tinker train` does not learn: see the page on DPO')
     if "prompt" in line and answer is not None:
         return _prompt_example(tokenizer, line["prompt"], answer, line[answer])
     if "text" in line:
@@ -94,9 +98,14 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
             raise ValueError("the text is empty")
         tokens = _with_end(tokenizer, tokenizer.encode(text))
         return ExampleRow(tokens, [1.0] * len(tokens))
+    if "input_ids" in line and "tokens" not in line:
+        line = {**line, "tokens": line["input_ids"]}
     if "tokens" in line:
         from tinker_records import find_closest
 
+        if line.keys() & {"labels", "attention_mask"} and "weights" not in line:
+            tokens = line["tokens"]
+            return _labelled_example(tokens, line.get("labels", tokens), line.get("attention_mask", [1] * len(tokens)))
         if "weights" not in line and (wrong := find_closest("weights", line)) is not None:
             raise ValueError(explain_typo(wrong, "weights"))
         return _token_example(line["tokens"], line.get("weights"))
@@ -129,6 +138,19 @@ def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
     """Append the token that ends a text, so that the model learns to stop."""
     end: int | None = tokenizer.eos_token_id
     return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+
+
+def _labelled_example(tokens: list[Any], labels: list[Any], mask: list[Any]) -> ExampleRow:
+    """Make an example of what the models of transformers are given: each label is its token, or says that it is not learned."""
+    check_token_ids(tokens, '"tokens" must be a list of integers from 0')
+    if not len(tokens) == len(labels) == len(mask):
+        raise ValueError(f'"labels" and "attention_mask" must have {len(tokens)} entries, one per token')
+    for position, (token, label) in enumerate(zip(tokens, labels, strict=True)):
+        if label not in (token, _NOT_LEARNED):
+            rule = f"a label is the token itself, not the next one, or {_NOT_LEARNED}"
+            raise ValueError(f'"labels" has {label} at position {position}, where the token is {token}; {rule}')
+    shown = [position for position, is_shown in enumerate(mask) if is_shown]
+    return ExampleRow([tokens[at] for at in shown], [float(labels[at] != _NOT_LEARNED) for at in shown])
 
 
 def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> ExampleRow:
