@@ -6,6 +6,7 @@ import concurrent.futures
 import math
 import numbers
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Never, NoReturn, get_args
 
@@ -15,7 +16,7 @@ from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizer
 from tinker._checks import check_count, read_integer
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
@@ -32,6 +33,14 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
+# What to write for the names of methods.
+_OTHER_LOSSES: Mapping[str, str] = {
+    **dict.fromkeys(("sft", "nll", "ce"), "use 'cross_entropy'"),
+    **dict.fromkeys(
+        ("grpo", "rloo", "reinforce", "policy_gradient"), "use 'importance_sampling' or 'ppo', with advantages of your own"
+    ),
+    **dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "write it as a function for forward_backward_custom"),
+}
 # Log-probabilities may be minus infinity, of tokens that a sampler left out.
 _ALWAYS_FINITE = frozenset({"weights", "advantages"})
 
@@ -156,12 +165,28 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
 
 
+def warn_of_slips(data: Sequence[Datum], config: Mapping[str, float | str]) -> None:
+    """Warn of what is valid but seldom meant: targets that equal the input, and thresholds that clip every ratio."""
+    first, targets = data[0].model_input.chunks, data[0].loss_fn_inputs.get("target_tokens")
+    if targets is not None and len(first) == 1 and isinstance(first[0], EncodedTextChunk):
+        tokens = first[0].array
+        if np.array_equal(tokens, targets.to_numpy()) and np.ptp(tokens):
+            advice = "ModelInput.from_ints(tokens[:-1]) with target_tokens=tokens[1:]"
+            warnings.warn(f"data[0]: the targets equal the input; each should be the next token: {advice}", stacklevel=5)
+    for name, is_wrong in (("clip_low_threshold", (1.0).__lt__), ("clip_high_threshold", (1.0).__gt__)):
+        if isinstance(value := config.get(name), (int, float)) and is_wrong(value):
+            warnings.warn(
+                f"{name}={value} clips every ratio that is 1: thresholds are ratios, such as 0.8 and 1.2", stacklevel=5
+            )
+
+
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:
     """Raise ValueError for a loss, or a setting of it, that the server does not have. ``known`` None: it has not said."""
     if known is None:
         return
     if loss_fn not in known:
-        raise ValueError(f"unknown loss_fn {loss_fn!r}; {suggest('the server has', loss_fn, known)}")
+        other = _OTHER_LOSSES.get(loss_fn.lower()) or suggest("the server has", loss_fn, known)
+        raise ValueError(f"unknown loss_fn {loss_fn!r}; {other}")
     for key in config:
         if key not in known[loss_fn]:
             raise ValueError(f"unknown loss_fn_config key {key!r}; {suggest(f'{loss_fn} takes', key, known[loss_fn])}")

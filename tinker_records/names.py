@@ -39,6 +39,8 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
 
 #: Names that other libraries use.
 _ALIASES = {
+    "betas": "beta1",
+    "epsilon": "eps",
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
     "lora_rank": "rank",
@@ -47,6 +49,7 @@ _ALIASES = {
     "model": "base_model",
     "n": "num_samples",
     "num_return_sequences": "num_samples",
+    "r": "rank",
     "stop_sequences": "stop",
 }
 

@@ -225,17 +225,11 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
     assert (cutter.add("a\nUs"), cutter.add("er"), cutter.end(), cutter.is_over) == ("a", "", "\nUser", False)
 
 
-def test_a_chat_without_a_template(call: Call, tmp_path: Path) -> None:
-    """Without a chat template, the advice is to use a prompt instead of messages."""
-    pytest.importorskip("transformers")
-    none = "Error: this model has no chat template"
-    assert call("sample", "--chat", "hi").stderr.endswith(f"{none}\nLeave --chat out.\n")
-    (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-    sampled = call("sample", *ARGUMENTS).stderr
-    assert sampled.endswith(f'{none}\nGive a "prompt" instead of "messages".\n')
-    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
-    trained = call("train", "prompts.jsonl", "--grpo", "reward.py").stderr
-    assert trained.endswith(f'{none}\nGive a "prompt" instead of "messages".\n')
+def test_a_chat_without_a_template(ask: Ask) -> None:
+    """Without a chat template, a message is sampled as a line that an answer follows."""
+    options = ("--max-tokens", "8", "--seed", "3")
+    chat, text = ask("sample", "--chat", "hi", *options), ask("sample", "User: hi\nAssistant:", *options)
+    assert chat["samples"][0]["tokens"] == text["samples"][0]["tokens"]
 
 
 @pytest.fixture

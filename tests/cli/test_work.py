@@ -218,7 +218,6 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
     arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
     text = call("sample", *arguments, input="a\n").stdout
     assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")
-    assert call("sample", "a", "--max-tokens", "3", "--chat").stderr.endswith("Leave --chat out.\n")
 
 
 def test_sample_of_nothing(call: Call) -> None:
@@ -428,12 +427,20 @@ def test_an_empty_file(tmp_path: Path) -> None:
         examples.read_examples(tmp_path / "d", Letters(), None)
 
 
-def test_unusable_chat_templates(tmp_path: Path) -> None:
-    """A model without a template, and a template that changes earlier messages, cannot learn chats."""
+def test_a_chat_is_learned_without_a_template(tmp_path: Path) -> None:
+    """Without a chat template messages are lines, and the last answer ends with the end of the text."""
     chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
-    without, forgetful = Letters(), Letters()
-    without.chat_template, forgetful.forgets = None, True
-    with pytest.raises(CommandFailed, match="no chat template"):
-        read(tmp_path, {"messages": chat}, without)
+    without = Letters()
+    without.chat_template = None
+    example = read(tmp_path, {"messages": chat}, without)
+    assert "".join(map(chr, example.tokens)) == "\x01User: c\nAssistant: c\nUser: c\nAssistant: c\n\0"
+    assert learned(example) == " c\n c\n\0"
+
+
+def test_unusable_chat_templates(tmp_path: Path) -> None:
+    """A template that changes earlier messages cannot learn several answers."""
+    chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
+    forgetful = Letters()
+    forgetful.forgets = True
     with pytest.raises(CommandFailed, match="changes earlier messages"):
         read(tmp_path, {"messages": chat}, forgetful)

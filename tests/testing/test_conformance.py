@@ -340,7 +340,7 @@ def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
         result = command(*arguments)
         assert result.exit_code == 2, result.output
         assert result.output.startswith("Error: ")
-        assert ("Check that the server is running, and its address" in result.output) == (arguments[1] == "http://127.0.0.1:9")
+        assert ("and its address" in result.output) == (arguments[1] == "http://127.0.0.1:9")
 
 
 def test_the_command_lists_and_reports_to_a_pipe(server: str) -> None:

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -70,6 +71,13 @@ def frozen(values: Any) -> Any:
     array = np.asarray(values)
     array.flags.writeable = False
     return array
+
+
+def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another thread imports torch, which has no Tensor yet, lists and arrays are read as without it."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": np.ones(2)})
+    assert list(datum.loss_fn_inputs["weights"]) == [1.0, 1.0]
 
 
 def test_memory_is_shared_where_it_may_be_written() -> None:

@@ -81,7 +81,9 @@ _HINTS = {
     UNAUTHENTICATED_STATUS: "; check the key (api_key or TINKER_API_KEY)",
     PROXY_UNAUTHENTICATED_STATUS: f"; {PROXY_HINT}",
 }
-UNREACHABLE_HINT = "Check that the server is running, and its address (base_url or TINKER_BASE_URL)."
+UNREACHABLE_HINT = (
+    "Check that the server is running (`tinker serve` starts one here), and its address (base_url or TINKER_BASE_URL)."
+)
 
 
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:

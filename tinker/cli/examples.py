@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tinker
-from tinker.cli.model_input import Capacity, encode_chat
+from tinker.cli.model_input import Capacity, encode_chat, has_template
 from tinker.cli.output import format_count
 from tinker.cli.reading import OTHER_NAMES, RowError, check_messages, check_token_ids, explain_keys, explain_typo, read_rows
 
@@ -105,7 +105,7 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
 
         if line.keys() & {"labels", "attention_mask"} and "weights" not in line:
             tokens = line["tokens"]
-            return _labelled_example(tokens, line.get("labels", tokens), line.get("attention_mask", [1] * len(tokens)))
+            return _read_labels(tokens, line.get("labels", tokens), line.get("attention_mask", [1] * len(tokens)))
         if "weights" not in line and (wrong := find_closest("weights", line)) is not None:
             raise ValueError(explain_typo(wrong, "weights"))
         return _token_example(line["tokens"], line.get("weights"))
@@ -126,7 +126,9 @@ def _explain_fields(line: dict[str, Any]) -> str:
 
 def _prompt_example(tokenizer: Any, prompt: object, name: str, answer: object) -> ExampleRow:
     if not isinstance(prompt, str) or not isinstance(answer, str):
-        raise ValueError(f"the prompt and the {name} must be strings")
+        chat = isinstance(prompt, list) and isinstance(answer, list)
+        advice = f': for a chat, join the lists of prompt and {name} into "messages"' if chat else ""
+        raise ValueError(f"the prompt and the {name} must be strings{advice}")
     if not answer:
         raise ValueError(f"the {name} is empty")
     before: list[int] = tokenizer.encode(prompt)
@@ -140,7 +142,7 @@ def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
     return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
-def _labelled_example(tokens: list[Any], labels: list[Any], mask: list[Any]) -> ExampleRow:
+def _read_labels(tokens: list[Any], labels: list[Any], mask: list[Any]) -> ExampleRow:
     """Make an example of what the models of transformers are given: each label is its token, or says that it is not learned."""
     check_token_ids(tokens, '"tokens" must be a list of integers from 0')
     if not len(tokens) == len(labels) == len(mask):
@@ -165,13 +167,16 @@ def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> Example
     """Give weight to the messages of the assistant: the tokens that each adds to the messages before it."""
     check_messages(messages)
     if not any(message["role"] == _LEARNED_ROLE for message in messages):
-        raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn')
+        roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
+        raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn; the roles are {roles}')
     tokens: list[int] = []
     weights: list[float] = []
     for count, message in enumerate(messages, start=1):
         if message["role"] == _LEARNED_ROLE:
             _extend(tokens, weights, encode_chat(tokenizer, messages[: count - 1], is_prompt=True), 0.0)
             _extend(tokens, weights, encode_chat(tokenizer, messages[:count], is_prompt=False), 1.0)
+    if not has_template(tokenizer):
+        _extend(tokens, weights, _with_end(tokenizer, tokens), 1.0)
     return ExampleRow(tokens, weights)
 
 

@@ -14,12 +14,24 @@ from click.types import FloatParamType, IntParamType
 
 from tinker.cli.options import accept_global_options
 
-_SYNONYMS = {
+_SYNONYMS = {  # some are those of TRL's trainers
     "--base-model": "--model",
     "--checkpoint": "--from --model",
+    "--eval-steps": "--eval-every",
+    "--gradient-accumulation-steps": "--accumulate",
+    "--lora-r": "--rank",
     "--lora-rank": "--rank",
+    "--lr-scheduler-type": "--schedule",
+    "--max-completion-length": "--max-tokens",
     "--max-new-tokens": "--max-tokens",
+    "--max-seq-length": "--max-length",
+    "--num-generations": "--group-size",
+    "--num-train-epochs": "--epochs",
+    "--per-device-train-batch-size": "--batch-size",
+    "--report-to": "--log",
+    "--save-steps": "--save-every",
     "--steps": "--max-steps",
+    "--warmup-steps": "--warmup",
     "complete": "sample",
     "describe": "info",
     "finetune": "train",

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tinker._tokenizers import TokenizerSource
 
 SAMPLED_CHECKPOINT = "give its path as the model: tinker://RUN/sampler_weights/NAME"
-_PROMPT_ADVICE = 'Give a "prompt" instead of "messages".'
 TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
 
 
@@ -276,23 +275,23 @@ class TextDecoder:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special)) if tokens else ""
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt, advice: str = _PROMPT_ADVICE) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     """Return the token ids of a prompt: of a text, of token ids, or of messages, for which see :func:`encode_chat`."""
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
-    return encode_chat(tokenizer, prompt, is_prompt=True, advice=advice) if isinstance(prompt[0], dict) else prompt
+    return encode_chat(tokenizer, prompt, is_prompt=True) if isinstance(prompt[0], dict) else prompt
 
 
-def encode_chat(
-    tokenizer: Any,
-    messages: Sequence[dict[str, str]],
-    *,
-    is_prompt: bool,
-    advice: str = 'Use prompts and completions, or "text".',
-) -> list[int]:
-    """Encode messages with the chat template. A prompt ends with the start of an answer. CommandFailed without a template."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise CommandFailed("this model has no chat template", advice)
+def has_template(tokenizer: Any) -> bool:
+    """Return whether there is a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]], *, is_prompt: bool) -> list[int]:
+    """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
+    if not has_template(tokenizer):
+        lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
+        return list(tokenizer.encode("".join([*lines, *(["Assistant:"] if is_prompt else [])])))
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

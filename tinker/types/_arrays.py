@@ -41,9 +41,9 @@ def _refuse_dtype(dtype: Never) -> NoReturn:
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether ``value`` is a torch tensor, without importing torch."""
-    torch_module = sys.modules.get("torch")
-    return torch_module is not None and isinstance(value, torch_module.Tensor)
+    """Return whether ``value`` is a torch tensor, without importing torch, which another thread may be doing."""
+    tensor: type[torch.Tensor] | None = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(value, tensor)
 
 
 def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:

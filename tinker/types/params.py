@@ -56,7 +56,9 @@ def _advise(kind: type[Record], name: str) -> str:
 
 
 class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
-    """Parameters of one Adam step with decoupled weight decay. Raises ValueError if a value is not a number or is out of range.
+    """Parameters of one Adam step with decoupled weight decay.
+
+    Raises ValueError if a value cannot be read as a number or is out of range.
 
     Attributes:
         learning_rate (float): The learning rate, 0 or more, 1e-4 by default.
@@ -91,7 +93,7 @@ def _check_number(
 
 
 class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
-    """Parameters of one Dimuon step. Raises ValueError if a value is not a number or is out of range.
+    """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
 
     Attributes:
         learning_rate (float): The learning rate, 0 or more.
@@ -110,7 +112,7 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
     """Configuration of a LoRA adapter: its rank, and the parts of the model that it adapts.
 
-    Raises ValueError if a value is not a number or is out of range.
+    Raises ValueError if a value cannot be read as a number or is out of range.
 
     Attributes:
         rank (int): The rank of the adapter's matrices.
@@ -139,7 +141,7 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
 class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
     """Parameters of sampling.
 
-    Raises ValueError if a value is not a number or is out of range, or a stop has the wrong type.
+    Raises ValueError if a value cannot be read as a number or is out of range, or a stop has the wrong type.
 
     Attributes:
         max_tokens (int | None): The maximum number of tokens. None, the default, samples to the end of the context.

@@ -241,12 +241,14 @@ class TensorData(FrozenValue):
         return len(self.to_numpy())
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the first dimension, as numpy does."""
-        return iter(self.to_numpy())
+        """Iterate over the numbers, or in more dimensions over the rows, which are numpy arrays."""
+        array = self.to_numpy()
+        return iter(array.tolist() if array.ndim == 1 else array)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the values at an index or a slice, as numpy does."""
-        return self.to_numpy()[index]
+        """Return the number at an index, or the numpy array at a slice or a row."""
+        found = self.to_numpy()[index]
+        return found.item() if isinstance(found, np.generic) else found
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorData, (self._numpy, self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)

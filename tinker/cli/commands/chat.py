@@ -21,6 +21,7 @@ from tinker.cli.model_input import (
     encode_chat,
     find_tokenizer,
     first_sampleable,
+    has_template,
 )
 from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
 from tinker.cli.output import say
@@ -99,7 +100,6 @@ class _ChatSession:
         """Switch to another model. After a TinkerError the model is unchanged."""
         sampler = create_sampler(self._service, model)
         self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
-        self._has_template = bool(getattr(self._tokenizer, "chat_template", None))
         self._decoder = TextDecoder(self._tokenizer)
         lengths = {one.model_name: one.max_context_length for one in self._service.get_server_capabilities().supported_models}
         base_model = sampler.get_base_model()
@@ -178,14 +178,11 @@ class _ChatSession:
         return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
 
     def _prompt(self) -> tinker.ModelInput:
-        if self._has_template:
-            return tinker.ModelInput.from_ints(encode_chat(self._tokenizer, self._messages(), is_prompt=True))
-        lines = [f"{turn['role'].capitalize()}: {turn['content']}\n" for turn in self._messages()]
-        return tinker.ModelInput.from_ints(self._tokenizer.encode("".join([*lines, "Assistant:"])))
+        return tinker.ModelInput.from_ints(encode_chat(self._tokenizer, self._messages(), is_prompt=True))
 
     def _stops(self) -> list[str]:
         """Return the stop sequences of plain text: your next turn and the end of text. None with a chat template."""
-        if self._has_template:
+        if has_template(self._tokenizer):
             return []
         end: str | None = getattr(self._tokenizer, "eos_token", None)
         return [_YOUR_TURN, *([end] if end else [])]

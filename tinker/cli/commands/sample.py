@@ -111,8 +111,7 @@ def sample(
 
         def ask(prompt: Prompt) -> tinker.APIFuture[tinker.SampleResponse]:
             is_chat = chat and isinstance(prompt, str)
-            messages = [{"role": "user", "content": prompt}]
-            tokens = encode_prompt(tokenizer, messages, "Leave --chat out.") if is_chat else encode_prompt(tokenizer, prompt)
+            tokens = encode_prompt(tokenizer, [{"role": "user", "content": prompt}] if is_chat else prompt)
             return sampler.sample(tinker.ModelInput.from_ints(tokens), num_samples, params)
 
         def read(sample: tinker.SampledSequence) -> dict[str, Any]:

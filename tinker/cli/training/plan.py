@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     ] = None
     group_size: Annotated[int, click.IntRange(min=2), Option("GRPO: answers per prompt.")] = 8
     max_tokens: Annotated[Positive, Option("GRPO: maximum number of tokens in an answer.")] = 128
-    temperature: Annotated[NonNegative, Option("GRPO: sampling temperature.")] = 1.0
+    temperature: Annotated[NonNegative, Option("GRPO: sampling temperature; the model at 1 is what is trained.")] = 1.0
     stop: Annotated[
         tuple[str, ...],
         Option("GRPO: end an answer before this text, instead of at the end-of-text token; may be repeated.", metavar="TEXT"),

@@ -24,6 +24,7 @@ class RunReport:
         self._advance: Advance | None = None
         self._begun = time.monotonic()
         self._tokens = 0
+        self._compared: float | None = None  # answers with another reward than others to their prompt; None without rewards
         self.curve: list[tuple[float, float]] = []
         self.evaluations: list[tuple[float, float]] = []
 
@@ -39,6 +40,8 @@ class RunReport:
         seconds = time.monotonic() - self._begun
         rate = self._tokens / seconds if seconds else 0.0
         value = result.metrics[self.metric]
+        if "learned" in result.metrics:
+            self._compared = (self._compared or 0) + result.metrics["learned"]
         self.curve.append((done, value))
         record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
         self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
@@ -80,6 +83,8 @@ class RunReport:
     def end(self, facts: Mapping[str, Any]) -> None:
         """Report the result as JSON. The caller prints the table."""
         self._record("result", facts)
+        if self._compared == 0:
+            say("Nothing was learned: in every step, all answers to a prompt had the same reward.")
 
     def draw(self, file: Path, name: str) -> None:
         """Draw the curves into an SVG file and, where the output is for people, as text."""
