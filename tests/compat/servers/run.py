@@ -85,7 +85,7 @@ def check_conformance(server: Server, python: str, scratch: Path) -> None:
     if not server.is_ours:
         folder = fresh_folder(scratch / "run" / f"{server.name}-conformance")
         with running(server, python, folder, free_port()) as url:
-            write_report(server, url)
+            write_report(server, url, folder)
 
 
 def try_own_tests(server: Server, python: str, arguments: argparse.Namespace) -> None:
