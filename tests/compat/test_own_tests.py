@@ -9,6 +9,7 @@ from pathlib import Path
 
 import own_tests
 import pytest
+from servers import Source
 
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
@@ -47,6 +48,24 @@ def test_skipped_tests_do_not_count() -> None:
     """The count is of tests that were run."""
     ended = {str(number): {"status": status} for number, status in enumerate(("passed", "failed", "skipped", "passed"))}
     assert own_tests.count(ended) == "2 of 3"
+
+
+@pytest.mark.parametrize("cloned", [False, True])
+def test_a_commit_is_unpacked(tmp_path: Path, cloned: bool) -> None:
+    """Of a repository, the named paths are unpacked as they were at the commit, with a clone at hand or without."""
+    repository, home = tmp_path / "repository", tmp_path / "home"
+    git = ["git", "-C", str(repository), "-c", "user.name=n", "-c", "user.email=e"]
+    (repository / "src").mkdir(parents=True)
+    home.mkdir()
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    for text in ("then", "now"):
+        (repository / "src" / "a.py").write_text(text)
+        (repository / "b.py").write_text(text)
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", text], check=True)
+    then = subprocess.run([*git, "rev-parse", "HEAD~"], check=True, capture_output=True, text=True).stdout.strip()
+    source = Source(repository.as_uri(), then, ("src",)).unpack(home, repository if cloned else None)
+    assert {path.name: path.read_text() for path in source.rglob("*.py")} == {"a.py": "then"}
 
 
 def test_a_module_runs_in_the_environment_of_the_client(tmp_path: Path) -> None:

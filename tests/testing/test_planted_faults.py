@@ -63,13 +63,15 @@ class Fault:
     """One fault, and what must be said of it.
 
     ``cause``: what the title of the finding has. ``fails``: whether the exit code is not 0 without --strict. ``blames``: the
-    operations with a contradiction, where that matters. ``server``: which of `SERVERS`.
+    operations with a contradiction, where that matters. ``blocks``: the checks that it blocks, where that matters. ``server``:
+    which of `SERVERS`.
     """
 
     plant: Plant
     cause: str
     fails: bool = True
     blames: frozenset[str] | None = None
+    blocks: frozenset[str] | None = None
     server: str = "usual"
     slow: bool = False
     only: tuple[str, ...] = ("*",)
@@ -188,6 +190,19 @@ def refuse_unknown(request: httpx.Request, response: httpx.Response) -> httpx.Re
         return response
     detail = [{"type": "extra_forbidden", "loc": ["body", "field_of_tomorrow"], "msg": "Extra inputs are not permitted"}]
     return httpx.Response(422, json={"detail": detail})
+
+
+def json_without_forward() -> Tampering:
+    """Losses are read only as JSON, and there is no operation for a forward pass."""
+
+    def asked(request: httpx.Request) -> httpx.Request:
+        if is_of(request, "forward_backward") and media_type(request) == proto.MEDIA_TYPE:
+            request.headers["content-type"] = "application/octet-stream"
+        elif is_of(request, "forward"):
+            request.url = request.url.copy_with(path="/api/v1/no_such_operation")
+        return request
+
+    return Tampering(request=asked)
 
 
 def accept_any_session(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -733,7 +748,11 @@ FAULTS: dict[str, Fault] = {
         changing("get_server_capabilities", lambda v: [one.pop("model_name") for one in v["supported_models"]]), "model_name"
     ),
     "session: id is a number": Fault(changing("create_session", lambda v: v.update(session_id=7)), "session_id"),
-    "session: one id for all": Fault(one_session, "two sessions have the same id|id of its own"),
+    "session: one id for all": Fault(
+        one_session,
+        "two sessions have the same id",
+        blocks=frozenset(f"sessions.{one}" for one in ("finish", "newest_first", "contents", "search")),
+    ),
     "session: 200 for a wrong body": Fault(answering(accept_any_session), "Wrong bodies", blames=frozenset({"create_session"})),
     "session: 500 for a wrong body": Fault(answering(crash_on_syntax), "unhandled error", blames=frozenset({"create_session"})),
     "session: heartbeat after its end": Fault(answering(beat_of_the_dead), "heartbeat|410|finished"),
@@ -742,6 +761,9 @@ FAULTS: dict[str, Fault] = {
     "runs: older first": Fault(older_run_first, "used first|used last"),
     "operation: get_info missing": Fault(
         lambda: always(404, {"detail": "Not Found"}, "get_info"), "Required operations are missing"
+    ),
+    "operation: no forward pass": Fault(
+        json_without_forward, "no forward pass", blames=frozenset({"forward"}), blocks=frozenset()
     ),
     "fields: unknown ones refused": Fault(answering(refuse_unknown), "Unknown fields", fails=False),
     "fields: a default refused": Fault(refuse_fields_at_default, "Unknown fields", fails=False),
@@ -866,6 +888,14 @@ FAULTS: dict[str, Fault] = {
     "save: another form of paths": Fault(
         lambda: replaced([(b"/weights/conf", b"/checkpoints/conf")]), "Ids or paths", fails=False
     ),
+    "save: paths of files": Fault(
+        lambda: replaced([(b"tinker://", b"/srv/checkpoints/")]),
+        "Ids or paths",
+        fails=False,
+        blocks=frozenset(
+            {"uploads.adapter", *(f"weights.{one}" for one in ("delete", "publish", "time_to_live", "external", "archive"))}
+        ),
+    ),
     "save: replaces a name": Fault(silent_overwrite, "already done|overwrite|name"),
     "save: metadata lost": Fault(
         changing("checkpoints", lambda v: [one.update(user_metadata=None) for one in v["checkpoints"]]), "user_metadata"
@@ -931,6 +961,8 @@ def test_a_planted_fault_is_found(name: str, serve: Serve, url: Callable[[str], 
     assert re.search(fault.cause, titles[0], re.IGNORECASE), titles
     assert len(found) == 1, titles
     assert report.passed() is not fault.fails, titles
+    if fault.blocks is not None:
+        assert {row.check for row in report.checks if row.outcome is Outcome.BLOCKED} == fault.blocks
     if fault.blames is not None:
         assert {op for op, worst in report.operations.items() if worst is Outcome.CONTRADICTION} == fault.blames
 

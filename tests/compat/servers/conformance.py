@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from servers import HERE, KEY, MODEL, Server
 
@@ -14,8 +15,8 @@ WHOLE_SECONDS = 3600.0
 DONE = (0, 1, 3)
 
 
-def write_report(server: Server, url: str) -> None:
-    """The report of a server that runs, under its name."""
+def write_report(server: Server, url: str, folder: Path) -> None:
+    """The report of a server that runs in a folder, under its name, without the place of the folder."""
     named = REPORTS / server.name
     label = f"{server.title} {server.version}"
     options = ["--base-url", url, "--api-key", KEY, "--base-model", MODEL, "--label", label, "--deadline", str(CHECK_SECONDS)]
@@ -24,3 +25,5 @@ def write_report(server: Server, url: str) -> None:
     ended = subprocess.run(command, timeout=WHOLE_SECONDS, check=False).returncode
     if ended not in DONE:
         raise subprocess.CalledProcessError(ended, command)
+    report = named.with_suffix(".md")
+    report.write_text(report.read_text().replace(str(folder).replace("_", r"\_"), "FOLDER"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from servers import HERE, MODEL, Server, locked
+from servers import HERE, MODEL, Server, Source, locked
 
 RECORDED = HERE / "own_tests.json"
 CLIENTS = ("official", "ours")
@@ -37,9 +37,7 @@ class OwnTests:
     """The tests of a server: where they are, which of them are run, and the name that they give the model."""
 
     files: tuple[str, ...]
-    repository: str = ""  # empty: they are in the source distribution
-    commit: str = ""
-    folders: tuple[str, ...] = ()
+    source: Source | None = None  # None: they are in the source distribution
     model: str = MODEL
     module: str = ""  # the module that the page on the codec replaces
 
@@ -58,9 +56,11 @@ class OwnTests:
 OWN_TESTS = {
     "skyrl": OwnTests(
         files=("tests/tinker/test_api.py", "tests/tinker/test_proto_serialization.py", "tests/tinker/test_future_waiting.py"),
-        repository="https://github.com/NovaSky-AI/SkyRL",
-        commit="a9564572eb8e91076be43c1bd5e4615e3de17265",
-        folders=("tests/__init__.py", "tests/tinker"),
+        source=Source(
+            "https://github.com/NovaSky-AI/SkyRL",
+            "a9564572eb8e91076be43c1bd5e4615e3de17265",
+            ("tests/__init__.py", "tests/tinker"),
+        ),
         model="trl-internal-testing/tiny-Qwen3ForCausalLM",
         module="skyrl/tinker/proto_serialization.py",
     ),
@@ -96,26 +96,15 @@ def count(results: dict[str, Any]) -> str:
 
 def fetched(server: Server, tests: OwnTests, folder: Path, clone: Path | None) -> Path:
     """Return a folder with the tests: of the source distribution, or of the repository at its commit."""
-    if not tests.repository:
-        name = server.package.partition("==")[0]
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", str(folder)]
-        subprocess.run([*pip, server.package], check=True)
-        (archive,) = folder.glob("*.tar.gz")
-    else:
-        clone = clone or cloned(tests, folder)
-        archive = folder / "tests.tar"
-        git = ["git", "-C", str(clone), "archive", "--prefix=source/", "-o", str(archive), tests.commit, *tests.folders]
-        subprocess.run(git, check=True)
+    if tests.source:
+        return tests.source.unpack(folder, clone)
+    name = server.package.partition("==")[0]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", str(folder)]
+    subprocess.run([*pip, server.package], check=True)
+    (archive,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(archive, folder / "unpacked", filter="data")
     (source,) = (folder / "unpacked").iterdir()
     return source
-
-
-def cloned(tests: OwnTests, folder: Path) -> Path:
-    """Return a clone of the repository without its files."""
-    clone = folder / "clone"
-    subprocess.run(["git", "clone", "-q", "--filter=blob:none", "--no-checkout", tests.repository, str(clone)], check=True)
-    return clone
 
 
 def python_of(client: str, python: str, name: str, wheel: Path, module: str) -> str:

@@ -1,7 +1,8 @@
 """Install other people's servers, start each, and run the scenario against it with this client and the official ones.
 
 python tests/compat/servers/run.py --scratch FOLDER [--only SERVER ...] [--client CLIENT ...] [--step TEXT] [--keep] [--slow TIMES]
-                                     [--conformance | --own-tests --wheel WHEEL [--skyrl CLONE]]
+                                     [--conformance | --own-tests --wheel WHEEL]
+                                     [--skyrl CLONE] [--openrl CLONE]
 
 The Python that runs this has this client. What came of each run is written to `recorded/`, and the tables of docs/servers.md are
 made from that. `--client` is `ours` or a version of the official client; with `--step` or `--keep` nothing is recorded.
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--wheel", type=Path, help="of this package, for the servers' own tests")
     parser.add_argument("--files", nargs="*", help="these files of a server's own tests, or FILE::TEST")
     parser.add_argument("--skyrl", type=Path, help="a clone of SkyRL, for its tests; else GitHub is asked")
+    parser.add_argument("--openrl", type=Path, help="a clone of OpenRL, which has no package; else GitHub is asked")
     parser.add_argument("--total", type=float, default=1500.0, help="seconds for one run of the scenario")
     parser.add_argument("--slow", type=float, default=1.0, help="how many times as long everything may take, on a busy machine")
     arguments = parser.parse_args()
@@ -60,7 +62,7 @@ def main() -> int:
 def compare(server: Server, arguments: argparse.Namespace) -> int:
     """Run the scenario with each client, on a fresh server each time; 1 when the server cannot be installed or started."""
     try:
-        python = server_python(server, arguments.scratch)
+        python = server_python(server, arguments.scratch, arguments.openrl)
         if arguments.conformance:
             check_conformance(server, python, arguments.scratch)
             return 0
@@ -80,10 +82,10 @@ def compare(server: Server, arguments: argparse.Namespace) -> int:
 
 def check_conformance(server: Server, python: str, scratch: Path) -> None:
     """The report of the conformance kit on a server of other people."""
-    if server.package:
+    if not server.is_ours:
         folder = fresh_folder(scratch / "run" / f"{server.name}-conformance")
         with running(server, python, folder, free_port()) as url:
-            write_report(server, url)
+            write_report(server, url, folder)
 
 
 def try_own_tests(server: Server, python: str, arguments: argparse.Namespace) -> None:
@@ -135,21 +137,24 @@ def fresh_folder(folder: Path) -> Path:
     return folder
 
 
-def server_python(server: Server, scratch: Path) -> str:
+def server_python(server: Server, scratch: Path, clone: Path | None) -> str:
     """Return the Python of the environment of a server. Ours is the one that runs this."""
-    if not server.package:
+    if server.is_ours:
         return sys.executable
     home = scratch / "servers" / server.name
     requirements = HERE / "requirements" / f"{server.name}.txt"
     ready = home / "ready"
-    wanted = requirements.read_text() + server.package
+    wanted = requirements.read_text() + server.package + server.version
     if not ready.exists() or ready.read_text() != wanted:
         python = new_environment(home)
         # PyTorch first and pinned in the same call, so that nothing brings another build of it. The server itself without
         # its requirements, which pin builds for GPUs, and whatever Python it declares.
         pip(python, server.name, TORCH)
         pip(python, server.name, "-r", str(requirements))
-        pip(python, server.name, "--no-deps", "--ignore-requires-python", server.package)
+        if server.source:
+            server.source.unpack(home, clone)
+        else:
+            pip(python, server.name, "--no-deps", "--ignore-requires-python", server.package)
         ready.write_text(wanted)
     return str(home / "bin" / "python")
 

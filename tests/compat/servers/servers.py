@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -17,8 +18,31 @@ LOCKS = HERE.parents[2] / "locks"
 MODEL = "tiny-qwen3"
 KEY = "tml-comparison"
 LOG_LINES = 60
+SHORT_COMMIT = 7
 OFFICIAL_OF_TODAY = "0.38.0"
 CPU_TORCH = "PyTorch 2.13.0 for CPUs instead of the version that it pins"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Folders and files of a repository at a commit."""
+
+    repository: str
+    commit: str
+    paths: tuple[str, ...]
+
+    def unpack(self, folder: Path, clone: Path | None) -> Path:
+        """Return a folder with them, from a clone; without one, the repository is cloned without its files."""
+        if clone is None:
+            clone = folder / "clone"
+            git = ["git", "clone", "-q", "--filter=blob:none", "--no-checkout", self.repository, str(clone)]
+            subprocess.run(git, check=True)
+        archive = folder / "source.tar"
+        git = ["git", "-C", str(clone), "archive", "--prefix=source/", "-o", str(archive), self.commit, *self.paths]
+        subprocess.run(git, check=True)
+        shutil.unpack_archive(archive, folder, filter="data")
+        archive.unlink()
+        return folder / "source"
 
 
 @dataclass(frozen=True)
@@ -31,13 +55,19 @@ class Server:
     own_client: str
     command: Callable[[str, int], list[str]]
     replaced: tuple[str, ...] = ()
+    source: Source | None = None  # where it has no package
     ready_text: str = ""  # what its log says when it is ready, where its address answers before
     start_seconds: float = 300.0
 
     @property
     def version(self) -> str:
         """Its version; ours is that of the tree."""
-        return self.package.partition("==")[2]
+        return self.source.commit[:SHORT_COMMIT] if self.source else self.package.partition("==")[2]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is that of the tree, which needs no environment of its own."""
+        return not (self.package or self.source)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -97,6 +127,15 @@ SERVERS = (
             "its worker keeps 128 adapters instead of 20; above 20, it drops adapters that it is about to use",
             CPU_TORCH,
         ),
+    ),
+    Server(
+        "openrl",
+        "OpenRL",
+        "",
+        "0.18.2",
+        _host("openrl_host.py", MODEL, "{port}", "."),
+        ("its modules are imported from a clone; the Python is older than the one that it declares",),
+        Source("https://github.com/gke-labs/open-rl", "bfc0f090b48b47630c993b779f23f7c2c7d3b5e3", ("src/server",)),
     ),
 )
 

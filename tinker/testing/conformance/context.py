@@ -19,10 +19,20 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Binary, Request
 
 from tinker._wire import json, proto
-from tinker.testing.conformance.outcome import CheckEnd, Contradiction, Differs, Failed, Observation, Outcome, Refused, optional
+from tinker.testing.conformance.outcome import (
+    Absent,
+    CheckEnd,
+    Contradiction,
+    Differs,
+    Failed,
+    Observation,
+    Outcome,
+    Refused,
+    optional,
+)
 from tinker.testing.conformance.run_state import BodyFormat
 from tinker.testing.conformance.session import CheckSession, PendingResult
-from tinker.testing.conformance.values import DATA, LORA, PROMPT, Floats, distance, logprobs_of
+from tinker.testing.conformance.values import DATA, LORA, PROMPT, Floats, distance, logprobs_of, without_weight
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
@@ -121,8 +131,20 @@ class TrainingFixture:
         return self.context.result(self.loss(*args, **options))
 
     def logprobs(self, data: Sequence[Datum] = DATA) -> Floats:
-        """Return the log-probability of each target of the data, in one row; computed without a gradient."""
-        return logprobs_of(self.output(data, backward=False), data)
+        """Return the log-probability of each target of the data, in one row; computed without a gradient.
+
+        With a gradient of zeros if the server has no forward pass, which is noted once.
+        """
+        lacking, number = self.context.known.lacking, self.number
+        if "forward" not in lacking:
+            try:
+                return logprobs_of(self.output(data, backward=False), data)
+            except Absent as error:
+                lacking.add("forward")
+                how = f"losses are read only as JSON, and {error}"
+                self.context.note(Observation(how, "no forward pass", Outcome.CONTRADICTION, "forward"))
+                self.number = number
+        return logprobs_of(self.output([without_weight(one) for one in data]), data)
 
     # ---------------------------------------------------------------------------------------------------------------- steps
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -14,6 +15,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
 from tinker._http import RefusedFields
+from tinker.testing.conformance.outcome import Blocked
 
 BodyFormat: TypeAlias = Literal["proto", "json"]
 
@@ -21,6 +23,7 @@ BodyFormat: TypeAlias = Literal["proto", "json"]
 HEARTBEAT_SECONDS = 10.0
 #: Longer than one heartbeat may take.
 _LONGEST_END_SECONDS = 20.0
+_SCHEME = "tinker://"
 _SUCCESS = models.FinishSessionRequest(reason={"type": "success"}, detail=None)
 
 
@@ -34,8 +37,8 @@ class ServerKnowledge:
     ``statuses``: operation to the statuses of its successes. ``full``: operations that were refused with 429 until the
     deadline. ``lacking``: operations for cleanup that the server does not have. ``submitted``: the hash of the body of each
     request id; ``fetched``: those with a result. ``shared_session``: the session of all checks if sessions cannot be
-    finished; ``numbers_used``: how many numbers of models and samplers earlier checks took in it. ``leaves_gradients``:
-    whether new models begin with the gradient of an unloaded one.
+    finished, or have one id; ``numbers_used``: how many numbers of models and samplers earlier checks took in it.
+    ``leaves_gradients``: whether new models begin with the gradient of an unloaded one.
     """
 
     base_model: str | None = None
@@ -102,16 +105,20 @@ class Cleanup:
     models: list[str] = attrs.field(factory=lambda: list[str]())
     sessions: list[str] = attrs.field(factory=lambda: list[str]())
 
-    def requests(self) -> list[Request[Any]]:
-        """Return the requests that delete everything, in an order that servers can follow."""
-        return [
-            *(weights_api.delete_checkpoint(**checkpoint_parts(path)) for path in self.checkpoints),
-            *(training_api.unload_model(models.UnloadModelRequest(model_id=model)) for model in self.models),
-            *(service_api.finish_session(_SUCCESS, session_id=session) for session in self.sessions),
-        ]
+    def requests(self) -> Iterator[Request[Any]]:
+        """Yield the requests that delete everything, in an order that servers can follow."""
+        for path in self.checkpoints:
+            with suppress(Blocked):  # no URL names the checkpoint
+                yield weights_api.delete_checkpoint(**checkpoint_parts(path))
+        for model in self.models:
+            yield training_api.unload_model(models.UnloadModelRequest(model_id=model))
+        for session in self.sessions:
+            yield service_api.finish_session(_SUCCESS, session_id=session)
 
 
-def checkpoint_parts(path: str) -> dict[str, str]:
-    """Return the parts of a checkpoint's URL."""
-    run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+def checkpoint_parts(path: str, saved_in: str = "weights.save") -> dict[str, str]:
+    """Return the parts of a checkpoint's URL. Blocked by the check of such saves if its path has no run and no name."""
+    run, _, checkpoint = path.removeprefix(_SCHEME).partition("/")
+    if not path.startswith(_SCHEME) or not checkpoint:
+        raise Blocked(f"no URL names the checkpoint {path!r}", saved_in)
     return {"training_run_id": run, "checkpoint_id": checkpoint}

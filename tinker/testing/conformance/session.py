@@ -181,9 +181,9 @@ class CheckSession(CheckedRequests):
         return known.base_model
 
     def session(self) -> str:
-        """Return the check's session: its own, or where sessions cannot be finished the one of all checks."""
+        """Return the check's session: its own, or where sessions cannot be told apart or finished the one of all."""
         known = self.known
-        if self._session_id is None and "finish_session" in known.lacking:
+        if self._session_id is None and (known.shared_session or "finish_session" in known.lacking):
             known.shared_session = known.shared_session or self.new_session()
             self._session_id, self._first_number = known.shared_session, known.numbers_used
             known.numbers_used += _NUMBERS_OF_A_CHECK

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
@@ -31,6 +32,11 @@ def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = 
     """
     wanted = [*tokens[1:], tokens[0]] if targets is None else list(targets)
     return Datum(ModelInput.from_ints(list(tokens)), {"target_tokens": wanted, **(inputs or {"weights": [1.0] * len(wanted)})})
+
+
+def without_weight(one: Datum) -> Datum:
+    """Return the datum with weights of 0, whose gradient is zero."""
+    return attrs.evolve(one, loss_fn_inputs={**one.loss_fn_inputs, "weights": [0.0] * one.model_input.length})
 
 
 ONE, OTHER = datum((5, 6, 7, 8)), datum((9, 10, 11))

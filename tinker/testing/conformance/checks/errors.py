@@ -138,14 +138,14 @@ def unknown_fields(context: CheckContext) -> None:
 @check("create_session", "create_model", "optim_step", "forward_backward", "create_sampling_session", "asample")
 def older_bodies(context: CheckContext) -> None:
     """Request bodies from 2025 clients are accepted: they omit defaults and types, and send null for unset fields."""
-    context.need("sessions.begin")
+    number = context.number(0)
     began = context.call(_plain("create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.7.0"}))
     body = {"session_id": began.session_id, "base_model": context.base_model()}
-    made = {**body, "model_seq_id": 0, "user_metadata": None, "lora_config": _OLDER_LORA}
+    made = {**body, "model_seq_id": number, "user_metadata": None, "lora_config": _OLDER_LORA}
     model_id = context.run(_plain("create_model", made), models.CreateModelResponse).model_id
     context.adopt(model_id)
     _older_training(context, model_id)
-    opened = {**body, "sampling_session_seq_id": 0, "model_path": None}
+    opened = {**body, "sampling_session_seq_id": number, "model_path": None}
     _older_sample(context, context.call(_plain("create_sampling_session", opened)).sampling_session_id)
 
 

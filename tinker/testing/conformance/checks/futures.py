@@ -63,7 +63,7 @@ def failure(context: CheckContext) -> None:
 def announcement(context: CheckContext) -> None:
     """A large result may be announced by its size if the client allows it; the result then has that size."""
     fixture = context.borrow()
-    promise = fixture.loss([datum(range(5, 37)) for _ in range(64)], backward=False)
+    promise = fixture.loss([datum(range(5, 37)) for _ in range(64)])
     answer = context.wait_for_response(promise, metadata=True)
     if answer.media_type == proto.MEDIA_TYPE or json.decode(answer.content, models.FutureStatus).status is None:
         return

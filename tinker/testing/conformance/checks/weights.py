@@ -302,7 +302,7 @@ def archive(context: CheckContext) -> None:
     """A checkpoint can be downloaded as one archive, from a URL that needs no credential."""
     fixture = context.create()
     path = fixture.save_for_sampler(path=fresh_name()).path
-    request = api.get_checkpoint_archive(**checkpoint_parts(str(path)))
+    request = api.get_checkpoint_archive(**checkpoint_parts(str(path), "weights.sampler_name"))
     answer = context.send(request, headers={"Accept": "application/gzip"})
     if answer.status in ABSENT_STATUSES:
         raise Absent(str(answer))

@@ -88,9 +88,9 @@ def sparse(context: CheckContext) -> None:
     )
     fixture = context.borrow()
     with optional(CheckEnd, about="several targets at each place are not taken as dense tensors either"):
-        one = context.loss_of(fixture.output([dense], backward=False))
+        one = context.loss_of(fixture.output([dense]))
     with optional():
-        other = context.loss_of(fixture.output([thin], backward=False))
+        other = context.loss_of(fixture.output([thin]))
     context.require(are_close(one, other), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}")
 
 
