@@ -145,3 +145,12 @@ def test_charts() -> None:
     assert "<a>" not in drawn
     assert "nan" not in drawn
     assert "<svg" in charts.draw_svg({})
+
+
+def test_axes_end_where_the_values_do() -> None:
+    """The ends of an axis of text are the least and the largest value; no axis goes below 0 if no value does."""
+    losses = [(1, 5.5), (2, 3.0), (3, 0.25)]
+    rows = charts.draw_text({"loss": losses}, width=40, height=5).splitlines()
+    assert [rows[0].split()[0], rows[4].split()[0]] == ["5.5", "0.25"]
+    assert ">-" not in charts.draw_svg({"loss": losses})
+    assert ">-" in charts.draw_svg({"gain": [(1, -0.5), (2, 1.0)]})

@@ -26,15 +26,16 @@ _MARKS = "*o+x#%"
 
 
 class _Chart:
-    """Curves without what cannot be drawn, and the ranges that they take."""
+    """Curves without what cannot be drawn, and the ranges that they take; no axis goes below 0 for values that do not."""
 
-    def __init__(self, curves: Curves) -> None:
+    def __init__(self, curves: Curves, *, margin: float) -> None:
         finite = {name: [point for point in points if all(map(math.isfinite, point))] for name, points in curves.items()}
         self.curves = {name: points for name, points in finite.items() if points}
         xs, ys = zip(*(itertools.chain(*self.curves.values()) if self.curves else [(0.0, 0.0)]))
         self.left, self.right = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
-        margin = (max(ys) - min(ys)) * 0.05 or abs(max(ys)) * 0.05 or 1.0
-        self.bottom, self.top = min(ys) - margin, max(ys) + margin
+        low, high = min(ys), max(ys)
+        space = (high - low) * margin if high > low else abs(high) * 0.05 or 1.0
+        self.bottom, self.top = max(low - space, 0.0) if low >= 0 else low - space, high + space
 
     def place(self, points: Points, width: float, height: float) -> list[tuple[float, float]]:
         """Return where points are in a drawing of this size, from its left and its top."""
@@ -48,12 +49,12 @@ def draw_text(curves: Curves, *, width: int = 72, height: int = 14, ascii_only: 
     Curves have marks of their own where there are several, or where only ASCII can be shown; otherwise braille is used.
 
     >>> print(draw_text({"loss": [(1, 4.0), (2, 2.0), (3, 1.0)]}, width=24, height=3, ascii_only=True))
-     4.15 |*
-          |        *
-     0.85 |               *
-           1              3
+     4 |*
+       |         *
+     1 |                  *
+        1                 3
     """
-    chart = _Chart(curves)
+    chart = _Chart(curves, margin=0.0)
     if not chart.curves:
         return "(nothing to draw)"
     labels = {0: f"{chart.top:.4g}", height - 1: f"{chart.bottom:.4g}"}
@@ -103,7 +104,7 @@ def draw_svg(curves: Curves, *, title: str = "", x_label: str = "step") -> str:
     >>> draw_svg({"loss": [(1, 4.0), (2, 2.0)]}).startswith("<svg ")
     True
     """
-    chart = _Chart(curves)
+    chart = _Chart(curves, margin=0.05)
     size = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "width": str(_WIDTH)}
     font = {"font-family": "sans-serif", "font-size": "12", "fill": "#6b7280"}
     svg = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", **size, **font})
