@@ -26,16 +26,15 @@ _MARKS = "*o+x#%"
 
 
 class _Chart:
-    """Curves without what cannot be drawn, and the ranges that they take; no axis goes below 0 for values that do not."""
+    """Curves without what cannot be drawn, and the ranges that they take."""
 
-    def __init__(self, curves: Curves, *, margin: float) -> None:
+    def __init__(self, curves: Curves) -> None:
         finite = {name: [point for point in points if all(map(math.isfinite, point))] for name, points in curves.items()}
         self.curves = {name: points for name, points in finite.items() if points}
         xs, ys = zip(*(itertools.chain(*self.curves.values()) if self.curves else [(0.0, 0.0)]))
         self.left, self.right = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
-        low, high = min(ys), max(ys)
-        space = (high - low) * margin if high > low else abs(high) * 0.05 or 1.0
-        self.bottom, self.top = max(low - space, 0.0) if low >= 0 else low - space, high + space
+        margin = 0.0 if max(ys) > min(ys) else abs(max(ys)) * 0.05 or 1.0  # a level line is in the middle
+        self.bottom, self.top = min(ys) - margin, max(ys) + margin
 
     def place(self, points: Points, width: float, height: float) -> list[tuple[float, float]]:
         """Return where points are in a drawing of this size, from its left and its top."""
@@ -54,7 +53,7 @@ def draw_text(curves: Curves, *, width: int = 72, height: int = 14, ascii_only: 
      1 |                  *
         1                 3
     """
-    chart = _Chart(curves, margin=0.0)
+    chart = _Chart(curves)
     if not chart.curves:
         return "(nothing to draw)"
     labels = {0: f"{chart.top:.4g}", height - 1: f"{chart.bottom:.4g}"}
@@ -104,7 +103,7 @@ def draw_svg(curves: Curves, *, title: str = "", x_label: str = "step") -> str:
     >>> draw_svg({"loss": [(1, 4.0), (2, 2.0)]}).startswith("<svg ")
     True
     """
-    chart = _Chart(curves, margin=0.05)
+    chart = _Chart(curves)
     size = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "width": str(_WIDTH)}
     font = {"font-family": "sans-serif", "font-size": "12", "fill": "#6b7280"}
     svg = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", **size, **font})
