@@ -47,6 +47,12 @@ BANNED = {  # a phrase, and what to write
     r"\banew\b": "again, from scratch",
     r"\bis not told as\b": "is not",
     r"\bof (?:today|yesterday)\b": "current",
+    r"\bdo(?:es)? both\b": "name the two things",
+    r"\b(?:has|have) done already\b": "has already done",
+    r"\b\d+ (?!and|or)\w+ more\b": "16 more samples",
+    r"\b(?:waits|wait|lasts|last)\b[^.]*, for (?:seconds|minutes|hours)\b": "up to how long",
+    r"\bbehind HTTPS\b": "over HTTPS",
+    r"\bwhere you read this\b": "name the place",
 }
 PATTERN = re.compile("|".join(f"({phrase})" for phrase in BANNED), re.IGNORECASE)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->", re.DOTALL)

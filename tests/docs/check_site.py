@@ -40,6 +40,13 @@ def find_pages(site: Path, word: str, part: str) -> set[str]:
         ("proxy", "configuration"),
         ("perplexity", "evaluation"),
         ("SamplingParams", "reference/types"),
+        ("SFTTrainer", "migrating"),
+        ("GRPOTrainer", "migrating"),
+        ("DPOTrainer", "migrating"),
+        ("packing", "migrating"),
+        ("bf16", "migrating"),
+        ("mixed precision", "migrating"),
+        ("gradient checkpointing", "migrating"),
     ],
 )
 def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:
@@ -47,7 +54,19 @@ def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:
     assert page in find_pages(site, word, "title")
 
 
-@pytest.mark.parametrize(("word", "page"), [("hyperparameter", "sft"), ("pricing", "usage"), ("RLHF", "glossary")])
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("hyperparameter", "sft"),
+        ("pricing", "usage"),
+        ("RLHF", "glossary"),
+        ("lora_alpha", "migrating"),
+        ("num_train_epochs", "migrating"),
+        ("per_device_train_batch_size", "migrating"),
+        ("max_completion_length", "migrating"),
+        ("report_to", "migrating"),
+    ],
+)
 def test_a_search_finds_words_of_the_text(site: Path, word: str, page: str) -> None:
     """What people call something else is in the text of the page that is about it."""
     assert page in find_pages(site, word, "text")

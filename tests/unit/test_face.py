@@ -145,3 +145,13 @@ def test_charts() -> None:
     assert "<a>" not in drawn
     assert "nan" not in drawn
     assert "<svg" in charts.draw_svg({})
+
+
+def test_axes_end_where_the_values_do() -> None:
+    """The ends of an axis are the least and the largest value, so none is below 0 if no value is."""
+    losses = [(1, 5.5), (2, 3.0), (3, 0.25)]
+    rows = charts.draw_text({"loss": losses}, width=40, height=5).splitlines()
+    assert [rows[0].split()[0], rows[4].split()[0]] == ["5.5", "0.25"]
+    drawn = charts.draw_svg({"loss": losses})
+    assert ">5.5<" in drawn
+    assert ">0.25<" in drawn

@@ -33,7 +33,7 @@ class _Chart:
         self.curves = {name: points for name, points in finite.items() if points}
         xs, ys = zip(*(itertools.chain(*self.curves.values()) if self.curves else [(0.0, 0.0)]))
         self.left, self.right = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
-        margin = (max(ys) - min(ys)) * 0.05 or abs(max(ys)) * 0.05 or 1.0
+        margin = 0.0 if max(ys) > min(ys) else abs(max(ys)) * 0.05 or 1.0  # a level line is in the middle
         self.bottom, self.top = min(ys) - margin, max(ys) + margin
 
     def place(self, points: Points, width: float, height: float) -> list[tuple[float, float]]:
@@ -48,10 +48,10 @@ def draw_text(curves: Curves, *, width: int = 72, height: int = 14, ascii_only: 
     Curves have marks of their own where there are several, or where only ASCII can be shown; otherwise braille is used.
 
     >>> print(draw_text({"loss": [(1, 4.0), (2, 2.0), (3, 1.0)]}, width=24, height=3, ascii_only=True))
-     4.15 |*
-          |        *
-     0.85 |               *
-           1              3
+     4 |*
+       |         *
+     1 |                  *
+        1                 3
     """
     chart = _Chart(curves)
     if not chart.curves:
