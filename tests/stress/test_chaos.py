@@ -62,6 +62,7 @@ def keeper() -> Iterator[Keeper]:
     logger.setLevel(level)
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("seed", "rate"), [(1, 0.1), (2, 0.1), (3, 0.3)])
 def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper: Keeper) -> None:
     """Whatever fails, every future ends, no step is lost or doubled, nothing is left behind and no secret is logged."""

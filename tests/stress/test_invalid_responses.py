@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import pickle
 from collections.abc import Callable, Iterator
@@ -110,15 +109,10 @@ OPERATIONS: dict[str, Ask] = {
 
 
 @pytest.fixture(autouse=True)
-def no_finalizers_of_others(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Disable garbage collection while deep JSON is read: a finalizer run at the recursion limit would fail this test."""
-    if "deep" not in request.node.name:
-        yield
-        return
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def no_finalizers_of_others(request: pytest.FixtureRequest) -> None:
+    """Collect no garbage while deep JSON is read."""
+    if "deep" in request.node.name:
+        request.getfixturevalue("no_collection")
 
 
 @pytest.fixture(scope="module")

@@ -16,5 +16,4 @@ if __name__ == "__main__":
     import uvicorn
 
     os.environ |= {"BASE_MODEL": MODEL, "SAMPLING_BACKEND": "torch", "OPEN_RL_TMP_DIR": str(FOLDER / "openrl")}
-    sys.path.insert(0, str(Path(sys.prefix, "source", "src", "server")))
-    uvicorn.run("gateway:app", host="127.0.0.1", port=PORT)
+    uvicorn.run("gateway:app", host="127.0.0.1", port=PORT, app_dir=str(Path(sys.prefix, "source", "src", "server")))
