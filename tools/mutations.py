@@ -1,9 +1,8 @@
-"""Every small change to a module that a test should notice, and which of them are the module's sample."""
+"""Every small change to a module that a test should notice."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,15 +66,6 @@ def mutations(source: str) -> list[Mutation]:
         found.append(Mutation(node.lineno, line, change, seen[line, change], changed))
         seen[line, change] += 1
     return found
-
-
-def sample(module: str, found: list[Mutation], count: int) -> list[Mutation]:
-    """Return the same ``count`` mutations every time, which edits elsewhere in the module hardly change."""
-
-    def rank(one: Mutation) -> bytes:
-        return hashlib.sha256(f"{module}|{one.line}|{one.change}|{one.occurrence}".encode()).digest()
-
-    return sorted(sorted(found, key=rank)[:count], key=lambda one: one.number)
 
 
 def _replaced(source: str, node: Node, text: str) -> str:
