@@ -40,9 +40,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import coverage
+import pytest
 from mutations import Mutation, mutations
 from structure import ROOT, written_files
 
@@ -73,7 +73,7 @@ tinker =
 BATCHES = 16  # in which the tests are measured
 NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
-PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
+PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 TEST_SECONDS = 60  # of one test: a mutant may make it hang
 OPTIONS = ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-o", "faulthandler_exit_on_timeout=true"]
 
@@ -148,14 +148,6 @@ class Slot:
         os.utime(place, (self.written, self.written))
 
 
-class Report(Protocol):
-    """What is used of a report of pytest."""
-
-    nodeid: str
-    failed: bool
-    duration: float
-
-
 class Recorder:
     """Tells coverage which test runs, and notes how long each took; one that fails takes forever."""
 
@@ -165,7 +157,7 @@ class Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._measured.switch_context(name_of(nodeid))
 
-    def pytest_runtest_logreport(self, report: Report) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         with SECONDS.open("a") as file:
             print(math.inf if report.failed else report.duration, name_of(report.nodeid), file=file)
 
@@ -255,8 +247,6 @@ def run_tests(folder: Path, run: Run) -> int:
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(folder / "generated")]
     os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
-    import pytest
-
     options = [*OPTIONS, "--basetemp", str(folder / "temporary"), *run.tests]
     if run.mutation is not None:
         return int(pytest.main(["-x", "-o", f"faulthandler_timeout={TEST_SECONDS}", *options]))
