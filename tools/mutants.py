@@ -37,7 +37,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -75,7 +75,7 @@ NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 TEST_SECONDS = 60  # of one test: a mutant may make it hang
-OPTIONS = ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-o", "faulthandler_exit_on_timeout=true"]
+OPTIONS = ["--no-header", "--tb=short", "-p", "no:cacheprovider", "-o", "faulthandler_exit_on_timeout=true"]
 
 
 @dataclass
@@ -98,9 +98,7 @@ class Run:
     def __str__(self) -> str:
         assert self.mutation is not None
         place = f"{path_of(self.module).relative_to(ROOT)}:{self.mutation.number}: {self.mutation.line}"
-        return (
-            f"{place}\n    {self.mutation.change}   (of the tests that reach it {len(self.tests)}, without {self.others} more)"
-        )
+        return f"{place}\n    {self.mutation.change}   ({len(self.tests)} of {len(self.tests) + self.others} tests)"
 
 
 @dataclass
@@ -110,7 +108,7 @@ class Slot:
     folder: Path
     run: Run | None = None
     pid: int = 0
-    written: int = field(default=0)  # how often a module was written here
+    written: int = 0  # how often a module was written here
 
     def start(self, run: Run) -> None:
         if run.mutation is not None:
@@ -175,16 +173,16 @@ class Reached:
 
     def tests(self, module: str, found: Sequence[Mutation]) -> Iterator[tuple[Mutation, list[str]]]:
         """Each mutation on a line that tests reach, with these; what runs on import belongs to all tests of the module."""
-        path = path_of(module)
-        if path.read_bytes() != (REACHED / path.relative_to(ROOT)).read_bytes():
+        path, kept = path_of(module), REACHED / path_of(module).relative_to(ROOT)
+        if not kept.exists() or path.read_bytes() != kept.read_bytes():
             print(f"{module} has changed since it was measured", flush=True)
             return
         names = self._measured.get_data().contexts_by_lineno(str(path))
         _, statements, _, missing, _ = self._measured.analysis2(str(path))
-        functions = [
+        nodes = [
             node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        inside = {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+        inside = {line for node in nodes for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
         for one in found:
             place = bisect(statements, one.number)
             start, end = statements[place - 1], [*statements, len(inside) + one.number][place]
@@ -247,7 +245,7 @@ def run_tests(folder: Path, run: Run) -> int:
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(folder / "generated")]
     os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
-    options = [*OPTIONS, "--basetemp", str(folder / "temporary"), *run.tests]
+    options = [*OPTIONS, "--basetemp", f"{folder}-temporary", *run.tests]
     if run.mutation is not None:
         return int(pytest.main(["-x", "-o", f"faulthandler_timeout={TEST_SECONDS}", *options]))
     os.environ["COVERAGE_PROCESS_START"] = str(SETTINGS)
@@ -264,6 +262,8 @@ def measure(tests: Sequence[str], jobs: int) -> None:
         shutil.rmtree(REACHED, ignore_errors=True)
         shutil.copytree(ROOT / "tinker", REACHED / "tinker", ignore=shutil.ignore_patterns("__pycache__", "assets"))
         tests = sorted(str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("test_*.py"))
+    kept = SECONDS.read_text().splitlines(keepends=True) if SECONDS.exists() else []
+    SECONDS.write_text("".join(line for line in kept if line.split(" ")[1].partition("::")[0] not in tests))
     with tempfile.TemporaryDirectory() as copies:
         SETTINGS.write_text(SETTINGS_TEXT.format(reached=REACHED, root=ROOT, copies=copies))
         batches = [Run(batch) for start in range(BATCHES) if (batch := tests[start::BATCHES])]
