@@ -47,7 +47,7 @@ from mutations import Mutation, mutations
 from structure import ROOT, written_files
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples", "tools")
+COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples", "tools", "locks")
 FOLDERS = [f"tests/{name}" for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation")]
 BUILDINGS = ("client", "server", "CLI", "kit")
 MODULES = {
@@ -75,7 +75,15 @@ NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 TEST_SECONDS = 60  # of one test: a mutant may make it hang
-OPTIONS = ["--no-header", "--tb=short", "-p", "no:cacheprovider", "-o", "faulthandler_exit_on_timeout=true"]
+OPTIONS = [
+    "--no-header",
+    "--continue-on-collection-errors",
+    "--tb=short",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "faulthandler_exit_on_timeout=true",
+]
 
 
 @dataclass
