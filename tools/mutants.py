@@ -12,9 +12,9 @@ measured again.
 
 A mutation that `equivalent_mutants.toml` does not list is put into a copy of the tree, where pytest runs the tests that reach
 its line in a forked process until one fails: the quickest of each file first, --most of them. One that hangs is killed, which
-counts as noticed. Lines that no test reaches are not mutated. The seed of the sample is printed, and --seed repeats it. Fails
-when fewer than 90 % are noticed, of all or of a module with ten or more, when the tests fail without a mutation, and when the
-list names a mutation that does not exist.
+counts as noticed. Tests that failed when they were measured are not asked, and lines that no test reaches are not mutated. The
+seed of the sample is printed, and --seed repeats it. Fails when fewer than 90 % are noticed, of all or of a module with ten or
+more.
 
 Needs fork, and what the tests need. No part of CI.
 """
@@ -37,7 +37,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -49,11 +49,10 @@ from structure import ROOT, written_files
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples", "tools", "locks")
 FOLDERS = [f"tests/{name}" for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation")]
-BUILDINGS = ("client", "server", "CLI", "kit")
 MODULES = {
     path.relative_to(ROOT / "tinker").with_suffix("").as_posix(): building
     for building, paths in written_files(ROOT).items()
-    if building in BUILDINGS
+    if building not in ("codegen", "tools")
     for path in paths
 }
 REACHED = ROOT / "build" / "reached"
@@ -70,6 +69,7 @@ tinker =
     {root}/tinker
     {copies}/*/tinker
 """
+STEP = 30  # tests that are asked at once; a mutant that they do not notice goes to the next
 BATCHES = 16  # in which the tests are measured
 NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
@@ -93,11 +93,16 @@ class Run:
     tests: Sequence[str]
     module: str = ""
     mutation: Mutation | None = None
+    first: int = 0  # of the STEP tests that are asked now
     others: int = 0  # how many more tests reach the line
     started: float = 0.0
     limit: float = LONGEST_SECONDS
     status: int = 0
     seconds: float = 0.0
+
+    @property
+    def asked(self) -> Sequence[str]:
+        return self.tests[self.first : self.first + STEP]
 
     @property
     def noticed(self) -> bool:
@@ -181,7 +186,8 @@ class Reached:
 
     def tests(self, module: str, found: Sequence[Mutation]) -> Iterator[tuple[Mutation, list[str]]]:
         """Each mutation on a line that tests reach, with these; what runs on import belongs to all tests of the module."""
-        path, kept = path_of(module), REACHED / path_of(module).relative_to(ROOT)
+        path = path_of(module)
+        kept = REACHED / path.relative_to(ROOT)
         if not kept.exists() or path.read_bytes() != kept.read_bytes():
             print(f"{module} has changed since it was measured", flush=True)
             return
@@ -194,10 +200,10 @@ class Reached:
         for one in found:
             place = bisect(statements, one.number)
             start, end = statements[place - 1], [*statements, len(inside) + one.number][place]
-            if start not in missing:
-                lines = range(start, end) if start in inside else inside
-                if tests := self._ordered({name_of(name) for line in lines for name in names.get(line, ())}):
-                    yield one, tests
+            lines = range(start, end) if start in inside else inside
+            tests = self._ordered({name_of(name) for line in lines for name in names.get(line, ())})
+            if tests and start not in missing:
+                yield one, tests
 
     def _ordered(self, tests: set[str]) -> list[str]:
         """The quickest test of each file, then the second of each, and so on."""
@@ -210,20 +216,11 @@ class Reached:
         return [test for *_, test in sorted(places)]
 
     def print_branches(self, modules: Sequence[str]) -> None:
-        """The share of statements and branches that tests reach, and the lines of a module where some lack."""
-        sums: dict[str, list[int]] = {building: [0, 0] for building in BUILDINGS}
-        for module in modules:
-            _, statements, _, missing, _ = self._measured.analysis2(str(path_of(module)))
-            branches = self._measured.branch_stats(str(path_of(module)))
-            taken = len(statements) - len(missing) + sum(there for _, there in branches.values())
-            there = len(statements) + sum(ways for ways, _ in branches.values())
-            sums[MODULES[module]][0] += taken
-            sums[MODULES[module]][1] += there
-            if taken < there:
-                partly = sorted({*missing, *(line for line, (ways, taken) in branches.items() if taken < ways)})
-                print(f"{taken / there:6.1%} {module}: {', '.join(map(str, partly))}")
-        for building, (taken, there) in sums.items():
-            print(f"{taken / max(there, 1):6.1%} of the statements and branches of the {building}")
+        """The share of statements and branches that tests reach, of each building and of each module where some lack."""
+        for building in dict.fromkeys(MODULES[module] for module in modules):
+            print(f"\n{building}")
+            files = [str(path_of(module)) for module in modules if MODULES[module] == building]
+            self._measured.report(files, show_missing=True, skip_covered=True)
 
 
 def path_of(module: str) -> Path:
@@ -253,7 +250,7 @@ def run_tests(folder: Path, run: Run) -> int:
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(folder / "generated")]
     os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
-    options = [*OPTIONS, "--basetemp", f"{folder}-temporary", *run.tests]
+    options = [*OPTIONS, "--basetemp", f"{folder}-temporary", *run.asked]
     if run.mutation is not None:
         return int(pytest.main(["-x", "-o", f"faulthandler_timeout={TEST_SECONDS}", *options]))
     os.environ["COVERAGE_PROCESS_START"] = str(SETTINGS)
@@ -283,16 +280,12 @@ def measure(tests: Sequence[str], jobs: int) -> None:
         measured.save()
 
 
-def chosen(counts: dict[str, int], seed: int) -> tuple[dict[str, list[Mutation]], list[str]]:
-    """Return the sample of each module without those known to be equivalent, and the entries of that list that name nothing."""
+def chosen(module: str, seed: int) -> list[Mutation]:
+    """Return the mutations of a module, without those known to be equivalent, in the order of the seed."""
     listed = {(one["module"], one["line"], one["change"]) for one in tomllib.loads(EQUIVALENT.read_text())["mutant"]}
-    samples: dict[str, list[Mutation]] = {}
-    for module in counts:
-        found = mutations(path_of(module).read_text())
-        samples[module] = [one for one in found if (module, *one.identity) not in listed]
-        random.Random(f"{seed} {module}").shuffle(samples[module])
-        listed -= {(module, *one.identity) for one in found}
-    return samples, sorted(f"{module}: {line}: {change}" for module, line, change in listed if module in counts)
+    found = [one for one in mutations(path_of(module).read_text()) if (module, *one.identity) not in listed]
+    random.Random(f"{seed} {module}").shuffle(found)
+    return found
 
 
 def ended(runs: list[Run], jobs: int, copies: Path) -> Iterator[Run]:
@@ -327,7 +320,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="as _http/retry; a sample of all by default")
     parser.add_argument("--count", type=int, help="mutants of each module (12 by default), or of all (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the sample; another each time by default")
-    parser.add_argument("--most", type=int, default=40, help="tests asked about a mutant (default %(default)s)")
+    parser.add_argument("--most", type=int, default=300, help="tests asked about a mutant (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default %(default)s)")
     parser.add_argument("--measure", nargs="*", metavar="PATH", help="measure all tests again, or these in addition")
     parser.add_argument("--branches", action="store_true", help="only show what no test reaches")
@@ -341,33 +334,33 @@ def main() -> int:
             importlib.import_module(name)
     if options.measure is not None or not SECONDS.exists():
         measure(options.measure or [], options.jobs)
-    reached, random_ = Reached(), random.Random(options.seed)
+    reached = Reached()
     if options.branches:
         reached.print_branches(modules)
         return 0
     counts = dict.fromkeys(modules, options.count or 12)
     if not options.modules:
         weights = [path_of(module).stat().st_size for module in modules]
-        counts = dict(Counter(random_.choices(modules, weights, k=options.count or 60)))
+        counts = dict(Counter(random.Random(options.seed).choices(modules, weights, k=options.count or 60)))
     print(f"--seed {options.seed}", flush=True)
-    samples, stale = chosen(counts, options.seed)
     runs: list[Run] = []
-    for module, found in samples.items():
-        for one, tests in islice(reached.tests(module, found), counts[module]):
+    for module, count in counts.items():
+        for one, tests in islice(reached.tests(module, chosen(module, options.seed)), count):
             asked = tests[: options.most]
             limit = 2 * TEST_SECONDS + 2 * sum(reached.seconds[test] for test in asked)
-            runs.append(Run(asked, module, one, len(tests) - len(asked), limit=limit))
+            runs.append(Run(asked, module, one, others=len(tests) - len(asked), limit=limit))
     if options.list:
         print(*map(str, runs), sep="\n")
         return 0
     done: list[Run] = []
     with tempfile.TemporaryDirectory() as copies:
         for run in ended(runs, options.jobs, Path(copies)):
-            done.append(run)
-            if not run.noticed:
-                print(f"not noticed: {run}", flush=True)
-    print(*(f"{EQUIVALENT.name} lists what does not exist: {entry}" for entry in stale), sep="\n")
-    return 0 if summary(done) and not stale else 1
+            if not run.noticed and run.first + STEP < len(run.tests):
+                runs.insert(0, replace(run, first=run.first + STEP))
+            else:
+                done.append(run)
+                print("" if run.noticed else f"not noticed: {run}\n", end="", flush=True)
+    return 0 if summary(done) else 1
 
 
 if __name__ == "__main__":
