@@ -74,7 +74,7 @@ BATCHES = 16  # in which the tests are measured
 NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
-TEST_SECONDS = 60  # of one test: a mutant may make it hang
+TEST_SECONDS = 30  # of one test: a mutant may make it hang
 OPTIONS = [
     "--no-header",
     "--continue-on-collection-errors",
