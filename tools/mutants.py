@@ -312,7 +312,9 @@ def summary(runs: Sequence[Run]) -> bool:
     for name, own in scores.items():
         noticed = sum(run.noticed for run in own)
         print(f"{name:40} {noticed:3} of {len(own):3}   {noticed / len(own):6.1%}   {sum(run.seconds for run in own):5.0f} s")
-    return all(sum(run.noticed for run in own) >= NEEDED * len(own) for own in scores.values() if len(own) >= ENOUGH)
+    return bool(runs) and all(
+        sum(run.noticed for run in own) >= NEEDED * len(own) for own in scores.values() if len(own) >= ENOUGH
+    )
 
 
 def main() -> int:
@@ -353,7 +355,7 @@ def main() -> int:
         print(*map(str, runs), sep="\n")
         return 0
     done: list[Run] = []
-    with tempfile.TemporaryDirectory() as copies:
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as copies:
         for run in ended(runs, options.jobs, Path(copies)):
             if not run.noticed and run.first + STEP < len(run.tests):
                 runs.insert(0, replace(run, first=run.first + STEP))

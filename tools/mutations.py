@@ -92,10 +92,13 @@ def _has_place(node: ast.AST) -> TypeGuard[Node]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node that is executed: no annotations, decorators, assertions, f-strings, and nothing for type checkers only."""
+    """Every node that is executed: no assertions, f-strings, and nothing for type checkers only.
+
+    What only declares is no part of it either: annotations, decorators and the arguments of classes.
+    """
     yield node
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list"):
+        if name in ("annotation", "returns", "decorator_list") or (isinstance(node, ast.ClassDef) and name == "keywords"):
             continue
         children = cast("list[object]", value) if isinstance(value, list) else [value]
         for child in children:
