@@ -301,6 +301,12 @@ def test_unknown_events_are_ignored(client: tinker.SamplingClient, wire: Any) ->
     assert (joined(chunks), chunks[-1].logprobs) == ([1, 2, 3], None)
 
 
+def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any) -> None:
+    """The event that ends a stream is the last that is read, whatever the server sends or does afterwards."""
+    answer(wire, TOKENS, DONE, b"data: {\n\n", httpx.ReadError("gone"))
+    assert joined(list(client.sample_stream(PROMPT, 1, SHORT))) == [1, 2]
+
+
 def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
     """A server that sends only keep-alives times out after the time between tokens, which the user may set."""
 
