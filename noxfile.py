@@ -367,8 +367,8 @@ def replicas(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Put small faults into the core modules and see whether a test fails: about half an hour; `-- MODULE ...` for some."""
-    install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
+    """Put small faults into the modules and see whether a test fails: about half an hour; `-- MODULE ...` for some."""
+    install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("mutants"), "-r", "codegen/requirements.txt")
     session.run("python", "tools/mutants.py", *session.posargs)
 
 

@@ -1,13 +1,20 @@
-"""Mutation testing of the core modules: does some test fail when a line of them is wrong?
+"""Mutation testing: does a test fail when a line of tinker/ is wrong? And which lines and branches does no test reach?
 
-    python tools/mutants.py                      every module: about half an hour on two idle cores
-    python tools/mutants.py _loop _wire/proto    only these
-    python tools/mutants.py --list _loop         the sample, without running it
+    python tools/mutants.py                      a sample of all modules: --count mutants, 60 by default
+    python tools/mutants.py _loop _wire/proto    --count mutants of each of these, 12 by default
+    python tools/mutants.py --list _loop         the sample, and how many tests reach each line, without running them
+    python tools/mutants.py --branches           what each module has that no test reaches
+    python tools/mutants.py --measure            measure again what each test reaches; `--measure PATH ...` adds these tests
 
-The sample of a module is the same in every run: SAMPLE mutations that `equivalent_mutants.toml` does not list. Each of them is
-put into a copy of the tree, where pytest runs the tests of that module in a forked process until one fails. A mutant that
-hangs is killed, which counts as noticed. Fails when fewer than 95 % of all mutants of the run are noticed, when a module's
-tests fail without a mutation, and when the list names a mutation that does not exist.
+The first run measures under coverage what each test reaches, of code that runs in the processes that it starts as well: about
+a quarter of an hour on two cores. That is kept in `build/reached`; a module that has changed since is left out until it is
+measured again.
+
+A mutation that `equivalent_mutants.toml` does not list is put into a copy of the tree, where pytest runs the tests that reach
+its line in a forked process until one fails: the quickest of each file first, --most of them. One that hangs is killed, which
+counts as noticed. Tests that failed when they were measured are not asked, and lines that no test reaches are not mutated. The
+seed of the sample is printed, and --seed repeats it. Fails when fewer than 90 % are noticed, of all or of a module with ten or
+more.
 
 Needs fork, and what the tests need. No part of CI.
 """
@@ -15,175 +22,96 @@ Needs fork, and what the tests need. No part of CI.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import math
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import tomllib
+from bisect import bisect
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-from mutations import Mutation, mutations, sample
+import coverage
+import pytest
+from mutations import Mutation, mutations
+from structure import ROOT, written_files
 
-ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples")
-SAMPLE = 12
-NEEDED = 0.95
-LONGEST_SECONDS = 600.0
-PRELOADED = ["pytest", "numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
-TEST_SECONDS = 60  # of one test: a mutant may make it hang
-OPTIONS = (
-    f"-x -q --no-header --tb=short -p no:cacheprovider -p no:randomly -p no:xdist -o faulthandler_timeout={TEST_SECONDS} "
-    "-o faulthandler_exit_on_timeout=true"
-).split()
-
-TABLES = "docs/test_docs.py::test_retry_tables_are_fresh"
-URLS = "client/test_checkpoints.py::test_an_expired_url_is_renewed"
-RETRIES = ["unit/test_retry.py", "unit/test_retry_times.py", "client/test_patience.py", "client/test_polling.py", TABLES, URLS]
-
-#: Which tests are asked about a module; the ones most likely to notice first.
-TESTS: dict[str, list[str]] = {
-    "_http/retry": RETRIES,
-    "_http/submission": ["unit/test_submission.py", *RETRIES],
-    "_http/statuses": [
-        *RETRIES,
-        "unit/test_circuit_states.py",
-        "client/test_session.py",
-        "client/test_restarted_server.py",
-        "client/test_telemetry.py",
-    ],
-    "_http/transport": [
-        "client/test_exchanges.py",
-        "client/test_session.py",
-        "client/test_auth.py",
-        "client/test_patience.py",
-        "client/test_events.py",
-        "client/test_streaming.py",
-        "client/test_circuit_breaker.py",
-        "client/test_training.py",
-    ],
-    "_http/limits": ["unit/test_order.py", "unit/test_budgets.py", "client/test_limits.py"],
-    "_session/session": [
-        "client/test_session.py",
-        "client/test_restarted_server.py",
-        "client/test_limits.py",
-        "client/test_clones.py",
-    ],
-    "_session/results": [
-        "client/test_polling.py",
-        "client/test_waiting.py",
-        "client/test_observing.py",
-        "client/test_training.py",
-        "client/test_sampling.py",
-    ],
-    "_session/session_poller": ["client/test_completions.py"],
-    "_http/forms": [
-        "unit/test_submission.py",
-        "client/test_format_negotiation.py",
-        "client/test_server_info.py",
-        "client/test_training.py",
-        "client/test_recordings_of_2025.py",
-    ],
-    "_training/run": [
-        "client/test_older_versions.py",
-        "client/test_turns.py",
-        "client/test_failure_propagation.py",
-        "client/test_training.py",
-        "client/test_restarted_server.py",
-        "client/test_samplers.py",
-        "client/test_events.py",
-    ],
-    "_training/order": [
-        "unit/test_order.py",
-        "client/test_turns.py",
-        "client/test_failure_propagation.py",
-        "client/test_training.py",
-    ],
-    "_training/numbers": ["unit/test_submission.py", "client/test_turns.py", "client/test_failure_propagation.py"],
-    "_training/loss_requests": [
-        "client/test_turns.py",
-        "client/test_training.py",
-        "client/test_custom_loss.py",
-        "client/test_failure_propagation.py",
-        "unit/test_combine.py",
-    ],
-    "_training/combine": ["unit/test_combine.py"],
-    "_sampling/submit": [
-        "client/test_samplers.py",
-        "client/test_sampling.py",
-        "client/test_clones.py",
-        "client/test_limits.py",
-        "client/test_training.py",
-        "client/test_completions.py",
-        "client/test_streaming.py",
-        "client/test_usage.py",
-    ],
-    "training_client": [
-        "client/test_argument_errors.py",
-        "client/test_turns.py",
-        "client/test_training.py",
-        "client/test_custom_loss.py",
-        "client/test_session.py",
-        "client/test_tokenizers.py::test_text",
-    ],
-    "sampling_client": [
-        "client/test_samplers.py",
-        "client/test_sampling.py",
-        "client/test_clones.py",
-        "client/test_argument_errors.py",
-        "client/test_cookbook_calls.py",
-        "client/test_older_versions.py",
-        "client/test_streaming.py",
-        "client/test_tokenizers.py::test_text",
-    ],
-    "futures": ["client/test_futures.py", "client/test_waiting.py", "unit/test_loop.py", "client/test_failure_propagation.py"],
-    "_loop": ["unit/test_loop.py", "unit/test_lag.py", "client/test_futures.py", "client/test_waiting.py"],
-    "types/tensor_data": ["unit/test_tensors.py", "unit/test_types.py"],
-    "_wire/proto": ["codec"],
-    "_wire/bodies": ["unit/test_bodies.py", "unit/test_combine.py", "client/test_samplers.py"],
-    "_wire/json": [
-        "unit/test_bodies.py",
-        "unit/test_answers.py",
-        "codec",
-        "client/test_sampling.py",
-        "client/test_training.py",
-    ],
-    "local/scheduling/models": ["local/test_schedule.py", "local/test_server_training.py"],
-    "local/scheduling/samples": ["local/test_schedule.py", "local/test_server_sampling.py"],
-    "local/scheduling/worker": ["local/test_schedule.py", "local/test_server_training.py"],
-    "local/storage/checkpoint_records": [
-        "local/test_checkpoint_files.py",
-        "local/test_server_checkpoints.py",
-        "local/test_server_admin.py",
-        "local/test_server_catalog.py",
-        "local/test_server_search.py",
-    ],
-    "local/storage/checkpoints": [
-        "local/test_checkpoint_files.py",
-        "local/test_durability.py",
-        "local/test_kept_runs.py",
-        "local/test_server_checkpoints.py",
-        "local/test_server_catalog.py",
-    ],
-    "local/engines/losses": ["local/test_losses.py", "local/test_toy_engine.py", "local/test_torch_engine.py"],
+COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples", "tools", "locks")
+FOLDERS = [f"tests/{name}" for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation")]
+MODULES = {
+    path.relative_to(ROOT / "tinker").with_suffix("").as_posix(): building
+    for building, paths in written_files(ROOT).items()
+    if building not in ("codegen", "tools")
+    for path in paths
 }
+REACHED = ROOT / "build" / "reached"
+SETTINGS, SECONDS = REACHED / "settings.ini", REACHED / "seconds.txt"
+#: Of coverage, also in the processes that a test starts, where pytest's variable names the test.
+SETTINGS_TEXT = """[run]
+branch = true
+parallel = true
+data_file = {reached}/data
+include = {copies}/*/tinker/**
+context = ${{PYTEST_CURRENT_TEST-}}
+[paths]
+tinker =
+    {root}/tinker
+    {copies}/*/tinker
+"""
+STEP = 30  # tests that are asked at once; a mutant that they do not notice goes to the next
+BATCHES = 16  # in which the tests are measured
+NEEDED, ENOUGH = 0.9, 10
+LONGEST_SECONDS = 3600.0
+PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
+TEST_SECONDS = 30  # of one test: a mutant may make it hang
+OPTIONS = [
+    "--no-header",
+    "--continue-on-collection-errors",
+    "--tb=short",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "faulthandler_exit_on_timeout=true",
+]
 
 
 @dataclass
 class Run:
-    """One run of the tests of a module, in a process of its own; the first of a module is without a mutation."""
+    """One run of some tests in a process of its own; without a mutation it measures what they reach."""
 
-    module: str
-    mutation: Mutation | None
+    tests: Sequence[str]
+    module: str = ""
+    mutation: Mutation | None = None
+    first: int = 0  # of the STEP tests that are asked now
+    others: int = 0  # how many more tests reach the line
     started: float = 0.0
-    passed: bool = False
+    limit: float = LONGEST_SECONDS
+    status: int = 0
     seconds: float = 0.0
+
+    @property
+    def asked(self) -> Sequence[str]:
+        return self.tests[self.first : self.first + STEP]
+
+    @property
+    def noticed(self) -> bool:
+        return self.status not in (0, 4, 5)  # no test failed, or pytest found none
+
+    def __str__(self) -> str:
+        assert self.mutation is not None
+        place = f"{path_of(self.module).relative_to(ROOT)}:{self.mutation.number}: {self.mutation.line}"
+        return f"{place}\n    {self.mutation.change}   ({len(self.tests)} of {len(self.tests) + self.others} tests)"
 
 
 @dataclass
@@ -193,45 +121,115 @@ class Slot:
     folder: Path
     run: Run | None = None
     pid: int = 0
-    written: int = field(default=0)  # how often a module was written here
+    written: int = 0  # how often a module was written here
 
     def start(self, run: Run) -> None:
-        source = (ROOT / path_of(run.module)).read_text() if run.mutation is None else run.mutation.source
-        self._write(run.module, source)
+        if run.mutation is not None:
+            self._write(run.module, run.mutation.source)
         self.run, run.started = run, time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
             code = 70
             with suppress(BaseException):
-                code = run_tests(self.folder, TESTS[run.module])
+                code = run_tests(self.folder, run)
             os._exit(code)
 
-    def end(self, limit: float) -> Run | None:
-        """Return the run, if it has ended; one that takes longer than the limit is ended."""
+    def end(self) -> Run | None:
+        """Return the run, if it has ended; one that takes longer than its limit is ended."""
         assert self.run is not None
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         elapsed = time.monotonic() - self.run.started
-        if pid == 0 and elapsed < limit:
+        if pid == 0 and elapsed < self.run.limit:
             return None
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         if pid == 0:
             _, status = os.waitpid(self.pid, 0)
         run, self.run = self.run, None
-        run.passed, run.seconds = os.waitstatus_to_exitcode(status) == 0, elapsed
-        self._write(run.module, (ROOT / path_of(run.module)).read_text())
+        run.status, run.seconds = os.waitstatus_to_exitcode(status), elapsed
+        if run.mutation is not None:
+            self._write(run.module, path_of(run.module).read_text())
         return run
 
     def _write(self, module: str, source: str) -> None:
         """A time of its own for every version, so that no compiled file of another version is taken for it."""
-        place = self.folder / path_of(module)
+        place = self.folder / path_of(module).relative_to(ROOT)
         place.write_text(source)
         self.written += 1
         os.utime(place, (self.written, self.written))
 
 
-def path_of(module: str) -> str:
-    return f"tinker/{module}.py"
+class Recorder:
+    """Tells coverage which test runs, and notes how long each took; one that fails takes forever."""
+
+    def __init__(self, measured: coverage.Coverage) -> None:
+        self._measured = measured
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._measured.switch_context(name_of(nodeid))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        with SECONDS.open("a") as file:
+            print(math.inf if report.failed else report.duration, name_of(report.nodeid), file=file)
+
+
+class Reached:
+    """What each test reaches, as it was measured."""
+
+    def __init__(self) -> None:
+        self._measured = coverage.Coverage(config_file=str(SETTINGS))
+        self._measured.load()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        for line in SECONDS.read_text().splitlines():
+            seconds, _, test = line.partition(" ")
+            self.seconds[test] += float(seconds)
+
+    def tests(self, module: str, found: Sequence[Mutation]) -> Iterator[tuple[Mutation, list[str]]]:
+        """Each mutation on a line that tests reach, with these; what runs on import belongs to all tests of the module."""
+        path = path_of(module)
+        kept = REACHED / path.relative_to(ROOT)
+        if not kept.exists() or path.read_bytes() != kept.read_bytes():
+            print(f"{module} has changed since it was measured", flush=True)
+            return
+        names = self._measured.get_data().contexts_by_lineno(str(path))
+        _, statements, _, missing, _ = self._measured.analysis2(str(path))
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        inside = {line for node in nodes for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+        for one in found:
+            place = bisect(statements, one.number)
+            start, end = statements[place - 1], [*statements, len(inside) + one.number][place]
+            lines = range(start, end) if start in inside else inside
+            tests = self._ordered({name_of(name) for line in lines for name in names.get(line, ())})
+            if tests and start not in missing:
+                yield one, tests
+
+    def _ordered(self, tests: set[str]) -> list[str]:
+        """The quickest test of each file, then the second of each, and so on."""
+        rank: Counter[str] = Counter()
+        places: list[tuple[int, float, str]] = []
+        for seconds, test in sorted((self.seconds[test], test) for test in tests & self.seconds.keys()):
+            file, _, _ = test.partition("::")
+            rank[file] += 1
+            places += [(rank[file], seconds, test)] if seconds < math.inf else []
+        return [test for *_, test in sorted(places)]
+
+    def print_branches(self, modules: Sequence[str]) -> None:
+        """The share of statements and branches that tests reach, of each building and of each module where some lack."""
+        for building in dict.fromkeys(MODULES[module] for module in modules):
+            print(f"\n{building}")
+            files = [str(path_of(module)) for module in modules if MODULES[module] == building]
+            self._measured.report(files, show_missing=True, skip_covered=True)
+
+
+def path_of(module: str) -> Path:
+    return ROOT / "tinker" / f"{module}.py"
+
+
+def name_of(test: str) -> str:
+    """Return the name of a test without its parameters, and without the phase that pytest's variable has."""
+    return test.partition("[")[0].partition(" ")[0]
 
 
 def copy_tree(folder: Path) -> Path:
@@ -243,7 +241,7 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
-def run_tests(folder: Path, tests: Sequence[str]) -> int:
+def run_tests(folder: Path, run: Run) -> int:
     """In the forked process: pytest's exit status; 0 means that nothing was noticed."""
     os.setsid()
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -252,89 +250,119 @@ def run_tests(folder: Path, tests: Sequence[str]) -> int:
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(folder / "generated")]
     os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
-    import pytest
+    options = [*OPTIONS, "--basetemp", f"{folder}-temporary", *run.asked]
+    if run.mutation is not None:
+        return int(pytest.main(["-x", "-o", f"faulthandler_timeout={TEST_SECONDS}", *options]))
+    os.environ["COVERAGE_PROCESS_START"] = str(SETTINGS)
+    measured = coverage.Coverage(config_file=str(SETTINGS))
+    with measured.collect():
+        status = int(pytest.main(options, plugins=[Recorder(measured)]))
+    measured.save()
+    return status
 
-    files = [f"tests/{name}" for name in tests]
-    return int(pytest.main([*OPTIONS, "--basetemp", str(folder / "temporary"), *files]))
+
+def measure(tests: Sequence[str], jobs: int) -> None:
+    """Measure what these tests reach, or else all tests, which begins anew."""
+    if not tests:
+        shutil.rmtree(REACHED, ignore_errors=True)
+        shutil.copytree(ROOT / "tinker", REACHED / "tinker", ignore=shutil.ignore_patterns("__pycache__", "assets"))
+        tests = sorted(str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("test_*.py"))
+    kept = SECONDS.read_text().splitlines(keepends=True) if SECONDS.exists() else []
+    SECONDS.write_text("".join(line for line in kept if line.split(" ")[1].partition("::")[0] not in tests))
+    with tempfile.TemporaryDirectory() as copies:
+        SETTINGS.write_text(SETTINGS_TEXT.format(reached=REACHED, root=ROOT, copies=copies))
+        batches = [Run(batch) for start in range(BATCHES) if (batch := tests[start::BATCHES])]
+        for run in ended(batches, jobs, Path(copies)):
+            print(f"{len(run.tests)} files of tests measured, {run.seconds:.0f} s, status {run.status}", flush=True)
+        measured = coverage.Coverage(config_file=str(SETTINGS))
+        measured.load()
+        measured.combine([str(REACHED)])
+        measured.save()
 
 
-def chosen(modules: Sequence[str], count: int) -> tuple[dict[str, list[Mutation]], list[str]]:
-    """Return the sample of each module without those known to be equivalent, and the entries of that list that name nothing."""
+def chosen(module: str, seed: int) -> list[Mutation]:
+    """Return the mutations of a module, without those known to be equivalent, in the order of the seed."""
     listed = {(one["module"], one["line"], one["change"]) for one in tomllib.loads(EQUIVALENT.read_text())["mutant"]}
-    samples: dict[str, list[Mutation]] = {}
-    for module in modules:
-        found = mutations((ROOT / path_of(module)).read_text())
-        unknown = {(module, *one.identity) for one in found}
-        samples[module] = sample(module, [one for one in found if (module, *one.identity) not in listed], count)
-        listed -= unknown
-    return samples, sorted(f"{module}: {line}: {change}" for module, line, change in listed if module in modules)
+    found = [one for one in mutations(path_of(module).read_text()) if (module, *one.identity) not in listed]
+    random.Random(f"{seed} {module}").shuffle(found)
+    return found
 
 
-def ended(runs: list[Run], jobs: int) -> Iterator[Run]:
-    """Every run as it ends, ``jobs`` of them at once. Mutants get a few times as long as the tests took without one."""
-    limits: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        slots = [Slot(copy_tree(Path(folder, str(number)))) for number in range(jobs)]
-        while runs or any(slot.run for slot in slots):
-            for slot in slots:
-                if slot.run is None and runs:
-                    slot.start(runs.pop(0))
-                run = slot.end(limits.get(slot.run.module, LONGEST_SECONDS)) if slot.run else None
-                if run is None:
-                    continue
-                if run.mutation is None:
-                    limits[run.module] = 2 * run.seconds + 2 * TEST_SECONDS
-                    if not run.passed:
-                        print((slot.folder / "output.txt").read_text()[-3000:])
+def ended(runs: list[Run], jobs: int, copies: Path) -> Iterator[Run]:
+    """Every run as it ends, ``jobs`` of them at once."""
+    slots = [Slot(copy_tree(copies / str(number))) for number in range(jobs)]
+    while runs or any(slot.run for slot in slots):
+        for slot in slots:
+            if slot.run is None and runs:
+                slot.start(runs.pop(0))
+            run = slot.end() if slot.run else None
+            if run is not None:
+                if run.status in (4, 5) or (run.status and run.mutation is None):
+                    print((slot.folder / "output.txt").read_text()[-3000:])
                 yield run
-            time.sleep(0.05)
-
-
-def report(run: Run) -> None:
-    if run.mutation is None:
-        print(f"{run.module}: {'' if run.passed else 'NOT '}passed without a mutation, {run.seconds:.0f} s", flush=True)
-    elif run.passed:
-        one = run.mutation
-        print(f"  not noticed: {path_of(run.module)}:{one.number}: {one.line}\n      {one.change}", flush=True)
+        time.sleep(0.05)
 
 
 def summary(runs: Sequence[Run]) -> bool:
     """Print the scores; whether they suffice."""
-    mutants = [run for run in runs if run.mutation is not None]
-    for module in dict.fromkeys(run.module for run in mutants):
-        own = [run for run in mutants if run.module == module]
-        noticed, seconds = sum(not run.passed for run in own), sum(run.seconds for run in own)
-        print(f"{module:24} {noticed:3} of {len(own):3}   {seconds:5.0f} s")
-    noticed = sum(not run.passed for run in mutants)
-    share = noticed / len(mutants)
-    print(f"{'all':24} {noticed:3} of {len(mutants):3}   {share:.1%}")
-    return share >= NEEDED and all(run.passed for run in runs if run.mutation is None)
+    scores: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.module):
+        for name in (run.module, f"all of {MODULES[run.module]}", "all"):
+            scores.setdefault(name, []).append(run)
+    for name, own in scores.items():
+        noticed = sum(run.noticed for run in own)
+        print(f"{name:40} {noticed:3} of {len(own):3}   {noticed / len(own):6.1%}   {sum(run.seconds for run in own):5.0f} s")
+    return bool(runs) and all(
+        sum(run.noticed for run in own) >= NEEDED * len(own) for own in scores.values() if len(own) >= ENOUGH
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Mutation testing of the core modules.")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(TESTS)}; all by default")
-    parser.add_argument("--count", type=int, default=SAMPLE, help="mutants of each module (default %(default)s)")
+    parser = argparse.ArgumentParser(description="Mutation testing, and the branches that no test reaches.")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="as _http/retry; a sample of all by default")
+    parser.add_argument("--count", type=int, help="mutants of each module (12 by default), or of all (60)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the sample; another each time by default")
+    parser.add_argument("--most", type=int, default=300, help="tests asked about a mutant (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default %(default)s)")
+    parser.add_argument("--measure", nargs="*", metavar="PATH", help="measure all tests again, or these in addition")
+    parser.add_argument("--branches", action="store_true", help="only show what no test reaches")
     parser.add_argument("--list", action="store_true", help="only show the sample")
     options = parser.parse_args()
-    modules = options.modules or list(TESTS)
-    if unknown := set(modules) - TESTS.keys():
+    modules = options.modules or list(MODULES)
+    if unknown := set(modules) - MODULES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    samples, stale = chosen(modules, options.count)
-    if options.list:
-        for module, found in samples.items():
-            print(*(f"{path_of(module)}:{one.number}: {one.line}\n    {one.change}" for one in found), sep="\n")
-        return 0
     for name in PRELOADED:
         with suppress(ImportError):
             importlib.import_module(name)
+    if options.measure is not None or not SECONDS.exists():
+        measure(options.measure or [], options.jobs)
+    reached = Reached()
+    if options.branches:
+        reached.print_branches(modules)
+        return 0
+    counts = dict.fromkeys(modules, options.count or 12)
+    if not options.modules:
+        weights = [path_of(module).stat().st_size for module in modules]
+        counts = dict(Counter(random.Random(options.seed).choices(modules, weights, k=options.count or 60)))
+    print(f"--seed {options.seed}", flush=True)
+    runs: list[Run] = []
+    for module, count in counts.items():
+        for one, tests in islice(reached.tests(module, chosen(module, options.seed)), count):
+            asked = tests[: options.most]
+            limit = 2 * TEST_SECONDS + 2 * sum(reached.seconds[test] for test in asked)
+            runs.append(Run(asked, module, one, others=len(tests) - len(asked), limit=limit))
+    if options.list:
+        print(*map(str, runs), sep="\n")
+        return 0
     done: list[Run] = []
-    for run in ended([Run(module, one) for module in modules for one in [None, *samples[module]]], options.jobs):
-        report(run)
-        done.append(run)
-    print(*(f"{EQUIVALENT.name} lists what does not exist: {entry}" for entry in stale), sep="\n")
-    return 0 if summary(done) and not stale else 1
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as copies:
+        for run in ended(runs, options.jobs, Path(copies)):
+            if not run.noticed and run.first + STEP < len(run.tests):
+                runs.insert(0, replace(run, first=run.first + STEP))
+            else:
+                done.append(run)
+                print("" if run.noticed else f"not noticed: {run}\n", end="", flush=True)
+    return 0 if summary(done) else 1
 
 
 if __name__ == "__main__":

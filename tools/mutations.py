@@ -1,9 +1,8 @@
-"""Every small change to a module that a test should notice, and which of them are the module's sample."""
+"""Every small change to a module that a test should notice."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,15 +68,6 @@ def mutations(source: str) -> list[Mutation]:
     return found
 
 
-def sample(module: str, found: list[Mutation], count: int) -> list[Mutation]:
-    """Return the same ``count`` mutations every time, which edits elsewhere in the module hardly change."""
-
-    def rank(one: Mutation) -> bytes:
-        return hashlib.sha256(f"{module}|{one.line}|{one.change}|{one.occurrence}".encode()).digest()
-
-    return sorted(sorted(found, key=rank)[:count], key=lambda one: one.number)
-
-
 def _replaced(source: str, node: Node, text: str) -> str:
     """Return the source with the text of one node exchanged; positions of a node count UTF-8 bytes."""
     lines = source.encode().splitlines(keepends=True)
@@ -102,10 +92,13 @@ def _has_place(node: ast.AST) -> TypeGuard[Node]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node that is executed: no annotations, decorators, assertions, f-strings, and nothing for type checkers only."""
+    """Every node that is executed: no assertions, f-strings, and nothing for type checkers only.
+
+    What only declares is no part of it either: annotations, decorators and the arguments of classes.
+    """
     yield node
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list"):
+        if name in ("annotation", "returns", "decorator_list") or (isinstance(node, ast.ClassDef) and name == "keywords"):
             continue
         children = cast("list[object]", value) if isinstance(value, list) else [value]
         for child in children:

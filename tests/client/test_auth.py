@@ -114,7 +114,12 @@ def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("command", "message"), [("true", "printed no credential$"), ("echo tml-leak >&2; exit 3", "failed with exit code 3")]
+    ("command", "message"),
+    [
+        ("true", "printed no credential$"),
+        ("echo tml-leak >&2; exit 3", "failed with exit code 3"),
+        ("echo tml-leak; echo tml-leak", "must print one line of plain text"),
+    ],
 )
 def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
     """A command that prints nothing or fails raises an error that says so and does not quote its output."""
@@ -149,9 +154,15 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = default_key(file)
     assert found is not None
     assert found[1].key == "tml-stored"
+    assert repr(found[1]) == "StoredKey('n')"
     tinker.RestClient()
-    file.write_text('{"keys": "tml-oops"')
-    with pytest.raises(tinker.TinkerError, match="could not read") as caught:
+    for broken in ('{"keys": "tml-oops"', '{"keys": {"7": "tml-oops"}}'):
+        file.write_text(broken)
+        with pytest.raises(tinker.TinkerError, match="could not read") as caught:
+            tinker.RestClient()
+        assert "tml-oops" not in str(caught.value)
+    file.write_text('{"default": "7", "keys": {"7": {"key": "tml-oops\\nx"}}}')
+    with pytest.raises(tinker.TinkerError, match="must be one line of plain text") as caught:
         tinker.RestClient()
     assert "tml-oops" not in str(caught.value)
 

@@ -31,7 +31,7 @@ class CountedLoading(Loading):
     def __init__(self) -> None:
         super().__init__()
         self._told = threading.Semaphore(0)
-        self._counted: dict[Listener, Listener] = {}
+        self.listeners: dict[Listener, Listener] = {}
 
     def watch(self, listener: Listener) -> None:
         def tell(what: str | None) -> None:
@@ -39,11 +39,11 @@ class CountedLoading(Loading):
             if what is not None:
                 self._told.release()
 
-        self._counted[listener] = tell
+        self.listeners[listener] = tell
         super().watch(tell)
 
     def unwatch(self, listener: Listener) -> None:
-        super().unwatch(self._counted.pop(listener))
+        super().unwatch(self.listeners.pop(listener))
 
     def wait_for(self, requests: int) -> None:
         """Wait until this many requests have been informed, and the client's thread has noted it."""
@@ -99,6 +99,7 @@ def client(slow: SlowServer, clock: SteppedClock) -> Iterator[tinker.ServiceClie
     yield service
     slow.may_open.set()
     service.close().result(10)
+    assert slow.loading.listeners == {}  # a request that is over listens no more
 
 
 def ask(client: tinker.ServiceClient) -> tinker.APIFuture[GetServerCapabilitiesResponse]:

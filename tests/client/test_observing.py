@@ -10,18 +10,24 @@ from typing import Any
 
 import httpx
 import pytest
+from support.cases import for_each
 
 import tinker
 from tinker._loop import loop_thread
 from tinker.observing import (
     AttemptStarted,
+    CircuitChange,
     Event,
     FutureSettled,
     FutureStarted,
+    LogObserver,
     Metrics,
+    ModelLoading,
     QueueChange,
+    RecoveryChange,
     RequestAttempt,
     RequestRetry,
+    SessionLost,
     Timings,
 )
 from tinker.testing import SteppedClock, toy_server
@@ -249,3 +255,30 @@ def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     lines = [record for record in caplog.records if "asample" in record.message and "failed" in record.message]
     assert len(lines) == 100
     assert [line.levelno for line in lines].count(logging.WARNING) == 1
+
+
+@for_each(
+    "event, level, line",
+    [
+        (
+            SessionLost(operation="session", silent_seconds=9, error=OSError("x")),
+            "WARNING",
+            "session lost its session, silent for 9 s: x",
+        ),
+        (
+            CircuitChange(circuit="c", state="open", failures=3),
+            "WARNING",
+            "circuit_breaker c is open after 3 failures in a row",
+        ),
+        (RecoveryChange(run_id="r", stage="started"), "WARNING", "recovery of r started"),
+        (RecoveryChange(run_id="r", stage="failed", error=OSError("x")), "WARNING", "recovery of r failed: x"),
+        (ModelLoading(what="torch"), "INFO", "loading torch began"),
+        (ModelLoading(what="torch", seconds=2), "INFO", "loading torch took 2.0 s"),
+    ],
+)
+def test_lines_of_rare_events(caplog: pytest.LogCaptureFixture, event: Event, level: str, line: str) -> None:
+    """What happens to a session, a circuit, a run and a model is one line each; losses are warnings."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "tinker.events"):
+        LogObserver()(event)
+    assert [(record.levelname, record.message) for record in caplog.records] == [(level, line)]

@@ -116,6 +116,8 @@ def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: G
         chunks = [*first, *stream]
     (expected,) = sampler.sample(PROMPT, 1, SHORT).result(10).sequences
     assert joined(chunks) == list(expected.tokens)
+    assert stream.received_tokens == len(expected.tokens)
+    assert repr(stream) == f"<SampleStream ended, {len(expected.tokens)} tokens>"
     assert [value for chunk in chunks for value in chunk.logprobs or ()] == pytest.approx(expected.logprobs)
     assert [chunk.stop_reason for chunk in chunks if chunk.stop_reason] == ["length"] == [expected.stop_reason]
 
@@ -297,6 +299,12 @@ def test_unknown_events_are_ignored(client: tinker.SamplingClient, wire: Any) ->
     answer(wire, event(type="progress", percent=3), b"event: x\n" + TOKENS, event(type="tokens", tokens=[3], more=1), DONE)
     chunks = list(client.sample_stream(PROMPT, 1, SHORT))
     assert (joined(chunks), chunks[-1].logprobs) == ([1, 2, 3], None)
+
+
+def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any) -> None:
+    """The event that ends a stream is the last that is read, whatever the server sends or does afterwards."""
+    answer(wire, TOKENS, DONE, b"data: {\n\n", httpx.ReadError("gone"))
+    assert joined(list(client.sample_stream(PROMPT, 1, SHORT))) == [1, 2]
 
 
 def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:

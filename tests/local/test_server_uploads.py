@@ -136,9 +136,12 @@ def test_an_upload_is_forgotten_after_its_time(make_api: MakeApi) -> None:
     status, detail = api.refused("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": LORA})
     assert (status, "max_uploads" in detail) == (429, True)
     clock.seconds += 3600
-    assert start(api)["upload_id"] != upload["upload_id"]
+    later = start(api)
+    assert later["upload_id"] != upload["upload_id"]
     assert stray_files(api.state.settings.data_dir) == []
     assert api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})[0] == 404
+    clock.seconds += 3600
+    assert api.refused("external_weights_upload_finish", {"upload_id": later["upload_id"]})[0] == 404
 
 
 def npz(**arrays: Any) -> bytes:

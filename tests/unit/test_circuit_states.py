@@ -15,6 +15,7 @@ import pytest
 import tinker
 from tinker._http.auth import Credential
 from tinker._http.circuits import MAX_CIRCUITS, Circuit, CircuitGuard, CircuitRegistry, CircuitRules
+from tinker._http.limits import Budget, Holding
 from tinker.circuit_breaker import CircuitStatus
 from tinker.errors import status_error_type
 from tinker.observing import CircuitChange
@@ -372,3 +373,26 @@ def test_unused_circuits_are_dropped() -> None:
         registry.circuit("a", Credential(f"key {index}"))
     assert len(registry.circuits) <= MAX_CIRCUITS
     assert registry.circuit("a", Credential("failing")) is failing
+
+
+def test_an_attempt_waits_for_what_else_it_needs(breaker: tinker.CircuitBreaker) -> None:
+    """Behind a circuit, an attempt waits until the client's limit has room, and releases its part when it ends."""
+
+    async def scenario() -> None:
+        registry: CircuitRegistry = vars(breaker)["_registry"]
+        budget = Budget(1)
+        first, second = (
+            CircuitGuard(registry.circuit("a"), registry.rules, registry.tell, Holding(budget, 1)) for _ in range(2)
+        )
+        assert first.try_enter()
+        assert not second.try_enter()
+        waiting = asyncio.ensure_future(second.enter())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        first.leave(None)
+        await waiting
+        assert not budget.try_acquire()
+        second.leave(None)
+        assert budget.try_acquire()
+
+    asyncio.run(scenario())

@@ -37,16 +37,8 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def organization(self) -> str | None:
         """Return the name of its organization, where the details say it."""
-        return self._detail("org_details", "name")
-
-    @property
-    def email(self) -> str | None:
-        """Return the address of its user, where the details say it."""
-        return self._detail("user_details", "email")
-
-    def _detail(self, part: str, name: str) -> str | None:
-        found: object = (self.details or {}).get(part)
-        value = cast("Mapping[str, object]", found).get(name) if isinstance(found, Mapping) else None
+        found: object = (self.details or {}).get("org_details")
+        value = cast("Mapping[str, object]", found).get("name") if isinstance(found, Mapping) else None
         return value if isinstance(value, str) else None
 
 

@@ -163,11 +163,6 @@ class State(ServerEvents):
     def _workers(self) -> Sequence[Worker[Engine] | Worker[Sampler]]:
         return self._worker, *self._samplers
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether closing has not begun."""
-        return not self._closed
-
     def require_open(self) -> None:
         """Raise APIProblem 503 once closing has begun."""
         if self._closed:

@@ -27,11 +27,6 @@ class Notifier:
         self._lock = threading.Lock()
         self._wakers: list[Callable[[], None]] = []
 
-    @property
-    def waiters(self) -> int:
-        """Return how many wait."""
-        return len(self._wakers)
-
     def notify_all(self) -> None:
         """Wake all waiters. Make their condition true first."""
         with self._lock:
@@ -174,11 +169,6 @@ class ServerFuture:
     def outcome(self) -> RequestOutcome | None:
         """None while pending."""
         return self._outcome
-
-    @property
-    def waiters(self) -> int:
-        """Return how many wait for it now."""
-        return self._notifier.waiters
 
     def resolve(self, outcome: RequestOutcome) -> bool:
         """Set the outcome and wake the waiters; return False, changing nothing, if there is one already."""
