@@ -26,7 +26,7 @@ This page lists the operations of the contract. For each one it says:
 - how it is known: recorded (tests/golden keeps an exchange of a real client), executed, read (in a client's code) or assumed;
 - whether the local server serves it;
 - what in the client uses it;
-- which test files name it. tests/contract checks every recorded exchange too.
+- which test files mention it. In addition, the tests in tests/contract check every recorded exchange.
 
 `python -m codegen generate` writes the page from openapi.yaml and the sources; do not edit it.
 """

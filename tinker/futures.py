@@ -33,7 +33,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
 
     ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the
-    task that awaits it, the client stops waiting; a request that the server has accepted stays accepted.
+    task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and counts.
 
     An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
     called with the future. An error that is never received is logged when the future is garbage-collected, or at exit.
@@ -182,7 +182,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             The result of the operation.
 
         Raises:
-            TimeoutError: The timeout expired; unlike in :meth:`result`, the operation is cancelled.
+            TimeoutError: The timeout expired. Unlike in :meth:`result`, the future is cancelled, as by :meth:`cancel`.
             TinkerError: The error of the operation.
         """
         check_timeout(timeout)
@@ -230,8 +230,11 @@ class APIFuture(Described, concurrent.futures.Future[T]):
     def cancel(self) -> bool:
         """Stop waiting.
 
+        A request that the client has begun to send is still carried out: the gradient of a cancelled ``forward_backward`` is
+        part of the next ``optim_step``. Do not repeat it.
+
         Returns:
-            Whether the future is cancelled; False if it already has a result.
+            Whether the future is cancelled, whatever becomes of the request; False if it already has a result.
         """
         if not super().cancel():
             return False

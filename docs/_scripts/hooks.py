@@ -23,6 +23,10 @@ _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)"
 # what is for developers of servers and of this project.
 _UNSEARCHED = ("conformance/", "coverage", "changelog")
 _LATER = ("reference/", "contract/", "server-page", "chaos", "architecture", "ecosystem", "glossary", "examples", "cli")
+_BOOSTS = {"migrating/": 0.2, "reference/wire/": 0.02}  # names that contain the names of a guide or of a method
+# Where the types with headings on these pages are defined, so that signatures link to them.
+_TYPE_PAGES = ("reference/types/", "reference/records/")
+_TYPE_MODULES = ("tinker.types", "tinker.types.params", "tinker.types.results", "tinker_wire.models", "tinker.training_client")
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([\w./-]+\.svg)" ?/></p>')
 
 
@@ -31,15 +35,25 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.url.startswith(_UNSEARCHED):
         page.meta["search"] = {"exclude": True}
     else:
-        page.meta["search"] = {"boost": 0.5 if page.url.startswith(_LATER) else 2}
+        page.meta["search"] = {"boost": _BOOSTS.get(page.url, 0.5 if page.url.startswith(_LATER) else 2)}
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
 
 
-def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
     """Called for each page once it is HTML."""
+    if page.url in _TYPE_PAGES:
+        link_types(page, config.plugins["autorefs"])
     html = _NAMED_FILE.sub(lambda found: link_example(found[0], found[1], page.url), html)
     return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
+
+
+def link_types(page: Any, references: Any) -> None:
+    """Let signatures link to the types that have a heading on this page without a docstring."""
+    for heading in (one for part in page.toc for section in part.children for one in section.children):
+        if "." not in heading.id:  # which a docstring has
+            for module in _TYPE_MODULES:
+                references.register_anchor(page, f"{module}.{heading.title}", heading.id)
 
 
 def link_example(shown: str, name: str, url: str) -> str:
@@ -54,6 +68,7 @@ def link_example(shown: str, name: str, url: str) -> str:
 def on_post_build(*, config: Any, **_: Any) -> None:
     """Called once the site is built: writes the pages of the sources that the reference links to."""
     site = Path(config["site_dir"])
+    put_exact_names_first(site / "search" / "search_index.json")
     pages = (page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     found = {name for page in pages for name in _SOURCE.findall(page)}
     examples = {file.relative_to(DOCS.parent).as_posix() for file in (DOCS.parent / "examples").rglob("*.py")}
@@ -61,6 +76,16 @@ def on_post_build(*, config: Any, **_: Any) -> None:
         write(site, name, source(name))
     for file in (DOCS.parent / "examples").rglob("*.ipynb"):
         write(site, file.relative_to(DOCS.parent).as_posix(), notebook(file))
+
+
+def put_exact_names_first(file: Path) -> None:
+    """A search finds what begins with its word too, rare names first: the method that others begin with goes before them."""
+    index = json.loads(file.read_text(encoding="utf-8"))
+    methods = [one for one in index["docs"] if one["location"].startswith("reference/clients/#")]
+    for method in methods:
+        if any(one["title"].startswith(f"{method['title']}_") for one in methods):
+            method["boost"] = 16
+    file.write_text(json.dumps(index, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
 def write(site: Path, name: str, text: str) -> None:

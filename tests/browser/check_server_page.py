@@ -175,6 +175,28 @@ def test_the_page_fits_its_window(page: Any, width: int, scheme: str) -> None:
     assert abs(light[0] - light[1]) > 400
 
 
+def test_a_phone_shows_every_column(page: Any) -> None:
+    """At 400 pixels each cell of the runs, checkpoints and sessions is in the window, buttons too, and nothing scrolls sideways."""
+    page.set_viewport_size({"width": 400, "height": 800})
+    enter_key(page)
+    first = page.locator("#runs tbody tr").first
+    assert [first.get_by_text(text, exact=True).count() for text in ("4", "open", "tinker/toy")] == [1, 1, 1]
+    assert page.locator("#checkpoints").get_by_role("button").count() == 4
+    beyond = "found => found.filter(one => one.getBoundingClientRect().right > 400).map(one => one.textContent)"
+    assert page.locator("td, button, select").evaluate_all(beyond) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_checkpoints_to_sample_from_begin_with_their_names(page: Any) -> None:
+    """The end of a path is what a narrow list shows of it; the whole path is the title."""
+    enter_key(page)
+    page.locator("#checkpoints tbody tr").filter(has_text="/end").get_by_role("button", name="Sample").click()
+    picker = page.get_by_label("model 1")
+    assert picker.locator("option:checked").inner_text() == "end of first try"
+    assert picker.get_attribute("title") == picker.input_value()
+    assert picker.input_value().endswith("/sampler_weights/end")
+
+
 def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None:
     """Swagger UI lists the operations of the contract, and asks this server."""
     page = browser.new_page()

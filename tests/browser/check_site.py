@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ SEARCHES = {
     "timeout": "errors/", "max_tokens": "sampling/", "streaming": "sampling/", "retry": "retries/", "proxy": "configuration/",
     "image": "vision/", "logprobs": "sampling/", "seed": "sampling/", "progress": "sampling/", "evaluate": "evaluation/",
     "tools": "multi-turn/", "pytest": "testing/", "learning rate": "sft/", "api key": "servers/", "custom loss": "custom-loss/",
+    "crash": "checkpoints/#continue-your-own-script-after-a-crash", "cancel": "errors/#cancel-a-request",
+    "sample": "reference/clients/#tinker.SamplingClient.sample",
+    "forward_backward": "reference/clients/#tinker.TrainingClient.forward_backward",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -28,6 +32,9 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 BROKEN = """() => [...document.querySelectorAll("td code")]
   .filter((code) => /^[^\\s-]+$/.test(code.textContent) && new Set([...code.getClientRects()].map((one) => Math.round(one.top))).size > 1)
   .map((code) => `broken: ${code.textContent}`)"""
+# Entries of the contents that are cut off, so that two may look alike.
+CUT = """() => [...document.querySelectorAll(".md-nav--secondary .md-ellipsis")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => `cut: ${one.textContent.trim()}`)"""
 # Texts whose color differs too little from what is behind them: 4.5 to 1, or 3 to 1 for large ones (WCAG 2.1, AA).
 CONTRAST = """() => {
   const parse = (color) => {
@@ -108,7 +115,7 @@ def look(browser: Any, url: str, width: int, scheme: str) -> dict[str, list[str]
     for name in PAGES:
         said.clear()
         page.goto(url + ("" if name == "." else f"{name}/"), wait_until="load")
-        found = [*said, *page.evaluate(CONTRAST), *page.evaluate(BROKEN)]
+        found = [*said, *page.evaluate(CONTRAST), *page.evaluate(BROKEN), *page.evaluate(CUT)]
         if (pixels := page.evaluate(OVERFLOW)) > 0:
             found.append(f"scrolls by {pixels} pixels")
         if found:
@@ -125,12 +132,13 @@ def test_every_page(browser: Any, url: str, width: int, scheme: str) -> None:
 
 @pytest.mark.parametrize("word", SEARCHES)
 def test_a_search_shows_the_page(browser: Any, url: str, word: str) -> None:
-    """The page that is about a word is the first result."""
+    """The page that is about a word is the first result, and the section about it the first of that page."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.goto(url)
     page.click("label.md-search__icon[for=__search]", force=True)
     page.fill("input.md-search__input", word)
     page.wait_for_selector(".md-search-result__item a")
-    shown = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__item > a")]
+    shown = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__item a")]
     page.close()
-    assert shown[0].partition("?")[0] == f"{url}{SEARCHES[word]}", shown[:5]
+    wanted = SEARCHES[word]  # a page, or a section, which is below its page
+    assert re.sub(r"\?[^#]*", "", shown["#" in wanted]) == f"{url}{wanted}", shown[:5]

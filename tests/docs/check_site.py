@@ -33,6 +33,8 @@ def find_pages(site: Path, word: str, part: str) -> set[str]:
         ("DPO", "dpo"),
         ("distillation", "distillation"),
         ("resume", "checkpoints"),
+        ("crash", "checkpoints"),
+        ("cancel", "errors"),
         ("cost", "usage"),
         ("KL", "regularizers"),
         ("evaluate", "evaluation"),
@@ -85,6 +87,13 @@ def test_constructors_show_what_users_pass(site: Path) -> None:
     assert re.search(r"TrainingClient\(\)", text)
     assert re.search(r"SamplingClient\(\)", text)
     assert not re.search(r"\b_holder\b", text)
+
+
+def test_signatures_link_to_types(site: Path) -> None:
+    """Each type of the package in a signature of a client is a link."""
+    text = (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r'<span title="(tinker\.types[^"]*|[^"]*LossConfig)"', text) == []
+    assert re.search(r'href="\.\./types/#lossfntype"[^>]*>LossFnType<', text)
 
 
 def test_nothing_is_left_to_fill_in(site: Path) -> None:

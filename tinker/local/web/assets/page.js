@@ -26,10 +26,14 @@ async function ask(path, options = {}) {
 // Text
 
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const precise = (value) => (value === undefined ? "" : Number(value.toPrecision(4)).toString());
+const precise = (value) => (value == null ? "" : Number(value.toPrecision(4)).toString()); // null: a tick that is not labelled, no point
 
-// Identifiers begin with the session's, which says less than their end.
+// Identifiers begin with the session's, which says less than their end; of a path, the name at its end says most.
 const nameOf = (run) => run.name ?? brief(run.id);
+function labelOf(model, runs) {
+  const [, run, name] = model.match(/^tinker:\/\/([^/]+)\/[^/]+\/(.+)$/) ?? [];
+  return name ? `${name} of ${nameOf(runs.find((one) => one.id === run) ?? { id: run })}` : model;
+}
 const brief = (id) => id.replace(/([0-9a-f]{6})[0-9a-f]{2}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/, "$1…");
 
 function bytes(count) {
@@ -64,7 +68,7 @@ function Chart({ x, series, names, label, log = false }) {
   }, []);
   useEffect(() => {
     const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
-    const said = (_, value) => (value == null ? "" : precise(value)); // no point is under the pointer
+    const said = (_, value) => precise(value);
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
       width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
@@ -130,14 +134,14 @@ function Runs({ facts, run, choose, beside, setBeside }) {
       <label><input type="checkbox" checked=${open} onChange=${(event) => setOpen(event.target.checked)} /> open</label>
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
-      <div class="scroll"><table><thead><tr><th>run</th><th>project</th><th>base model</th><th class="number">rank</th>
+      <div class="scroll"><table class="wraps"><thead><tr><th>run</th><th>project</th><th>base model</th><th class="number">rank</th>
       <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th><th>compare</th></tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
         <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
-        <td>${one.project}</td><td>${one.base_model}</td>
-        <td class="number">${one.rank}</td><td class="number">${one.steps}</td><td class="number">${precise(one.metrics["loss per token"])}</td>
+        <td data-name="project">${one.project}</td><td>${one.base_model}</td>
+        <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>
         <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"} title=${one.reason}>${one.state}</td>
-        <td>${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>`}
+        <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>`}
     </section>
     <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => name === "loss per token"} /></section>
     <section><h2>Rewards and other metrics</h2>
@@ -148,7 +152,7 @@ function Runs({ facts, run, choose, beside, setBeside }) {
 function Checkpoints({ facts, sampleFrom }) {
   return html`<section class="wide" id="checkpoints"><h2>Checkpoints</h2>
     ${facts.checkpoints.length === 0 && html`<p class="faint">None yet.</p>`}
-    ${facts.checkpoints.length > 0 && html`<div class="scroll"><table><thead><tr><th>path</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
+    ${facts.checkpoints.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>path</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
       <tbody>${facts.checkpoints.map((one) => html`<tr><td class="id" title=${one.path}>${brief(one.path)}</td><td>${one.kind}</td>
         <td>${ago(facts.now - one.created_at)}</td><td class="number">${bytes(one.nbytes)}</td>
         <td>${one.kind === "sampler_weights" && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
@@ -200,8 +204,8 @@ function Playground({ facts, chosen, choose, needKey }) {
     <div class="row">${number("max_tokens", 1)} ${number("temperature", 0.1)} ${number("seed", 1)}
       <button class="main" disabled=${running || !prompt} onClick=${run}>Sample</button>
       ${running && html`<button onClick=${() => running.abort()}>Stop</button>`}</div>
-    <div class="pair">${[0, 1].map((side) => html`<div><select aria-label=${`model ${side + 1}`} value=${chosen[side]} onChange=${(event) => choose(side, event.target.value)}>
-      ${side === 1 && html`<option value="">nothing to compare with</option>`}${models.map((one) => html`<option value=${one}>${brief(one)}</option>`)}</select>
+    <div class="pair">${[0, 1].map((side) => html`<div><select aria-label=${`model ${side + 1}`} title=${chosen[side]} value=${chosen[side]} onChange=${(event) => choose(side, event.target.value)}>
+      ${side === 1 && html`<option value="">nothing to compare with</option>`}${models.map((one) => html`<option value=${one} title=${one}>${labelOf(one, facts.runs)}</option>`)}</select>
       <pre aria-live="polite">${texts[side]}</pre></div>`)}</div></section>`;
 }
 
@@ -233,9 +237,9 @@ function Sessions({ facts, dead }) {
   return html`<section class="wide"><h2>Sessions and queue</h2>
     <div class="scroll"><table id="queue"><thead><tr><th>waiting or running for</th><th class="number">training</th><th class="number">sampling</th></tr></thead>
       <tbody>${facts.models.map((one) => html`<tr><td>${one.base_model}${one.restarts.length > 0 && ` (${one.restarts.length} replicas, ${one.restarts.reduce((sum, count) => sum + count, 0)} restarts)`}</td><td class="number">${one.pending.training}</td><td class="number">${one.pending.sampling}</td></tr>`)}</tbody></table></div>
-    ${facts.sessions.length > 0 && html`<div class="scroll"><table><thead><tr><th>session</th><th>project</th><th class="number">runs</th><th class="number">samplers</th><th>begun</th><th>last seen</th><th>client</th></tr></thead>
-      <tbody>${facts.sessions.map((one) => html`<tr><td class="id" title=${one.id}>${one.name ?? brief(one.id)}</td><td>${one.project}</td><td class="number">${one.runs}</td>
-        <td class="number">${one.samplers}</td><td>${ago(facts.now - one.created_at)}</td><td class=${one.alive && !dead ? "good" : "faint"}>${!one.alive ? "ended" : dead ? "not known" : ago(one.silent_seconds)}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
+    ${facts.sessions.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>session</th><th>project</th><th class="number">runs</th><th class="number">samplers</th><th>begun</th><th>last seen</th><th>client</th></tr></thead>
+      <tbody>${facts.sessions.map((one) => html`<tr><td class="id" title=${one.id}>${one.name ?? brief(one.id)}</td><td data-name="project">${one.project}</td><td class="number" data-name="runs">${one.runs}</td>
+        <td class="number" data-name="samplers">${one.samplers}</td><td data-name="begun">${ago(facts.now - one.created_at)}</td><td data-name="last seen" class=${one.alive && !dead ? "good" : "faint"}>${!one.alive ? "ended" : dead ? "not known" : ago(one.silent_seconds)}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
 }
 
 function KeyForm({ wrong, done }) {
