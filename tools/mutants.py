@@ -309,7 +309,7 @@ def summary(runs: Sequence[Run]) -> bool:
     for run in sorted(runs, key=lambda run: run.module):
         for name in (run.module, f"all of {MODULES[run.module]}", "all"):
             scores.setdefault(name, []).append(run)
-    for name, own in scores.items():
+    for name, own in sorted(scores.items(), key=lambda score: score[0].startswith("all")):
         noticed = sum(run.noticed for run in own)
         print(f"{name:40} {noticed:3} of {len(own):3}   {noticed / len(own):6.1%}   {sum(run.seconds for run in own):5.0f} s")
     return bool(runs) and all(

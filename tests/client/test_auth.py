@@ -171,3 +171,8 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_claims_of_invalid_tokens(text: str) -> None:
     """A string that is not a JWT has no claims and raises nothing."""
     assert read_claims(text).exp is None
+
+
+def test_claims_of_any_length() -> None:
+    """Claims are read whatever their length, although a JWT has no padding."""
+    assert [read_claims(jwt(number)).sub for number in map(pow, [10] * 13, range(13))] == [f"user-{10**n}" for n in range(13)]
