@@ -82,7 +82,7 @@ def _read() -> str | None:
         return ""
 
 
-class _Answer:
+class _StreamedAnswer:
     """An answer so far. Without a ``stop_reason`` it was interrupted."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class _ChatSession:
     def answer(self, text: str) -> None:
         """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
         self._turns.append({"role": "user", "content": text})
-        prompt, answer = self._prompt(), _Answer()
+        prompt, answer = self._prompt(), _StreamedAnswer()
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
             say(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over")
@@ -178,7 +178,7 @@ class _ChatSession:
             click.echo()
         self._turns.append(turn)
 
-    def _stream(self, prompt: tinker.ModelInput, answer: _Answer) -> Iterator[str]:
+    def _stream(self, prompt: tinker.ModelInput, answer: _StreamedAnswer) -> Iterator[str]:
         """Yield the pieces of an answer, to its end or to the first stop, and note its tokens."""
         stops = self._stops()
         longest = self._params.max_tokens or 1
