@@ -118,6 +118,8 @@ class Alias:
     doc: str
     annotation: str
     needs: frozenset[str] = frozenset()
+    #: The listed values alone, of an open enum that requests contain: what a type checker lets callers write.
+    listed: str | None = None
     kind: ClassVar[str] = "alias"
 
 
@@ -132,7 +134,8 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        return sorted(item.name for item in self.definitions)
+        listed = [f"Listed{item.name}" for item in self.definitions if isinstance(item, Alias) and item.listed]
+        return sorted([*(item.name for item in self.definitions), *listed])
 
 
 @dataclass
@@ -236,7 +239,7 @@ def read_schema(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
     if "oneOf" in schema:
         return read_union(name, node, index)
     if "enum" in schema:
-        return read_enum(name, node)
+        return read_enum(name, node, index)
     if "$ref" in schema:
         raise node.refusal("a second name for a schema; use the first")
     return read_shape(name, node, index)
@@ -261,13 +264,17 @@ def read_any(name: str, node: DocumentNode) -> Alias:
     return Alias(name, doc_of(node), "Any")
 
 
-def read_enum(name: str, node: DocumentNode) -> Alias:
+def read_enum(name: str, node: DocumentNode, index: SchemaIndex) -> Alias:
     node.only(ENUM_SCHEMA, "an enum")
     values = node["enum"].elements()
     if node.get("type") != "string" or not values or not all(isinstance(value.value, str) for value in values):
         raise node.refusal("only a non-empty enum of `type: string` is understood")
     literal = f"Literal[{', '.join(repr(value.value) for value in values)}]"
-    return Alias(name, doc_of(node), f"{literal} | str" if node.flag("x-open-enum") else literal)
+    if not node.flag("x-open-enum"):
+        return Alias(name, doc_of(node), literal)
+    if name not in index.sent:
+        return Alias(name, doc_of(node), f"{literal} | str")
+    return Alias(name, doc_of(node), f"Listed{name} | str", listed=literal)
 
 
 def read_union(name: str, node: DocumentNode, index: SchemaIndex) -> Alias | OpenUnion:

@@ -133,7 +133,8 @@ class TrainingClient(Signposted, ReadyClient):
         Args:
             data: The examples. Each loss input has the length of its datum's model input as its first dimension.
             loss_fn: The name of a loss that the server supports, such as ``cross_entropy``, ``importance_sampling`` or ``ppo``.
-                Losses are summed over tokens, not averaged.
+                Losses are summed over tokens, not averaged. Type checkers accept the names of ``LossFnType``; for another
+                one that only your server has, write ``cast("types.LossFnType", name)``.
             loss_fn_config: Settings of the loss by name, numbers or strings. None means the server's defaults.
 
         Returns:

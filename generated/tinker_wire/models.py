@@ -118,6 +118,9 @@ __all__ = [
     "JoinSamplingSessionRequest",
     "JoinSamplingSessionResponse",
     "ListSessionsResponse",
+    "ListedCheckpointType",
+    "ListedClientSessionFinishReasonType",
+    "ListedLossFnType",
     "LoadWeightsRequest",
     "LoadWeightsResponse",
     "LoraConfig",
@@ -520,7 +523,10 @@ class SessionHeartbeatResponse(_Record, frozen=True, kw_only=True, omit_defaults
     """Always `session_heartbeat`."""
 
 
-ClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"] | str
+ListedClientSessionFinishReasonType: TypeAlias = Literal["success", "errored", "interrupted"]
+"""The listed values of `ClientSessionFinishReasonType`."""
+
+ClientSessionFinishReasonType: TypeAlias = ListedClientSessionFinishReasonType | str
 """How a session went, as its client saw it."""
 
 
@@ -1256,9 +1262,12 @@ class Datum(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """The tokens that go in."""
 
 
-LossFnType: TypeAlias = (
-    Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "custom"] | str
-)
+ListedLossFnType: TypeAlias = Literal[
+    "cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "custom"
+]
+"""The listed values of `LossFnType`."""
+
+LossFnType: TypeAlias = ListedLossFnType | str
 """Losses known by name; a server may know others."""
 
 LossFnConfig: TypeAlias = dict[str, float | str]
@@ -1707,7 +1716,10 @@ class CopyWeightsResponse(_Record, frozen=True, kw_only=True, omit_defaults=True
     """The checkpoint, `tinker://<training_run_id>/<kind>/<name>`."""
 
 
-CheckpointType: TypeAlias = Literal["training", "sampler", "external"] | str
+ListedCheckpointType: TypeAlias = Literal["training", "sampler", "external"]
+"""The listed values of `CheckpointType`."""
+
+CheckpointType: TypeAlias = ListedCheckpointType | str
 """The kinds `weights`, `sampler_weights` and `external_weights` of tinker paths, by their type names."""
 
 

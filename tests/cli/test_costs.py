@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def test_prices_come_from_the_environment(
         assert "no price for tinker/toy" in refused.stderr
     other.write_text("[]")
     assert "is not a price list" in call("train", examples, *TRAIN, "--estimate", "--prices", str(other)).stderr
+
+
+def test_the_result_of_one_step(call: Call, examples: str, prices: str) -> None:
+    """One step has one loss; a server of this process shows a cost only with a price list."""
+    pytest.importorskip("transformers")
+    shown = call("train", examples, "-m", "tinker/toy", "--rank", "4", "--batch-size", "8").stdout
+    assert re.search(r"^Loss +[0-9.]+$", shown, re.M)
+    local = call("train", examples, *TRAIN, "--estimate", base_url="local://toy").stdout
+    assert "Trained (tokens)  60" in local
+    assert "Cost" not in local
+    assert "Cost" in call("train", examples, *TRAIN, "--estimate", "--prices", prices, base_url="local://toy").stdout
 
 
 def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:

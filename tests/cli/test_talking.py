@@ -51,6 +51,18 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "empty.jsonl").read_text())["messages"] == []
 
 
+def test_answers_of_a_chat_as_json(call: Call) -> None:
+    """With -f json each answer is one line of JSON with the fields of a sample, and nothing else is on the output stream."""
+    pytest.importorskip("transformers")
+    result = call("-f", "json", "chat", "--max-tokens", "4", "--temperature", "0", input="hi\nyo\n")
+    assert result.exit_code == 0, result.output
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [list(answer) for answer in answers] == [["role", "content", "tokens", "stop_reason"]] * 2
+    assert [(answer["role"], len(answer["tokens"]), answer["stop_reason"]) for answer in answers] == [
+        ("assistant", 4, "length")
+    ] * 2
+
+
 @pytest.mark.parametrize("command", ["sample", "chat", "train"])
 @pytest.mark.parametrize("option", [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-k", "-5"), ("--top-p", "1.5")])
 def test_options_out_of_range(call: Call, tmp_path: Path, command: str, option: tuple[str, str]) -> None:
@@ -252,10 +264,22 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
     assert [(row["steps"], row["first"], row["best"], row["last"]) for row in rows] == [(3, 4.0, 2.0, 2.0), (3, 5.0, 1.0, 1.0)]
     shown = call("run", "compare", *logs, "--plot", "both.svg").stdout
     assert "* a.jsonl   o b.jsonl" in shown
+    assert "Tokens/s" in shown
     assert (tmp_path / "both.svg").read_text().count("<polyline") == 2
     assert "There are: " in call("run", "compare", *logs, "--metric", "reward").stderr
     (tmp_path / "no.jsonl").write_text("hello\n")
     assert "no.jsonl is not a log of a run" in call("run", "compare", "no.jsonl").stderr
+
+
+def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
+    """Where curves lie on one another their marks take turns, and a column that no run fills is left out."""
+    lines = "".join(json.dumps({"step": at, "loss": 5.0 - at}) + "\n" for at in range(5))
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(lines)
+    shown = call("run", "compare", "a.jsonl", "b.jsonl").stdout
+    chart = "".join(line.partition("|")[2] for line in shown.splitlines())
+    assert (chart.count("*"), chart.count("o")) == (3, 2)
+    assert "Tokens/s" not in shown
 
 
 def test_runs_of_different_metrics_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
     ("line", "words"),
     [
         ('{"promt": "a"}', 'line 2: unknown key "promt"; did you mean "prompt"?\n'),
-        ('{"prompt": "a"}', 'line 2: "prompt" needs "completion" beside it; got prompt\n'),
+        ('{"prompt": "a"}', 'line 2: "prompt" needs "completion" beside it\n'),
         ('{"prompt": "a", "completon": "b"}', 'line 2: unknown key "completon"; did you mean "completion"?\n'),
         (
             '{"other": "a"}',
@@ -229,7 +229,7 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
         ('{"tokens": [1, "2"]}', 'line 2: "tokens" must be a list of integers from 0; at position 1 it has "2"\n'),
         ('{"prompt": "a", "completion": "b"', "line 2: not JSON: Expecting ',' delimiter (column 34)\n"),
         ('["a", "b"]', "line 2: a line is an object, {...}\n"),
-        ('{"answer": "a"}', 'line 2: "answer" needs "prompt" beside it; got answer\n'),
+        ('{"answer": "a"}', 'line 2: "answer" needs "prompt" beside it\n'),
         ("{a", "line 2: not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ('{"tokens": [1], "weights": [1]}', "nothing to learn"),
         (

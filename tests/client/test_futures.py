@@ -7,6 +7,7 @@ import concurrent.futures
 import logging
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -106,6 +107,37 @@ def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire
     wire.faults.clear()
     training.optim_step(ADAM).result(10)
     assert [one.seq_id for one in wire.requests("optim_step")] == [1, 2]
+
+
+@pytest.mark.parametrize("moment", ["while it is sent", "while it is awaited"])
+@pytest.mark.parametrize("name", ["forward", "forward_backward", "optim_step", "save_state"])
+def test_a_cancelled_request_that_changes_the_run_is_told(
+    training: tinker.TrainingClient, wire: Any, datum: Any, caplog: pytest.LogCaptureFixture, name: str, moment: str
+) -> None:
+    """One warning says that what the server accepted still takes effect on the run; a request without effect needs none."""
+    calls: dict[str, Callable[[], tinker.APIFuture[Any]]] = {
+        "forward": lambda: training.forward([datum()], "cross_entropy"),
+        "forward_backward": lambda: training.forward_backward([datum()], "cross_entropy"),
+        "optim_step": lambda: training.optim_step(ADAM),
+        "save_state": lambda: training.save_state("kept"),
+    }
+    operation = {"save_state": "save_weights", "forward": "forward_backward"}.get(name, name)
+    training.get_info()
+    if moment == "while it is sent":
+        release = wire.hold(operation)
+        future = calls[name]()
+        wire.wait_for(operation)
+    else:
+        wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+        polls, release = len(wire.requests("retrieve_future")), wire.faults.clear
+        future = calls[name]()
+        wire.wait_for("retrieve_future", polls + 1)
+    assert future.cancel()
+    release()
+    training.save_state("after").result(10)
+    told = [record.getMessage() for record in caplog.records if "cancelled" in record.getMessage()]
+    assert len(told) == (name in ("forward_backward", "optim_step"))
+    assert all(text.startswith(f"{name} was cancelled after the server had accepted it") for text in told)
 
 
 def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wire: Any) -> None:

@@ -156,7 +156,7 @@ def test_results_are_writable() -> None:
 def test_image_asset_pointer_is_refused() -> None:
     """A chunk that protobuf requests cannot express is refused, naming the datum."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
-    with pytest.raises(ValueError, match="datum 1: an ImageAssetPointerChunk"):
+    with pytest.raises(ValueError, match=r"data\[1\]: an ImageAssetPointerChunk"):
         proto.encode_data([Datum(ModelInput.empty()), Datum(ModelInput(chunks=[pointer]))])
 
 

@@ -107,7 +107,7 @@ def test_requests_that_cannot_be_sent_are_refused() -> None:
     """A chunk without a protobuf form is refused, naming the datum; without a number the message has 0."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
     work = ForwardBackwardInput(data=[Datum(ModelInput(chunks=[pointer]))], loss_fn="ppo")  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="datum 0"):
+    with pytest.raises(ValueError, match=r"data\[0\]"):
         request_conv.forward_backward_request_to_proto(ForwardBackwardRequest(forward_backward_input=work, model_id="m"))
     empty = ForwardBackwardInput(data=[], loss_fn="ppo")
     made = request_conv.forward_backward_request_to_proto(ForwardBackwardRequest(forward_backward_input=empty, model_id="m"))

@@ -151,7 +151,7 @@ def test_a_wrong_datum_is_named(fault: str) -> None:
     name, datum = WRONG[fault]
     with pytest.raises(EngineError) as caught:
         prepared(datum, name)
-    assert str(caught.value).startswith("datum 4: ")
+    assert str(caught.value).startswith("data[4]: ")
     assert fault in str(caught.value)
 
 

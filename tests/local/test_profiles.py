@@ -193,7 +193,7 @@ def test_skyrl_fails_polls_of_failed_requests(skyrl: Api) -> None:
     future = skyrl.loss(model, 1, data=[datum([1], [2, 3])])
     status, detail = skyrl.refused("retrieve_future", {"request_id": future["request_id"], "allow_metadata_only": True})
     assert status == 400
-    assert detail.startswith("datum 0")
+    assert detail.startswith("data[0]")
 
 
 def test_skyrl_polls_time_out(make_api: MakeApi) -> None:

@@ -131,10 +131,10 @@ def test_a_refused_datum_changes_no_gradient(one: TorchEngine, two: ReplicatedEn
     wrong = [*data[:4], attrs.evolve(data[4], loss_inputs=inputs), data[5]]
     for engine in (one, two):
         engine.forward_backward("refused", data, "ppo", {}, backward=True)
-        with pytest.raises(EngineError, match=r"^datum 4: "):
+        with pytest.raises(EngineError, match=r"^data\[4\]: "):
             engine.forward_backward("refused", wrong, "ppo", {}, backward=True)
         bare = attrs.evolve(data[5], loss_inputs={"target_tokens": data[5].loss_inputs["target_tokens"]})
-        with pytest.raises(EngineError, match=r"^datum 5: .* is missing advantages"):
+        with pytest.raises(EngineError, match=r"^data\[5\]: .* is missing advantages"):
             engine.forward_backward("refused", [*data[:5], bare], "ppo", {}, backward=True)
     take_step(one, two, "refused", examples(3), "ppo")
 
@@ -272,7 +272,7 @@ def test_a_fault_is_that_of_the_whole_data(alone: ReplicaWorker) -> None:
     """A worker names a datum by its place in the data of the request."""
     alone.create_adapter("b", SPEC)
     wrong = attrs.evolve(examples(1)[0], loss_inputs={})
-    with pytest.raises(EngineError, match=r"^datum 5: "):
+    with pytest.raises(EngineError, match=r"^data\[5\]: "):
         alone.add_share("b", [3, 5], [*examples(1), wrong], "ppo", {}, True)
 
 

@@ -343,7 +343,7 @@ def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: s
     model = api.model(session)
     category, error = api.failure(api.loss(model, 1, **custom(loss_id, datum([1], [2]))))
     assert category == "user"
-    assert error.startswith("datum 0: the loss 'nll': node 'n'")
+    assert error.startswith("data[0]: the loss 'nll': node 'n'")
     assert said in error
     assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
 

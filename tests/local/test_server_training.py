@@ -253,9 +253,9 @@ def test_training_lowers_the_loss(api: Api) -> None:
     [
         ({"loss_fn": "ppo"}, "is missing advantages, logprobs"),
         ({"data": []}, "no data"),
-        ({"data": [datum([104], [101, 108])]}, "datum 0: target_tokens has shape [2]"),
-        ({"data": [datum([104], [101]), datum([900], [1])]}, "datum 1: model_input contains token id 900"),
-        ({"data": [datum([2**40], [1])]}, "datum 0: tokens must fit in 32 bits"),
+        ({"data": [datum([104], [101, 108])]}, "data[0]: target_tokens has shape [2]"),
+        ({"data": [datum([104], [101]), datum([900], [1])]}, "data[1]: model_input contains token id 900"),
+        ({"data": [datum([2**40], [1])]}, "data[0]: tokens must fit in 32 bits"),
         ({"data": [{**datum([1], [1]), "model_input": {"chunks": [{"type": "dmel", "dmel": ""}]}}]}, "'dmel'"),
     ],
 )
@@ -409,10 +409,10 @@ def test_an_engine_error_is_reported_unchanged(make_api: MakeApi) -> None:
 
     class Picky(ToyEngine):
         def forward_backward(self, *args: Any, **options: Any) -> LossResult:
-            raise EngineError("datum 3: not today")
+            raise EngineError("data[3]: not today")
 
     api = make_api(Picky(vocabulary=512))
-    assert api.failure(api.loss(api.model(), 1)) == ("user", "datum 3: not today")
+    assert api.failure(api.loss(api.model(), 1)) == ("user", "data[3]: not today")
 
 
 def test_adam_parameters_default_as_the_contract_says(make_api: MakeApi) -> None:

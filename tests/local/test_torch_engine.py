@@ -357,7 +357,7 @@ def test_what_is_expected_is_forgotten(engine: TorchEngine) -> None:
     nudge(engine, "c", learning_rate=1e20)
     engine.expect_losses([good, attrs.evolve(good, adapter_id="c")])
     assert engine._expected.keys() == {"a"}
-    with pytest.raises(EngineError, match="datum 0"):
+    with pytest.raises(EngineError, match=r"data\[0\]"):
         engine.forward_backward("c", good.data, "cross_entropy", {}, backward=True)
     engine.expect_losses([])
     engine.forward_backward("a", supervised(8), "cross_entropy", {}, backward=True)
@@ -445,9 +445,9 @@ def test_an_impossible_adapter_is_refused(engine: TorchEngine, flags: dict[str, 
     [
         ("rope", {}, {}, "unknown loss_fn 'rope'"),
         ("ppo", {"epsilon": 0.2}, {}, "unknown loss_fn_config key 'epsilon'"),
-        ("ppo", {}, {"advantages": np.ones(4, np.float32)}, "datum 1: advantages has shape"),
-        ("ppo", {}, {"target_tokens": np.full(6, 258)}, "datum 1: target_tokens contains token id 258"),
-        ("importance_sampling", {}, {"logprobs": np.full(6, -1e6, np.float32)}, "datum 1: the loss is not finite"),
+        ("ppo", {}, {"advantages": np.ones(4, np.float32)}, r"data\[1\]: advantages has shape"),
+        ("ppo", {}, {"target_tokens": np.full(6, 258)}, r"data\[1\]: target_tokens contains token id 258"),
+        ("importance_sampling", {}, {"logprobs": np.full(6, -1e6, np.float32)}, r"data\[1\]: the loss is not finite"),
     ],
 )
 def test_a_refused_call_leaves_the_gradient_alone(
@@ -476,7 +476,7 @@ def test_weights_that_have_diverged_are_blamed(engine: TorchEngine) -> None:
 
 def test_a_too_long_datum_is_refused(engine: TorchEngine) -> None:
     """The context length bounds training too."""
-    with pytest.raises(EngineError, match="datum 0: model_input has 129 tokens; it must have 1 to 128"):
+    with pytest.raises(EngineError, match=r"data\[0\]: model_input has 129 tokens; it must have 1 to 128"):
         engine.forward_backward("a", supervised(129), "cross_entropy", {}, backward=True)
 
 

@@ -71,7 +71,7 @@ class Seeing:
         return SampleJob(**{"tokens": tokens, "images": placed, "weights": weights, "max_tokens": 6, "stop": [], **changes})
 
     def example(self, value: ModelInput) -> TrainingExample:
-        tokens, placed = read_input(self.engine, value, "datum 0")
+        tokens, placed = read_input(self.engine, value, "data[0]")
         targets = np.random.default_rng(len(tokens)).integers(0, 250, len(tokens))
         weights = np.where(tokens == IMAGE, 0, 1).astype(np.float32)
         return TrainingExample(tokens=tokens, images=placed, loss_inputs={"target_tokens": targets, "weights": weights})
@@ -433,8 +433,8 @@ def test_a_wrong_image_fails_its_own_request(service: tinker.ServiceClient) -> N
     wrong = attrs.evolve(good, expected_tokens=9)
     pointer = ImageAssetPointerChunk(format="png", location="https://example.com/a.png", expected_tokens=8)
     refused = [
-        (datum(wrong, 9), "datum 1: chunk 1: expected_tokens is 9, and the model makes 8 tokens of this image"),
-        (datum(broken, 8), "datum 1: chunk 1: the 7 bytes are not a PNG image"),
+        (datum(wrong, 9), r"data\[1\]: chunk 1: expected_tokens is 9, and the model makes 8 tokens of this image"),
+        (datum(broken, 8), r"data\[1\]: chunk 1: the 7 bytes are not a PNG image"),
     ]
     for bad, sentence in refused:
         with pytest.raises(tinker.RequestFailedError, match=sentence):

@@ -576,7 +576,7 @@ def test_impossible_dimuon_values_are_refused(engine: ToyEngine, change: dict[st
 @pytest.mark.parametrize(
     ("loss_fn", "inputs", "said"),
     [
-        ("ppo", {}, "datum 0: loss_fn_inputs is missing advantages, logprobs"),
+        ("ppo", {}, r"data\[0\]: loss_fn_inputs is missing advantages, logprobs"),
         ("cross_entropy", {"advantages": np.ones(5)}, "contains advantages"),
         ("cross_entropy", {"target_tokens": TARGETS[:4]}, r"target_tokens has shape \[4\]"),
         ("cross_entropy", {"weights": np.ones(4)}, r"weights has shape \[4\]"),

@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -113,6 +113,29 @@ def test_progress_returns_the_results() -> None:
         tinker.progress(futures_of(1, KeyError("x"))).results(5)
     with pytest.raises(TimeoutError):
         tinker.progress([Future()]).results(0)
+
+
+def test_progress_of_coroutines() -> None:
+    """`await` and `async for` take coroutines too; where nothing can run them, the error names the position and the way out."""
+
+    async def double(value: int) -> int:
+        return 2 * value
+
+    async def run() -> None:
+        assert await tinker.progress([double(1), double(2)]) == [2, 4]
+        assert [one async for one in tinker.progress([double(1), double(2)])] == [2, 4]
+
+    asyncio.run(run())
+    unawaited = double(1)
+    mixed = tinker.progress(cast("list[Future[int]]", [*futures_of(1), unawaited]))
+    advice = r"futures\[1\] is a coroutine, which only `await` and `async for` can run: pass futures, such as of sample\("
+    with pytest.raises(TypeError, match=advice):
+        mixed.results(5)
+    with pytest.raises(TypeError, match=advice):
+        list(mixed)
+    unawaited.close()
+    with pytest.raises(TypeError, match=r"futures\[1\] must be a future, such as that of sample\(\.\.\.\), got int$"):
+        tinker.progress(cast("list[Future[int]]", [*futures_of(1), 2]))
 
 
 class Screen(io.StringIO):

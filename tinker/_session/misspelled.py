@@ -14,7 +14,7 @@ from tinker_wire import models
 from tinker.errors import APIStatusError, RequestFailedError
 from tinker_records import find_closest
 
-LOSSES: tuple[str, ...] = get_args(get_args(models.LossFnType)[0])
+LOSSES: tuple[str, ...] = get_args(models.ListedLossFnType)
 
 
 def suggest_loss(error: Exception, loss_fn: str) -> None:

@@ -183,10 +183,10 @@ def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
     for index, (datum, fields) in enumerate(zip(data, output.loss_fn_outputs, strict=True)):
         shape = dimensions(datum.loss_fn_inputs["target_tokens"])
         if "logprobs" not in fields:
-            raise ValueError(f"the server's cross_entropy returned no logprobs (datum {index}: {', '.join(fields) or 'empty'})")
+            raise ValueError(f"the server's cross_entropy returned no logprobs (data[{index}]: {', '.join(fields) or 'empty'})")
         values = np.array(fields["logprobs"].to_numpy(), np.float32)
         if values.size != np.prod(shape, dtype=int):
-            raise ValueError(f"datum {index}: the server returned {values.size} logprobs for targets of shape {shape}")
+            raise ValueError(f"data[{index}]: the server returned {values.size} logprobs for targets of shape {shape}")
         found.append(values.reshape(shape))
     return found
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -30,6 +31,7 @@ from tinker._training.numbers import Numbers, RunTarget
 from tinker.errors import PrecedingRequestFailed, RefusedResultError, RequestFailedError, copy_error
 from tinker.futures import APIFuture
 
+logger = logging.getLogger("tinker")
 Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
 """Returns the error that a failure means, such as the loss of the session; None if it means what it says."""
 
@@ -228,6 +230,9 @@ class Turn:
         """Wait for a submitted request in the block; record a failure."""
         try:
             yield
+        except asyncio.CancelledError:
+            self._check_cancelled()
+            raise
         except Exception as error:
             await self._sequencer.fail(self, error, stops=self._changes_run)
             raise
@@ -243,7 +248,11 @@ class Turn:
         self._check_cancelled()
 
     def _check_cancelled(self) -> None:
+        """End an accepted request whose future was cancelled; warn where it changes the run all the same."""
         if self.future.cancelled():
+            if self._changes_run:
+                text = "%s was cancelled after the server had accepted it%s: it still takes effect, so do not repeat it"
+                logger.warning(text, self.future.operation, f" ({one})" if (one := self.future.request_id) else "")
             raise asyncio.CancelledError
 
 

@@ -108,7 +108,7 @@ def wire_data(data: Sequence[Datum]) -> list[models.Datum]:
     return [
         models.Datum(
             loss_fn_inputs={
-                name: wire_tensor(tensor, f"datum {index}: loss_fn_inputs[{name!r}]")
+                name: wire_tensor(tensor, f"data[{index}]: loss_fn_inputs[{name!r}]")
                 for name, tensor in datum.loss_fn_inputs.items()
             },
             model_input=wire_model_input(datum.model_input),

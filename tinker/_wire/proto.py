@@ -189,7 +189,7 @@ def encode_data(data: Sequence[Datum]) -> list[Part]:
         try:
             written = _datum(datum)
         except ValueError as error:
-            raise ValueError(f"datum {index}: {error}") from error
+            raise ValueError(f"data[{index}]: {error}") from error
         parts.append(_datum_head(sum(map(len, written))))
         parts += written
     return parts

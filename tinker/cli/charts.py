@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 from xml.etree import ElementTree
@@ -70,10 +71,18 @@ def draw_text(curves: Curves, *, width: int = 72, height: int = 14, ascii_only: 
 
 
 def _draw_marks(chart: _Chart, columns: int, height: int) -> list[str]:
-    rows = [[" "] * columns for _ in range(height)]
+    """Draw a mark for each point; where curves lie on one another, their marks take turns."""
+    marks: dict[tuple[int, int], list[str]] = {}
     for number, points in enumerate(chart.curves.values()):
         for x, y in chart.place(points, columns - 1, height - 1):
-            rows[round(y)][round(x)] = _MARKS[number % len(_MARKS)]
+            here = marks.setdefault((round(y), round(x)), [])
+            if (mark := _MARKS[number % len(_MARKS)]) not in here:
+                here.append(mark)
+    rows = [[" "] * columns for _ in range(height)]
+    turns = Counter[str]()
+    for (y, x), here in sorted(marks.items(), key=lambda item: item[0][1]):
+        rows[y][x] = here[turns["".join(here)] % len(here)]
+        turns["".join(here)] += 1
     return ["".join(row) for row in rows]
 
 

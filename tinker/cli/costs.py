@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tinker
+from tinker.cli.clients import config_of
+from tinker.cli.options import GlobalOptions
 
 
 def read_prices(path: Path | None) -> Mapping[str, tinker.usage.Price] | None:
@@ -32,8 +34,8 @@ def to_value(counts: tinker.usage.TokenCounts) -> dict[str, int]:
     return attrs.asdict(counts)
 
 
-def count_properties(counts: tinker.usage.TokenCounts, cost: float | None) -> Sequence[tuple[str, str]]:
-    """Return tokens and their cost as properties."""
+def count_properties(options: GlobalOptions, counts: tinker.usage.TokenCounts, cost: float | None) -> Sequence[tuple[str, str]]:
+    """Return tokens and their cost as properties; on the local server of this process, a cost only with prices."""
     rows = [
         ("Trained", counts.trained),
         ("Prefilled", counts.prefilled),
@@ -41,7 +43,7 @@ def count_properties(counts: tinker.usage.TokenCounts, cost: float | None) -> Se
         ("Sampled", counts.sampled),
     ]
     shown = [(f"{name} (tokens)", f"{number:,}") for name, number in rows if number]
-    return [*shown, ("Cost", format_cost(cost))]
+    return shown if cost is None and config_of(options).is_local else [*shown, ("Cost", format_cost(cost))]
 
 
 def format_cost(cost: float | None) -> str:

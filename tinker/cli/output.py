@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ Columns: TypeAlias = Sequence[tuple[str, Callable[[T], object]]]
 Advance = Callable[..., None]
 
 _GAP = "  "
+_NUMBERS = re.compile(r"\[\n\s+[-+.\deE]+(?:,\n\s+[-+.\deE]+)*\n\s*\]")  # of indented JSON, whose strings have no line break
 _SHORT = len("59 minutes ago")  # columns with cells up to this length are not wrapped if there is room
 
 
@@ -54,7 +56,23 @@ def is_ascii_only() -> bool:
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02T03:04:05Z``."""
-    click.echo(json.dumps(value, indent=indent, default=_plain))
+    click.echo(format_json(value, indent=indent))
+
+
+def format_json(value: Any, *, indent: int | None = 2) -> str:
+    """Return JSON in which a list of numbers is on one line.
+
+    >>> print(format_json({"tokens": [1, 2], "done": True}))
+    {
+      "tokens": [1, 2],
+      "done": true
+    }
+    """
+    return _NUMBERS.sub(_join_lines, json.dumps(value, indent=indent, default=_plain))
+
+
+def _join_lines(found: re.Match[str]) -> str:
+    return f"[{' '.join(found[0][1:-1].split())}]"
 
 
 def _plain(value: Any) -> Any:

@@ -144,6 +144,8 @@ def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], kno
         return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
     misspelled = [explain_typo(name, right) for name, right in meant.items() if right not in (None, *line)]
+    if len(line) == 1 and lacking.startswith(f'"{next(iter(line))}" needs'):
+        return "; ".join(misspelled) or lacking
     return "; ".join(misspelled) or f"{lacking}; got {', '.join(line) or 'nothing'}"
 
 

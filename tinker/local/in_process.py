@@ -20,6 +20,7 @@ from tinker.local.scheduling.steps import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder
+from tinker_records import find_closest
 
 SCHEME = "local://"
 TOY = "toy"
@@ -108,8 +109,10 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"a server in this process has a URL that starts with {SCHEME}, not {url!r}")
     name, _, query = url.removeprefix(SCHEME).partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
-    if not given.keys() <= set(OPTIONS):
-        raise ValueError(f"the query of {url!r} may contain {', '.join(OPTIONS)}, and nothing else")
+    for unknown in given.keys() - set(OPTIONS):
+        meant = find_closest(unknown, OPTIONS)
+        advice = "" if meant is None else f"; for {unknown!r}, did you mean {meant!r}?"
+        raise ValueError(f"the query of {url!r} may contain {', '.join(OPTIONS)}, and nothing else{advice}")
     return name, given
 
 

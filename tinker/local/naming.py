@@ -37,7 +37,7 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
 
 
 def _suggest(name: str, engines: Sequence[Engine]) -> str:
-    closest = find_closest(name, [engine.base_model for engine in engines])
+    closest = find_closest(name, [engine.base_model for engine in engines]) if len(engines) > 1 else None
     return "" if closest is None else f"; did you mean {closest!r}?"
 
 

@@ -20,8 +20,12 @@ T_co = TypeVar("T_co", covariant=True)
 class FutureProgress(Generic[T_co]):
     """The results of futures, with a progress bar. Iterate over it, call :meth:`results`, or await it."""
 
-    def __init__(self, futures: Iterable[Future[Any]], description: str, file: Any = None) -> None:
-        self._futures: Sequence[Future[Any]] = list(futures)
+    def __init__(self, futures: Iterable[Any], description: str, file: Any = None) -> None:
+        self._futures: Sequence[Any] = list(futures)
+        for position, one in enumerate(self._futures):
+            if not _is_future(one) and not isinstance(one, Awaitable):
+                got = type(one).__name__
+                raise TypeError(f"futures[{position}] must be a future, such as that of sample(...), got {got}")
         self._description = description
         self._file = file
 
@@ -30,9 +34,10 @@ class FutureProgress(Generic[T_co]):
 
     def __iter__(self) -> Generator[T_co]:
         """Yield each result as soon as it is available, in the order of the futures. The bar counts all that are done."""
+        self._check_blocking()
         with self._bar() as step:
             for future in self._futures:
-                future.add_done_callback(lambda _: step())
+                future.add_done_callback(step)
             for future in self._futures:
                 yield cast("T_co", future.result())
 
@@ -49,6 +54,7 @@ class FutureProgress(Generic[T_co]):
             TimeoutError: The timeout expired.
             TinkerError: A future failed. The first error is raised at once.
         """
+        self._check_blocking()
         with self._bar() as step:
             for future in as_completed(self._futures, timeout):
                 future.result()
@@ -69,40 +75,55 @@ class FutureProgress(Generic[T_co]):
 
     async def __aiter__(self) -> AsyncGenerator[T_co]:
         """Yield the results in the order of the futures, as ``for`` does, without blocking the event loop."""
+        futures = [one if _is_future(one) else asyncio.ensure_future(one) for one in self._futures]
         with self._bar() as step:
-            for future in self._futures:
-                future.add_done_callback(lambda _: step())
-            for future in self._futures:
+            for future in futures:
+                future.add_done_callback(step)
+            for future in futures:
                 yield await _awaitable(future)
 
+    def _check_blocking(self) -> None:
+        for position, one in enumerate(self._futures):
+            if not _is_future(one):
+                what = f"futures[{position}] is a {type(one).__name__}, which only `await` and `async for` can run"
+                raise TypeError(f"{what}: pass futures, such as of sample(...) without _async")
+
     @contextmanager
-    def _bar(self) -> Generator[Callable[[], object]]:
+    def _bar(self) -> Generator[Callable[..., object]]:
         with ExitStack() as stack:
             advance = _open_bar(stack, len(self._futures), self._description, self._file or sys.stderr)
             lock = threading.Lock()
 
-            def step() -> None:  # the loop thread calls it, and the waiting one
+            def step(*_: object) -> None:  # the loop thread calls it, and the waiting one
                 with lock:
                     advance()
 
             yield step
 
 
+def _is_future(one: object) -> bool:
+    return hasattr(one, "add_done_callback")
+
+
 def _awaitable(future: Any) -> Awaitable[Any]:
     return future if hasattr(future, "__await__") else asyncio.wrap_future(future)
 
 
-def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgress[T]:
+def progress(futures: Iterable[Future[T]] | Iterable[Awaitable[T]], description: str = "") -> FutureProgress[T]:
     """Wait for many futures with a progress bar on standard error. Without a terminal or notebook, no bar is shown.
 
     In a notebook, tqdm draws the bar if it is installed; otherwise rich does.
 
     Args:
-        futures: The futures, of this package or any ``concurrent.futures.Future``.
+        futures: The futures, of this package or any ``concurrent.futures.Future``. If you use ``await`` or ``async for``, they
+            may be coroutines.
         description: The text before the bar.
 
     Returns:
         An object with the results in order: iterate over it with ``for`` or ``async for``, call ``results()``, or await it.
+
+    Raises:
+        TypeError: An item is not a future, or is a coroutine that a blocking wait cannot run. The message names its position.
 
     >>> import tinker
     >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import msgspec
 import msgspec.structs
 from tinker_wire import limits, models
-from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, LossFnType, OptimizerConfig
+from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
+from tinker_wire.models import ListedLossFnType as LossFnType
 
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers

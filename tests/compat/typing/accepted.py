@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 from collections.abc import Mapping
-from typing import assert_type
+from typing import assert_type, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ datum = types.Datum(
 inputs: dict[str, types.TensorData] = datum.loss_fn_inputs
 
 forward_backward = training.forward_backward([datum], "importance_sampling", {"clip_low_threshold": 0.8})
+loss_fn: types.LossFnType = "ppo"
+training.forward([datum], loss_fn)
+training.forward([datum], cast("types.LossFnType", "dppo"))
 optim_step = training.optim_step(types.AdamParams(learning_rate=1e-4))
 assert_type(forward_backward, tinker.APIFuture[types.ForwardBackwardOutput])
 assert_type(forward_backward.result(timeout=10).metrics, dict[str, float])

@@ -26,6 +26,8 @@ types.TensorData(data=[1.0], dtype="float64")  # refused
 types.ImageChunk(data=b"", format="webp")  # refused
 training.forward_backward(datum, "cross_entropy")  # refused
 training.forward_backward([datum], loss="cross_entropy")  # refused
+training.forward_backward([datum], "crossentropy")  # refused
+training.forward([datum], "crossentropy")  # refused
 training.optim_step({"learning_rate": 1e-4})  # refused
 sampler = training.save_weights_and_get_sampling_client()
 sampler.sample(prompt="text", num_samples=1, sampling_params=types.SamplingParams())  # refused
@@ -45,3 +47,5 @@ async def awaited_too_little() -> None:
     client.forward_backward([datum], "cross_entropy")  # refused
     future = await training.forward_backward_async([datum], "cross_entropy")
     print(future.loss)  # refused
+    await training.forward_backward_async([datum], "crossentropy")  # refused
+    await training.forward_async([datum], "crossentropy")  # refused

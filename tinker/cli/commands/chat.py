@@ -24,7 +24,7 @@ from tinker.cli.model_input import (
     has_template,
 )
 from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
-from tinker.cli.output import say
+from tinker.cli.output import say, show_json
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -52,12 +52,13 @@ def chat(
     """Chat with a model or a checkpoint. Answers are streamed.
 
     This uses the model's chat template; a model without one gets the conversation as plain text. Type /help for the commands
-    /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn.
+    /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn. With -f json each answer is a line: its
+    role, content, tokens and stop_reason.
     """
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
-        conversation = _ChatSession(service, model, system, params, tokenizer_id)
+        conversation = _ChatSession(service, model, system, params, tokenizer_id, as_json=options.format == "json")
         say(f"{model}. /help lists the commands.")
         while (line := _read()) is not None:
             if line.startswith("/"):
@@ -81,6 +82,15 @@ def _read() -> str | None:
         return ""
 
 
+class _StreamedAnswer:
+    """An answer so far. Without a ``stop_reason`` it was interrupted."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.tokens: list[int] = []
+        self.stop_reason: str | None = None
+
+
 class _ChatSession:
     """A conversation. ``params`` and the context length of the model limit its answers."""
 
@@ -91,8 +101,11 @@ class _ChatSession:
         system: str | None,
         params: tinker.SamplingParams,
         tokenizer_id: str | None,
+        *,
+        as_json: bool,
     ) -> None:
         self._service, self._system, self._params, self._tokenizer_id = service, system, params, tokenizer_id
+        self._as_json = as_json
         self._turns: list[dict[str, str]] = []
         self._open(model)
 
@@ -144,23 +157,29 @@ class _ChatSession:
     def answer(self, text: str) -> None:
         """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
         self._turns.append({"role": "user", "content": text})
-        prompt, answer = self._prompt(), ""
+        prompt, answer = self._prompt(), _StreamedAnswer()
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
             say(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over")
             return
         try:
-            for piece in self._stream(prompt):
-                answer += piece
-                click.echo(piece, nl=False)
-                sys.stdout.flush()
+            for piece in self._stream(prompt, answer):
+                answer.text += piece
+                if not self._as_json:
+                    click.echo(piece, nl=False)
+                    sys.stdout.flush()
         except KeyboardInterrupt:
+            answer.stop_reason = None
             say(" [stopped]", end="")
-        click.echo()
-        self._turns.append({"role": "assistant", "content": answer.strip()})
+        turn = {"role": "assistant", "content": answer.text.strip()}
+        if self._as_json:
+            show_json({**turn, "tokens": answer.tokens, "stop_reason": answer.stop_reason}, indent=None)
+        else:
+            click.echo()
+        self._turns.append(turn)
 
-    def _stream(self, prompt: tinker.ModelInput) -> Iterator[str]:
-        """Yield the pieces of an answer, to its end or to the first stop."""
+    def _stream(self, prompt: tinker.ModelInput, answer: _StreamedAnswer) -> Iterator[str]:
+        """Yield the pieces of an answer, to its end or to the first stop, and note its tokens."""
         stops = self._stops()
         longest = self._params.max_tokens or 1
         if self._capacity.tokens:
@@ -169,8 +188,11 @@ class _ChatSession:
         cutter = StopCutter(stops)
         with self._sampler.sample_stream(prompt, 1, params, tokenizer=self._decoder) as stream:
             for chunk in stream:
+                answer.tokens += chunk.tokens
+                answer.stop_reason = chunk.stop_reason
                 yield cutter.add(chunk.text or "")
                 if cutter.is_over:
+                    answer.stop_reason = "stop"
                     return
         yield cutter.end()
 

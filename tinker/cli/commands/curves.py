@@ -106,8 +106,10 @@ def compare(
     rows = [_summarize(run, name) for run in read]
 
     def table() -> None:
-        columns = ["Log", "Steps", "First", "Best", "Last", "Tokens/s"]
-        show_table(columns, [["" if cell is None else cell for cell in row.values()] for row in rows], name)
+        has_speed = any(row["tokens_per_second"] is not None for row in rows)
+        columns = ["Log", "Steps", "First", "Best", "Last", *(["Tokens/s"] if has_speed else [])]
+        cells = [["" if cell is None else cell for cell in row.values()][: len(columns)] for row in rows]
+        show_table(columns, cells, name)
         for message in filter(None, (run.explain_missing(name) for run in read)):
             say(message)
 

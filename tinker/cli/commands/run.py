@@ -147,7 +147,7 @@ def usage(
         ("Session ID", session_id),
         ("Base Model", ", ".join(model or "unknown" for model in counts) or "N/A"),
         *([("Shared with", ", ".join(others))] if others else []),
-        *count_properties(sum(counts.values(), tinker.usage.TokenCounts()), cost),
+        *count_properties(options, sum(counts.values(), tinker.usage.TokenCounts()), cost),
     ]
     show_properties(options, value, f"Usage: {run_id}", properties)
 

@@ -27,7 +27,7 @@ from tinker.cli.options import (
     TokenizerOption,
     command,
 )
-from tinker.cli.output import Advance, format_count, progress, show
+from tinker.cli.output import Advance, format_count, format_json, progress, show
 from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_rows
 
 #: Requests in flight at once.
@@ -134,7 +134,7 @@ def sample(
     if output is None:
         show(options, value, lambda: _print_samples(samples))
         return
-    output.write_text(json.dumps(value, indent=2) + "\n")
+    output.write_text(format_json(value) + "\n")
     text = f"Saved {format_count(len(samples), 'sample')} to {output}"
     show(options, {"output": str(output), "samples": len(samples)}, lambda: click.echo(text))
 

@@ -107,7 +107,7 @@ class _TrainingJob:
         counts = tinker.usage.estimate_training([row.datum() for batches in steps for batch in batches for row in batch])
         cost = cost_of(self._prices, {self._model: counts})
         value = {"base_model": self._model, "steps": len(steps), "tokens": to_value(counts), "cost": cost}
-        properties = [("Base Model", self._model), ("Steps", str(len(steps))), *count_properties(counts, cost)]
+        properties = [("Base Model", self._model), ("Steps", str(len(steps))), *count_properties(self._options, counts, cost)]
         show_properties(self._options, value, "Estimate", properties)
 
     def run(self) -> None:
@@ -204,14 +204,15 @@ class _TrainingJob:
         if self._run.plot is not None:
             report.draw(self._run.plot, name)
         if self._options.format == "table":
+            ends = [values[0], values[-1]] if len(values) > 1 else values
             properties = [
                 ("Training Run ID", training.model_id),
                 ("Steps", str(len(values))),
-                *([(report.metric.capitalize(), f"{values[0]:.4f} -> {values[-1]:.4f}")] if values else []),
+                *([(report.metric.capitalize(), " -> ".join(f"{value:.4f}" for value in ends))] if values else []),
                 *report.summarize_evaluations(),
                 ("To train on", path),
                 ("To sample from", sampler_path),
-                *count_properties(usage.total, cost),
+                *count_properties(self._options, usage.total, cost),
             ]
             show_properties(self._options, facts, "Training", properties)
 

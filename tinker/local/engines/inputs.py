@@ -102,7 +102,7 @@ def check_data(
 
 def check_datum(index: int, example: TrainingExample, name: str, form: LossForm, *, vocabulary: int, longest: int) -> Cells:
     """Check datum ``index`` for the loss ``name``. EngineError names the datum and the field."""
-    where, length = f"datum {index}", len(example.tokens)
+    where, length = f"data[{index}]", len(example.tokens)
     if not 0 < length <= longest:
         raise EngineError(f"{where}: model_input has {length} tokens; it must have 1 to {longest}")
     check_tokens(f"{where}: model_input", example.tokens, vocabulary)
@@ -119,7 +119,7 @@ def check_datum(index: int, example: TrainingExample, name: str, form: LossForm,
         if not cells[form.sequence].any():
             raise EngineError(f"{where}: {form.sequence} marks no token")
         used = used | (cells[form.sequence] != 0)
-    check_tokens(f"{where}: target_tokens", targets[used], vocabulary)
+    check_tokens(f"{where}: target_tokens", np.where(used, targets, 0), vocabulary)
     return Cells(
         tokens=example.tokens.astype(np.int64),
         targets=targets,
@@ -149,10 +149,11 @@ def _with_sequence_ratio(cells: Cells, sequence: str, logprobs: NDArray[np.float
 
 
 def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -> None:
-    """Raise EngineError when a token id is not in the vocabulary."""
-    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    """Raise EngineError for the first token id, by its position, that is not in the vocabulary."""
+    wrong = np.argwhere((tokens < 0) | (tokens >= vocabulary))
     if wrong.size:
-        raise EngineError(f"{what} contains token id {int(wrong.flat[0])}; ids run from 0 to {vocabulary - 1}")
+        found = f"token id {int(tokens[tuple(wrong[0])])} at position {int(wrong[0][0])}"
+        raise EngineError(f"{what} contains {found}; ids run from 0 to {vocabulary - 1}")
 
 
 def check_step(params: Adam | Dimuon) -> None:

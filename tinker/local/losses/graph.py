@@ -51,7 +51,7 @@ class LossGraph:
         """Return the datum as cross entropy takes it, without weights."""
         targets = example.loss_inputs.get("target_tokens")
         if targets is None:
-            raise EngineError(f"datum {index}: loss_fn_inputs is missing target_tokens, which every loss needs")
+            raise EngineError(f"data[{index}]: loss_fn_inputs is missing target_tokens, which every loss needs")
         return _add_weights(attrs.evolve(example, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32))
 
     def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
@@ -63,14 +63,14 @@ class LossGraph:
             if given[one.name].ndim != one.rank:
                 shape = list(given[one.name].shape)
                 raise EngineError(
-                    f"datum {index}: {one.name} has shape {shape}; the loss {self.name!r} takes {one.rank} dimensions"
+                    f"data[{index}]: {one.name} has shape {shape}; the loss {self.name!r} takes {one.rank} dimensions"
                 )
         try:
             with torch.enable_grad():
                 loss, metrics = Evaluation(torch, given).run(self.nodes)
                 gradient = _gradient(torch, loss, leaf) if backward else None
         except EngineError as error:
-            raise EngineError(f"datum {index}: the loss {self.name!r}: {error}") from error
+            raise EngineError(f"data[{index}]: the loss {self.name!r}: {error}") from error
         return DatumLoss(_to_float(loss), {name: _to_float(value) for name, value in metrics.items()}, gradient)
 
 
@@ -107,7 +107,7 @@ def _add_weights(example: TrainingExample, weights: NDArray[np.float32]) -> Trai
 def _find_input(index: int, example: TrainingExample, name: str) -> NDArray[Any]:
     found = example.loss_inputs.get(name)
     if found is None:
-        raise EngineError(f"datum {index}: loss_fn_inputs is missing {name}, which the loss takes")
+        raise EngineError(f"data[{index}]: loss_fn_inputs is missing {name}, which the loss takes")
     return np.array(found)
 
 

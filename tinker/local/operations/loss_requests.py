@@ -46,7 +46,7 @@ def decode_datum(index: int, datum: models.Datum) -> Datum:
     try:
         return json.public_datum(datum)
     except (ValueError, OverflowError) as error:
-        raise EngineError(f"datum {index}: {error}") from error
+        raise EngineError(f"data[{index}]: {error}") from error
 
 
 def check_loss(loss: LossRequest) -> None:
@@ -128,7 +128,7 @@ def to_examples(engine: Engine, data: Sequence[Datum]) -> list[TrainingExample]:
 
 
 def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:
-    tokens, images = read_input(engine, datum.model_input, f"datum {index}")
+    tokens, images = read_input(engine, datum.model_input, f"data[{index}]")
     return TrainingExample(
         tokens=tokens,
         images=images,

@@ -70,8 +70,8 @@ class Checkpoints:
             raise EngineError(str(error)) from error
         found, _, name = parsed.checkpoint_id.partition("/")
         if found not in kinds:
-            wanted = " or ".join(f"{kind!r} (made by {SAVING_METHODS[kind]})" for kind in kinds)
-            raise EngineError(f"{path} is a checkpoint of kind {found!r}; it must be {wanted} here")
+            wanted = " or ".join(f"{kind}, which {SAVING_METHODS[kind]} makes" for kind in kinds)
+            raise EngineError(f"{path} is a checkpoint of {found}; this request needs one of {wanted}")
         folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)
         if record is None:

@@ -82,7 +82,8 @@ def summary(report: Report) -> Text:
     for outcome in (Outcome.CONTRADICTION, Outcome.DIFFERS, Outcome.BLOCKED, Outcome.ABSENT):
         names = [name for name, worst in report.operations.items() if worst is outcome]
         if names:
-            what = "not supported" if outcome is Outcome.ABSENT else f"operations with {outcome}"
+            what = {Outcome.ABSENT: "not supported", Outcome.BLOCKED: "not tried, as what they need failed"}.get(outcome)
+            what = what or f"operations with {outcome}"
             told.append(f"\n{what}: {', '.join(names)}", STYLES[outcome])
     for reason in sorted({one.reason for one in report.left_out}):
         names = [one.check for one in report.left_out if one.reason == reason]

@@ -113,7 +113,7 @@ class ReplicaWorker(TorchEngine):
         try:
             return self.forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         except EngineError as error:
-            named = re.sub(r"^datum (\d+)", lambda found: f"datum {places[int(found[1])]}", str(error))
+            named = re.sub(r"^data\[(\d+)\]", lambda found: f"data[{places[int(found[1])]}]", str(error))
             raise EngineError(named) from error
 
     def clear_gradient(self, adapter_id: str) -> None:

@@ -146,7 +146,7 @@ class LossRun:
             worst = part.start + int(counted.nonzero()[~terms.isfinite()][0, 0])
             datum = batch.indices[worst // batch.length]
             are_finite = bool(logprobs[counted].isfinite().all())
-            raise EngineError(f"datum {datum}: {explain_infinite_loss(self._plan.form, are_finite)}")
+            raise EngineError(f"data[{datum}]: {explain_infinite_loss(self._plan.form, are_finite)}")
         self._tally.add(terms.double(), logprobs[counted], cells)
         return torch.zeros_like(logprobs).masked_scatter_(counted, slopes * weights[counted]) if len(terms) else None
 
