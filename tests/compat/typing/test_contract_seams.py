@@ -79,6 +79,10 @@ PASSED_ON: dict[str, str] = {
     **dict.fromkeys(("SearchOwner", "SessionStatusQuery"), BY_USER),
     **dict.fromkeys(("BillingEventInfo", "SessionFailedReason", "SessionStatus"), "users read it, with the contract's type"),
     **dict.fromkeys(("AccessScope", "ImageFormat"), "what the user gives is compared with all values"),
+    **dict.fromkeys(
+        ("ListedCheckpointType", "ListedClientSessionFinishReasonType", "ListedLossFnType"),
+        "the listed values of an open enum, which may have others",
+    ),
     **dict.fromkeys(("CustomLossNodeOp", "SamplingClientKind", "Severity"), "the client chooses among those it knows"),
     "ClientSessionFinishReason": "sent as its kind alone",
     "OptimizerParams": "a new family needs parameters with checks in tinker.types",

@@ -90,8 +90,6 @@ def _find_source(
     try:
         record, folder = state.checkpoints.find(path, "sampler_weights")
     except EngineError as error:
-        if "/sampler_weights/" not in path:  # another kind, which may well exist
-            raise APIProblem(400, str(error)) from error
         raise APIProblem(404, str(error), code="checkpoint_not_found") from error
     shared.audit.record_checkpoint("checkpoint_read", record, "sample")
     offered = engines if asked is None or state.settings.any_base_model else [asked[0]]
