@@ -236,6 +236,7 @@ class Turn:
         except Exception as error:
             await self._sequencer.fail(self, error, stops=self._changes_run)
             raise
+        self._check_cancelled()  # the result may have been faster
 
     @contextmanager
     def resending(self) -> Generator[None]:
