@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from tinker.errors import TinkerError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ChatTurn: TypeAlias = Mapping[str, Any]
 _PACKAGED = str(Path(__file__).with_name("local") / "base_model")
 
 # Models whose tokenizer is somewhere else. Those of Llama 3 need a licence click on the hub; the copy does not.
@@ -48,6 +49,16 @@ class TokenizerSource(msgspec.Struct, frozen=True):
 _loaded: dict[TokenizerSource, PreTrainedTokenizerBase] = {}
 _locks: dict[TokenizerSource, threading.Lock] = {}
 _registry = threading.Lock()
+
+
+def write_plain_chat(messages: Sequence[ChatTurn], *, is_prompt: bool = True) -> str:
+    """Return a chat for a model without a chat template: a line for each message, and in a prompt the start of the answer.
+
+    >>> write_plain_chat([{"role": "user", "content": "Hello"}])
+    'User: Hello\\nAssistant:'
+    """
+    lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
+    return "".join(lines) + ("Assistant:" if is_prompt else "")
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:

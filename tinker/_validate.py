@@ -165,19 +165,14 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
 
 
-def warn_of_slips(data: Sequence[Datum], config: Mapping[str, float | str]) -> None:
-    """Warn of what is valid but seldom meant: targets that equal the input, and thresholds that clip every ratio."""
-    first, targets = data[0].model_input.chunks, data[0].loss_fn_inputs.get("target_tokens")
+def warn_of_unshifted_targets(datum: Datum) -> None:
+    """Warn where the targets of the first datum equal its input, which is valid but seldom meant."""
+    first, targets = datum.model_input.chunks, datum.loss_fn_inputs.get("target_tokens")
     if targets is not None and len(first) == 1 and isinstance(first[0], EncodedTextChunk):
         tokens = first[0].array
         if np.array_equal(tokens, targets.to_numpy()) and np.ptp(tokens):
             advice = "ModelInput.from_ints(tokens[:-1]) with target_tokens=tokens[1:]"
             warnings.warn(f"data[0]: the targets equal the input; each should be the next token: {advice}", stacklevel=5)
-    for name, is_wrong in (("clip_low_threshold", (1.0).__lt__), ("clip_high_threshold", (1.0).__gt__)):
-        if isinstance(value := config.get(name), (int, float)) and is_wrong(value):
-            warnings.warn(
-                f"{name}={value} clips every ratio that is 1: thresholds are ratios, such as 0.8 and 1.2", stacklevel=5
-            )
 
 
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:

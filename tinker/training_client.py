@@ -26,7 +26,7 @@ from tinker._validate import (
     read_batch,
     read_keep_last,
     read_ttl,
-    warn_of_slips,
+    warn_of_unshifted_targets,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
@@ -67,8 +67,6 @@ class TrainingClient(Signposted, ReadyClient):
     cancel a future, a request that the server has accepted still runs. When a request that changes the run fails, later
     requests fail with PrecedingRequestFailed until you receive the error.
     """
-
-    _has_gradient = False
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
@@ -208,7 +206,6 @@ class TrainingClient(Signposted, ReadyClient):
                 return self._loss("forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id})
         prepared = prepare_loss(data, loss_fn)
         check_context_lengths(data, self._run.context_length)
-        self._has_gradient = True
         return self._run.compute_custom_loss(prepared)
 
     def optim_step(
@@ -230,11 +227,7 @@ class TrainingClient(Signposted, ReadyClient):
         if optim_params is not None and adam_params is not None:
             raise ValueError("pass either optim_params or adam_params to optim_step, not both")
         params = optim_params if optim_params is not None else adam_params
-        request = requests.optim_step(check_optim_params(params))
-        if not self._has_gradient:
-            warnings.warn("optim_step without a forward_backward since the last step: there is no gradient", stacklevel=3)
-        self._has_gradient = False
-        return self._run.send(request)
+        return self._run.send(requests.optim_step(check_optim_params(params)))
 
     def save_state(
         self,
@@ -520,7 +513,6 @@ class TrainingClient(Signposted, ReadyClient):
         check_context_lengths(batch, longest)
         check_loss_config(config)
         check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
-        warn_of_slips(batch, config or {})
+        warn_of_unshifted_targets(batch[0])
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
-        self._has_gradient |= not job.forward_only
         return self._run.compute_loss(operation, batch, job)

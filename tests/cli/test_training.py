@@ -515,6 +515,14 @@ def test_rewards_that_fail(call: Call, prompts: str, tmp_path: Path, code: str, 
     assert "Traceback" not in result.output
 
 
+def test_a_run_without_different_rewards_learns_nothing(call: Call, prompts: str, tmp_path: Path) -> None:
+    """Where all answers to each prompt have the same reward, the run says at its end that nothing was learned."""
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0")
+    result = call("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "1")
+    assert result.exit_code == 0
+    assert "Nothing was learned: in every step, all answers to a prompt had the same reward.\n" in result.stderr
+
+
 def test_rewards_that_are_numbers_of_other_types(ask: Ask, prompts: str, tmp_path: Path) -> None:
     """A reward may be any number, such as a bool or one of numpy."""
     (tmp_path / "reward.py").write_text("import numpy\ndef reward(a, b):\n    return numpy.float32(1) if 'a' in a else True")

@@ -129,16 +129,16 @@ BEGIN = """
 import atexit, sys, threading, tinker
 service = tinker.ServiceClient()
 training = service.create_lora_training_client("tinker/toy", rank=2)
-step = training.save_state("first")
+step = training.optim_step(tinker.AdamParams())
 """
 ENDINGS = {
     "right away": "",
     "with results": "step.result(30)",
     "in a with block": "with service: step.result(30); sys.exit(3)",
     "closing at exit": "atexit.register(lambda: service.close().result(30)); step.result(30)",
-    "working at exit": "atexit.register(lambda: print(bool(training.save_state('x').result(30))))",
+    "working at exit": "atexit.register(lambda: print(bool(training.optim_step(tinker.AdamParams()).result(30))))",
     "with a thread that waits": "threading.Thread(target=lambda: training.save_state('x').result(30), daemon=True).start()",
-    "with a callback": "step.add_done_callback(lambda _: training.save_state('x')); step.result(30)",
+    "with a callback": "step.add_done_callback(lambda _: training.optim_step(tinker.AdamParams())); step.result(30)",
     "silent server": "tinker.ServiceClient(base_url='http://127.0.0.1:9').create_sampling_client(base_model='x')",
 }
 

@@ -228,7 +228,7 @@ assert json.loads(asked("asample").content)["min_prompt_logprob"] == -2.5
             ("openapi.yaml", "Sample, CreateCustomLoss]", "Sample, CreateCustomLoss, ResetOptimizer]"),
             ("tinker/local/handlers/training.py", "\n\nasync def unload_model", f"{NEW_HANDLER}\nasync def unload_model"),
             ("tinker/_training/requests.py", "\n\ndef save_state(", f"\n{NEW_REQUEST}\ndef save_state("),
-            after("tinker/training_client.py", "_has_gradient = False\n        return self._run.send(request)\n", NEW_METHOD),
+            after("tinker/training_client.py", "requests.optim_step(check_optim_params(params)))\n", NEW_METHOD),
             after(
                 "tinker/training_client.py",
                 "    optim_step_async: Final = twin(optim_step)\n",

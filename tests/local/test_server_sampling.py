@@ -175,6 +175,23 @@ def test_each_waiting_sample_is_sampled(make_api: MakeApi) -> None:
     assert engine.sampled == 5
 
 
+def test_the_lowest_priority_is_sampled_first(make_api: MakeApi) -> None:
+    """Of the samples that wait, those with the lowest priority begin first; without one it is 0."""
+    seeds: list[int | None] = []
+
+    class Noting(CountingEngine):
+        def sample(self, jobs: Sequence[SampleJob]) -> list[Any]:
+            seeds.extend(job.seed for job in jobs)
+            return super().sample(jobs)
+
+    engine = Noting()
+    api = make_api(engine, sample_batch_tokens=1)
+    fields = [{"params": {"seed": 1, "priority": 1}}, {"params": {"seed": 2}}, {"params": {"seed": 3, "priority": -1}}]
+    for future in queue_samples(api, engine, fields):
+        api.result(future)
+    assert seeds == [3, 2, 1]
+
+
 def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
     """Only the invalid request fails; the others get the results that they would get alone."""
     engine = CountingEngine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import io
 import sys
@@ -136,6 +137,26 @@ def test_progress_of_coroutines() -> None:
     unawaited.close()
     with pytest.raises(TypeError, match=r"futures\[1\] must be a future, such as that of sample\(\.\.\.\), got int$"):
         tinker.progress(cast("list[Future[int]]", [*futures_of(1), 2]))
+
+
+def test_coroutines_end_with_the_loop_that_is_left() -> None:
+    """A loop over coroutines that is left early leaves none of them running."""
+    cancelled: list[int] = []
+
+    async def wait(value: int) -> int:
+        try:
+            return value if value == 1 else await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(value)
+            raise
+
+    async def run() -> None:
+        async with contextlib.aclosing(aiter(tinker.progress([wait(1), wait(2)]))) as results:
+            assert await anext(results) == 1
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    asyncio.run(run())
+    assert cancelled == [2]
 
 
 class Screen(io.StringIO):

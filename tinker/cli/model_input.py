@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tinker
+from tinker._tokenizers import write_plain_chat
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.reading import Prompt
 
@@ -290,8 +291,7 @@ def has_template(tokenizer: Any) -> bool:
 def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]], *, is_prompt: bool) -> list[int]:
     """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
     if not has_template(tokenizer):
-        lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
-        return list(tokenizer.encode("".join([*lines, *(["Assistant:"] if is_prompt else [])])))
+        return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

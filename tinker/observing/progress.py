@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 class FutureProgress(Generic[T_co]):
     """The results of futures, with a progress bar. Iterate over it, call :meth:`results`, or await it."""
 
-    def __init__(self, futures: Iterable[Any], description: str, file: Any = None) -> None:
+    def __init__(self, futures: Iterable[Future[Any] | Awaitable[Any]], description: str, file: Any = None) -> None:
         self._futures: Sequence[Any] = list(futures)
         for position, one in enumerate(self._futures):
             if not _is_future(one) and not isinstance(one, Awaitable):
@@ -75,12 +75,17 @@ class FutureProgress(Generic[T_co]):
 
     async def __aiter__(self) -> AsyncGenerator[T_co]:
         """Yield the results in the order of the futures, as ``for`` does, without blocking the event loop."""
-        futures = [one if _is_future(one) else asyncio.ensure_future(one) for one in self._futures]
-        with self._bar() as step:
-            for future in futures:
-                future.add_done_callback(step)
-            for future in futures:
-                yield await _awaitable(future)
+        own = {at: asyncio.ensure_future(one) for at, one in enumerate(self._futures) if not _is_future(one)}
+        futures = [own.get(at, one) for at, one in enumerate(self._futures)]
+        try:
+            with self._bar() as step:
+                for future in futures:
+                    future.add_done_callback(step)
+                for future in futures:
+                    yield await _awaitable(future)
+        finally:
+            for task in own.values():  # of an iteration that was left early
+                task.cancel()
 
     def _check_blocking(self) -> None:
         for position, one in enumerate(self._futures):

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
+from tinker._tokenizers import ChatTurn
 from tinker.local.errors import describe_field_errors
 from tinker.local.v1.bodies import ChatBody, CompletionBody
-from tinker.local.v1.texts import ChatTurn, TokenScore
+from tinker.local.v1.texts import TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
@@ -102,8 +103,7 @@ def describe_turn(turn: ChatTurn) -> AnswerBody:
         {"index": index, "id": f"call_{uuid.uuid4().hex}", "type": "function", "function": _describe_call(call["function"])}
         for index, call in enumerate(turn["tool_calls"])
     ]
-    thought = {name: turn[name] for name in ("reasoning_content",) if name in turn}
-    return {"role": "assistant", "content": turn.get("content"), **thought, "tool_calls": calls}
+    return {"content": None, **turn, "role": "assistant", "tool_calls": calls}
 
 
 def _describe_call(function: AnswerBody) -> AnswerBody:

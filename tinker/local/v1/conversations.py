@@ -10,6 +10,7 @@ import attrs
 from starlette.requests import ClientDisconnect, Request
 from tinker_wire import models
 
+from tinker._tokenizers import ChatTurn
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
@@ -21,7 +22,7 @@ from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
 from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, TokenUsage, describe_error, encode_event
 from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody, to_sample_request
-from tinker.local.v1.texts import ChatTurn, SampleText, Texts, TokenScore, ToolSchema
+from tinker.local.v1.texts import SampleText, Texts, TokenScore, ToolSchema
 from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
 
 LOOK_SECONDS = 1.0  # between two looks whether the client is still there

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from tinker._tokenizers import ChatTurn, write_plain_chat
 from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
@@ -19,8 +20,7 @@ END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 256
 BYTES = 256
 
 
-ChatTurn: TypeAlias = Mapping[str, Any]  # a message, as chat templates read it
-ToolSchema: TypeAlias = Mapping[str, Any]  # a tool, likewise
+ToolSchema: TypeAlias = Mapping[str, Any]  # a tool, as chat templates read it
 NO_TOOLS = "tools: transformers does not know how this model writes calls of tools"
 
 
@@ -70,25 +70,18 @@ class ByteTexts:
     def encode_chat(self, messages: Sequence[ChatTurn], tools: Sequence[ToolSchema]) -> list[int]:
         if tools:
             raise APIProblem(400, NO_TOOLS)
-        return self.encode(write_plain_chat(messages))
+        return self.encode(_write_plain_chat(messages))
 
     def read_calls(self, prompt: Sequence[int], tokens: Sequence[int], tools: Sequence[ToolSchema]) -> ChatTurn | None:
         return None
 
 
-def write_plain_chat(messages: Sequence[ChatTurn]) -> str:
-    """Format a conversation for a model without a chat template: a line for each message, the role first.
-
-    Raises APIProblem 400 for a message that calls a tool.
-
-    >>> write_plain_chat([{"role": "user", "content": "Hello"}])
-    'User: Hello\\nAssistant:'
-    """
+def _write_plain_chat(messages: Sequence[ChatTurn]) -> str:
+    """Write a conversation without a chat template. Raises APIProblem 400 for a message that calls a tool."""
     for index, message in enumerate(messages):
         if called := {"tool_calls", "tool_call_id"} & message.keys():
             raise APIProblem(400, f"messages[{index}].{min(called)} needs a model with a chat template")
-    lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
-    return "".join([*lines, "Assistant:"])
+    return write_plain_chat(messages)
 
 
 class ModelTexts:
@@ -116,7 +109,7 @@ class ModelTexts:
         if tools and self._calls is None:
             raise APIProblem(400, NO_TOOLS)
         if not self._tokenizer.chat_template:
-            return self.encode(write_plain_chat(messages))
+            return self.encode(_write_plain_chat(messages))
         try:
             with self._lock:
                 text = self._tokenizer.apply_chat_template(
