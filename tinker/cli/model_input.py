@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tinker
-from tinker._tokenizers import write_plain_chat
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.reading import Prompt
 
@@ -290,6 +289,8 @@ def has_template(tokenizer: Any) -> bool:
 
 def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]], *, is_prompt: bool) -> list[int]:
     """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
+    from tinker._tokenizers import write_plain_chat
+
     if not has_template(tokenizer):
         return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)
