@@ -310,14 +310,14 @@ def test_an_unreachable_server() -> None:
         rest.list_sessions().result(10)
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("wrong", ["port", "scheme", "host"])
 @pytest.mark.parametrize("patience", [None, 30.0])
-def test_probably_wrong_addresses_fail_early(scheme: str, patience: float | None, clock: SteppedClock) -> None:
-    """TLS errors of a plain server and refusals on this machine end within ten seconds unless a patience is set."""
+def test_probably_wrong_addresses_fail_early(wrong: str, patience: float | None, clock: SteppedClock) -> None:
+    """TLS errors of a plain server, refusals on this machine and unknown hosts end within ten seconds unless a patience is set."""
     began = clock.now
     with running_server(engine="toy") as url:
-        used = url.replace("http:", "https:")
-        if scheme == "http":
+        used = url.replace("http:", "https:") if wrong == "scheme" else "http://[fe80::1%25unknown]"
+        if wrong == "port":
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 used = f"http://127.0.0.1:{listener.getsockname()[1]}"
         service = tinker.ServiceClient(base_url=used, clock=clock.clock(), patience_seconds=patience)

@@ -103,7 +103,7 @@ class Dialer:
             return await attrs.evolve(self, protocols=BOTH).dial()
         except (OSError, ValueError) as error:
             message = f"could not connect to {where}: {_reason(error)}"
-            raise DialFailed(message, is_wrong=_is_refused_here(error, where)) from None
+            raise DialFailed(message, is_wrong=_is_wrong(error, where)) from None
         return chooser.connection
 
     async def _connect(self) -> _Chooser:
@@ -343,8 +343,10 @@ def _numbers_of(error: OSError) -> list[int]:
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 
 
-def _is_refused_here(error: Exception, where: str) -> bool:
-    """Return whether no program of this machine listens at the address."""
+def _is_wrong(error: Exception, where: str) -> bool:
+    """Return whether there is no such host, or no program of this machine listens at the address."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_NONAME
     refused = isinstance(error, OSError) and _numbers_of(error) == [errno.ECONNREFUSED]
     return refused and is_loopback(where.rpartition(":")[0].strip("[]"))
 
