@@ -178,8 +178,9 @@ class APIConnectionError(APIError):
     Attributes:
         never_connected: Whether no connection could be made at all.
         never_ran: Whether the server cannot have begun with the request: there was no connection, or the server said so.
-        wrong_address: Whether the address is probably wrong: its server does not use TLS, its host does not exist, or no program
-            of this machine listens there. Such a failure is retried only for some seconds, unless the server has answered before.
+        wrong_address: Whether the address is probably wrong: its server does not use TLS, its host does not exist, or no
+            program of this machine listens there. Such a failure is retried only for some seconds, unless the server has
+            answered before.
     """
 
     never_connected: bool = False
