@@ -469,6 +469,13 @@ def bench(session: nox.Session) -> None:
         session.run("python", "benchmarks/codec.py", "--ours", ours, "--official", official)
 
 
+@nox.session(name="bench-server")
+def bench_server(session: nox.Session) -> None:
+    """Our server beside other people's and plain PyTorch, on one small model (`-- --only ours plain` for some)."""
+    install_wheel(session, "local,zstd", "psutil")
+    session.run("python", "benchmarks/peers.py", "--scratch", str(scratch(session)), *session.posargs)
+
+
 @nox.session
 def instructions(session: nox.Session) -> None:
     """Count the instructions of a sample and of a step under callgrind, and hold them to those on record."""
