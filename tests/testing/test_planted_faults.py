@@ -763,7 +763,7 @@ FAULTS: dict[str, Fault] = {
         lambda: always(404, {"detail": "Not Found"}, "get_info"), "Required operations are missing"
     ),
     "operation: no forward pass": Fault(
-        json_without_forward, "no forward pass", blames=frozenset({"forward"}), blocks=frozenset()
+        json_without_forward, "forward pass without a gradient is missing", blames=frozenset({"forward"}), blocks=frozenset()
     ),
     "fields: unknown ones refused": Fault(answering(refuse_unknown), "Unknown fields", fails=False),
     "fields: a default refused": Fault(refuse_fields_at_default, "Unknown fields", fails=False),
