@@ -305,6 +305,15 @@ MISSPELLED_LOSSES: list[tuple[str, dict[str, float], str]] = [
 ]
 
 
+def test_settings_of_losses_that_are_no_numbers(training: tinker.TrainingClient, wire: Any) -> None:
+    """A setting that is nan, which no server can use, is refused at the call."""
+    with pytest.raises(ValueError, match=r"^loss_fn_config\['clip_low_threshold'\] is nan$"):
+        training.forward_backward(
+            [tinker.Datum(PROMPT, {"target_tokens": [1, 2], **POLICY_INPUTS})], "ppo", {"clip_low_threshold": float("nan")}
+        )
+    assert wire.requests("forward_backward") == []
+
+
 @pytest.mark.parametrize(("name", "config", "said"), MISSPELLED_LOSSES)
 def test_misspelled_losses(training: tinker.TrainingClient, wire: Any, name: str, config: dict[str, float], said: str) -> None:
     """If the server has reported its losses, an unknown loss or setting is refused at the call and uses no number."""

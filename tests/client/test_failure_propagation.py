@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -703,6 +704,7 @@ def test_an_unreceived_error_is_logged_once(
         lines = unseen(caplog, "dropped unseen")
     assert len(lines) == 1
     assert lines[0].startswith("forward_backward failed, and its error was never retrieved: UnprocessableEntityError")
+    assert re.search(r"; \d+ later requests? of the run did not run$", lines[0])
 
 
 @pytest.mark.parametrize("collected", [True, False])
@@ -718,6 +720,23 @@ def test_an_unreceived_error_is_logged_at_exit(collected: bool) -> None:
         script += "threading.Thread(target=lambda kept: threading.Event().wait(), args=(client,), daemon=True).start()\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("create_lora_training_client failed, and its error was never retrieved: BadRequestError") == 1
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('mine')", "raise KeyboardInterrupt", ""])
+def test_a_program_that_breaks_off_says_what_had_not_finished(end: str) -> None:
+    """The warning at exit comes after an exception too, then without advice to wait."""
+    script = (
+        "import contextlib, tinker\nfrom tinker.testing import toy_server\n"
+        "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
+        "training = server.service().create_lora_training_client('tinker/toy').result()\n"
+        "server.hang_next('optim_step')\n"
+        "step = training.optim_step(tinker.AdamParams(learning_rate=1e-3))\n"
+        f"{end}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode == 0) == (not end)
+    assert "optim_step had not finished when the " in done.stderr
+    assert ("call .result()" in done.stderr) == (not end)
 
 
 def test_an_error_of_a_creation_is_logged_once() -> None:

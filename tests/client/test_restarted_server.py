@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,20 @@ def test_every_operation_reports_the_lost_session(
     assert isinstance(caught.value, tinker.NotFoundError)
     assert isinstance(caught.value.__cause__, tinker.NotFoundError)
     assert "create_training_client_from_state_with_optimizer" in str(caught.value).splitlines()[0]
+
+
+def test_what_was_not_sent_because_of_the_lost_session(
+    training: tinker.TrainingClient, restart: Callable[[], None], datum: MakeDatum, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step behind a gradient that nobody looks at reports the lost session too, so that one except clause is enough."""
+    training.optim_step(ADAM).result(10)
+    restart()
+    training.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session") as caught:
+        training.optim_step(ADAM).result(10)
+    assert caught.value.__notes__[-1] == "optim_step was not sent."
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_result_that_was_waited_for(

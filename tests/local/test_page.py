@@ -87,6 +87,15 @@ def test_losses_before_one_step_are_one_point() -> None:
     ]
 
 
+def test_the_loss_per_token_counts_weights() -> None:
+    """Half the weights are half the loss and the same loss per token; losses without weights count their tokens."""
+    history = RunHistory(Journal(None), "run", "tinker/toy", 4)
+    for metrics in ({"weights:sum": 4.0, "loss:sum": 8.0}, {"weights:sum": 2.0, "loss:sum": 4.0}, {"loss:sum": 8.0}):
+        history.add_loss({**metrics, "tokens:sum": 4.0})
+        history.add_step({}, at=7.0)
+    assert [one.metrics["loss per token"] for one in history.points] == [2.0, 2.0, 2.0]
+
+
 def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
     """The number of points of a curve is bounded, its last point stays, and values that are not numbers are left out."""
     points = [HistoryPoint(step, 0.0, {"loss": float(step), "bad": float("nan")}) for step in range(1, 1502)]

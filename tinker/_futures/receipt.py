@@ -23,12 +23,14 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
     _is_of_another: bool = False
+    #: The operations that were not carried out because of the error.
+    stopped: list[str] = []
     is_received: bool = False
 
     def expect(self, operation: str, error: BaseException) -> None:
         """Log ``error`` at the end, unless it is received or passed on before, or another future logs it."""
         if self._unseen is None and not self._is_of_another:
-            self._unseen = _Unseen(operation, error)
+            self._unseen = _Unseen(operation, error, self.stopped)
 
     def add_action(self, action: Callable[[], object]) -> None:
         """Call ``action()`` when the user receives the error. Add it before the future is done."""
@@ -55,8 +57,8 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
 class _Unseen:
     """A failure that nobody has received yet; logged when it is garbage-collected, or at exit."""
 
-    def __init__(self, operation: str, error: BaseException) -> None:
-        self._operation = operation or "an operation"
+    def __init__(self, operation: str, error: BaseException, stopped: list[str]) -> None:
+        self._operation, self._stopped = operation or "an operation", stopped
         self._text: str | None = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
         _all_unseen.add(self)
 
@@ -66,6 +68,8 @@ class _Unseen:
     def report(self) -> None:
         text, self._text = self._text, None
         if text is not None:
+            if count := len(self._stopped):
+                text += f"; {count} later request{'s' if count > 1 else ''} of the run did not run"
             logger.error("%s failed, and its error was never retrieved: %s", self._operation, text)
 
     def __del__(self) -> None:
@@ -84,8 +88,7 @@ def report_before_others() -> None:
 def _report_at_exit() -> None:
     """Log unfinished requests and unseen errors."""
     thread = loop_thread()
-    if getattr(sys, "last_value", None) is None:  # else a traceback says why nobody waited
-        thread.log_unfinished("when the program ended")
+    thread.log_unfinished("when the program ended", is_by_error=hasattr(sys, "last_value"))
     for unseen in tuple(_all_unseen):
         unseen.report()
     thread.end_reports()

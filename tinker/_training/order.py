@@ -6,7 +6,7 @@ waited for.
 A failure stops the later requests of the run until the user has received its error: no optimizer step runs after a failed
 gradient, also in a loop that looks at nothing, and no run ends because of one refusal. A request that was called before the
 error was received fails with PrecedingRequestFailed and is not sent; receiving that error counts as receiving the failure. A
-request that is called afterwards is sent.
+request that is called afterwards is sent. After the loss of the session, requests fail with that error itself: the run is over.
 
 A request that is sent before the failure arrives is stopped by the server: each says which failure its caller knew of, and a
 server that reads this does not run it behind a later one.
@@ -28,7 +28,7 @@ from tinker._futures import Receipt
 from tinker._http import Fate, Findings, fate_of
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers, RunTarget
-from tinker.errors import PrecedingRequestFailed, RefusedResultError, RequestFailedError, copy_error
+from tinker.errors import PrecedingRequestFailed, RefusedResultError, RequestFailedError, SessionLostError, copy_error
 from tinker.futures import APIFuture
 
 logger = logging.getLogger("tinker")
@@ -134,7 +134,7 @@ class Sequencer:
             await earlier.future.wait()
         self.numbers.restart()
 
-    async def explain_stop(self, turn: Turn, reason: NotRunError) -> PrecedingRequestFailed:
+    async def explain_stop(self, turn: Turn, reason: NotRunError) -> BaseException:
         """Return the error of a request that the server did not run, once everything before it is over.
 
         Without a failure before it, that one's future was cancelled, and the request itself stops later ones.
@@ -277,10 +277,18 @@ class Block:
             if self.received is None:
                 self.received = self._sequencer.now()
 
-    def stop(self, future: APIFuture[Any], not_done: str) -> PrecedingRequestFailed:
+    def stop(self, future: APIFuture[Any], not_done: str) -> BaseException:
         """Return the error of an operation that this stops: it was not ``sent`` or not ``run``. Receiving it receives this."""
         receipt = self._receipt()
-        future.receipt.add_action(self.receive if receipt is None else receipt.mark_received)
+        if receipt is None:
+            future.receipt.add_action(self.receive)
+        else:
+            receipt.stopped.append(future.operation)
+            future.receipt.share(receipt)
+        if isinstance(self._error, SessionLostError):
+            lost = copy_error(self._error)
+            lost.add_note(f"{future.operation} was not {not_done}.")
+            return lost
         first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]
         message = f"{future.operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
         error = PrecedingRequestFailed(message, future.operation, self._operation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import traceback
 from collections.abc import Generator, Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -90,6 +91,7 @@ def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
         raise
     except KeyboardInterrupt:
         click.echo("Interrupted.", err=True)
+        logging.getLogger("tinker").setLevel(logging.CRITICAL)  # what it cuts off is no news
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:

@@ -32,8 +32,8 @@ else:
 
 
 def _advice() -> str:
-    """Return the commands that install the packaged model's dependencies and those of the toy engine."""
+    """Return the commands that install the dependencies of the toy engine, and those of real models."""
     from tinker._installation import install_command
 
     everything, toy = install_command("local"), install_command("server")
-    return everything if everything == toy else f"{everything}  (or, for the toy engine alone, {toy})"
+    return everything if everything == toy else f"{toy} (the extra server: a toy model), or {everything} (local: real models)"

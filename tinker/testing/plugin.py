@@ -63,11 +63,12 @@ def tinker_clock() -> SteppedClock:
 def tinker_server(request: pytest.FixtureRequest, tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
     """Run an in-process toy server with scriptable faults. Calls ``verify()`` after a test that passes.
 
+    It serves its model under every name, so that a loop can ask for the model that it is written for.
     ``tinker_server.service()`` creates more clients, each with its own session.
     """
     from tinker.testing import toy_server
 
-    with toy_server(tmp_path / "tinker-server", clock=tinker_clock) as server:
+    with toy_server(tmp_path / "tinker-server", clock=tinker_clock, any_base_model=True) as server:
         yield server
         if not request.node.stash.get(_HAS_FAILED, False):
             server.verify()
@@ -96,5 +97,5 @@ def tinker_url(tmp_path: Path) -> Iterator[str]:
     """Yield the base URL of a toy server on a local port, in real time and without faults."""
     from tinker.testing import toy_server
 
-    with toy_server(tmp_path / "tinker-server-on-port") as server, server.on_port() as url:
+    with toy_server(tmp_path / "tinker-server-on-port", any_base_model=True) as server, server.on_port() as url:
         yield url

@@ -64,7 +64,8 @@ NOT_RUN = (
 #: Of packages.toml, and why uv found no client.
 UNRESOLVED = {
     **dict.fromkeys(
-        ("harbor", "tinker-cookbook"), "nothing, nor without it: the index had no tml-renderers that is new enough"
+        ("harbor", "tinker-cookbook"),
+        "no solution, with the override or without it: the tml-renderers that it requires is not on the index",
     ),
     "tviz": "none is needed",
 }

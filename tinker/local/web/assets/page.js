@@ -26,6 +26,7 @@ async function ask(path, options = {}) {
 // Text
 
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5]; // between labelled steps
 const precise = (value) => (value == null ? "" : Number(value.toPrecision(4)).toString()); // null: a tick that is not labelled, no point
 
 // Identifiers begin with the session's, which says less than their end; of a path, the name at its end says most.
@@ -72,7 +73,7 @@ function Chart({ x, series, names, label, log = false }) {
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
       width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
-      axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
+      axes: [{ ...axis, incrs: label === "step" ? STEPS : undefined }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
       series: [{ label, value: said }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
@@ -141,7 +142,8 @@ function Runs({ facts, run, choose, beside, setBeside }) {
         <td data-name="project">${one.project}</td><td>${one.base_model}</td>
         <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>
         <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"} title=${one.reason}>${one.state}</td>
-        <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>`}
+        <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>
+      ${shown.length === 0 && html`<p class="faint">No run matches.</p>`}`}
     </section>
     <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => name === "loss per token"} /></section>
     <section><h2>Rewards and other metrics</h2>
