@@ -39,7 +39,10 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
     result = call("chat", "--max-tokens", "4", "--temperature", "0", input="\n".join(lines))
     assert result.exit_code == 0, result.output
     assert f"now {run.sampler}" in result.stderr
-    assert "\nError: base model 'nobody/nothing' is not offered; this server has 'tinker/toy'\n" in result.stderr
+    assert (
+        "\nError: base model 'nobody/nothing' is not offered; this server has 'tinker/toy'; to serve it: tinker serve --model nobody/nothing"
+        in result.stderr
+    )
     assert "\nunknown command /what\n/system TEXT " in result.stderr
     assert result.stderr.endswith("Ctrl-C stops an answer\n/save needs a file name\n")
     saved = json.loads((tmp_path / "chat.jsonl").read_text())["messages"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,12 +136,14 @@ def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.Monke
     assert [model["model_name"] for model in refused["supported_models"]] == ["copied"]
 
 
-@pytest.mark.parametrize("name", ["tinker/toi", "org/other"])
-def test_a_misspelt_model_is_refused_with_the_one_that_is_there(tmp_path: Path, name: str) -> None:
-    """The refusal of an unknown model names the one that the server has, once."""
+@pytest.mark.parametrize(
+    ("name", "advice"), [("tinker/toi", ""), ("org/other", "; to serve it: tinker serve --model org/other, .*")]
+)
+def test_a_misspelt_model_is_refused_with_the_one_that_is_there(tmp_path: Path, name: str, advice: str) -> None:
+    """The refusal of an unknown model names the one that the server has, once; that of another owner's says how to serve it."""
     config = tinker.Config.load(base_url="local://toy", local_dir=tmp_path)
     with tinker.ServiceClient(config=config) as service:
         refused = service.create_lora_training_client(name, rank=1).exception(10)
     assert isinstance(refused, tinker.BadRequestError)
     assert str(refused).count("tinker/toy") == 1
-    assert f"base model {name!r} is not offered; this server has 'tinker/toy' (" in str(refused)
+    assert re.search(rf"base model {name!r} is not offered; this server has 'tinker/toy'{advice} \(", str(refused))

@@ -28,7 +28,14 @@ from tinker._futures import Receipt
 from tinker._http import Fate, Findings, fate_of
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers, RunTarget
-from tinker.errors import PrecedingRequestFailed, RefusedResultError, RequestFailedError, SessionLostError, copy_error
+from tinker.errors import (
+    PrecedingRequestFailed,
+    RefusedResultError,
+    RequestFailedError,
+    SessionLostError,
+    TinkerError,
+    copy_error,
+)
 from tinker.futures import APIFuture
 
 logger = logging.getLogger("tinker")
@@ -289,7 +296,8 @@ class Block:
             lost = copy_error(self._error)
             lost.add_note(f"{future.operation} was not {not_done}.")
             return lost
-        first_line = (str(self._error) or type(self._error).__name__).splitlines()[0]
+        kind, text = type(self._error).__name__, str(self._error)
+        first_line = (text if text and isinstance(self._error, TinkerError) else f"{kind}: {text}").splitlines()[0]
         message = f"{future.operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
         error = PrecedingRequestFailed(message, future.operation, self._operation)
         error.__cause__ = self._error

@@ -37,8 +37,14 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
 
 
 def _suggest(name: str, engines: Sequence[Engine]) -> str:
-    closest = find_closest(name, [engine.base_model for engine in engines]) if len(engines) > 1 else None
-    return "" if closest is None else f"; did you mean {closest!r}?"
+    names = [engine.base_model for engine in engines]
+    closest = find_closest(name, names) if len(engines) > 1 else None
+    if closest is not None:
+        return f"; did you mean {closest!r}?"
+    owner, slash, rest = name.partition("/")
+    if not (owner and slash) or "/" in rest or owner in {one.partition("/")[0] for one in names}:
+        return ""
+    return f"; to serve it: tinker serve --model {name}, or base_url='local://{name}'"
 
 
 def find_engine(engines: Sequence[Engine], engine_model: str) -> Engine:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -114,6 +114,10 @@ def _awaitable(future: Any) -> Awaitable[Any]:
     return future if hasattr(future, "__await__") else asyncio.wrap_future(future)
 
 
+@overload
+def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgress[T]: ...
+@overload
+def progress(futures: Iterable[Awaitable[T]], description: str = "") -> FutureProgress[T]: ...
 def progress(futures: Iterable[Future[T]] | Iterable[Awaitable[T]], description: str = "") -> FutureProgress[T]:
     """Wait for many futures with a progress bar on standard error. Without a terminal or notebook, no bar is shown.
 

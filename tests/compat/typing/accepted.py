@@ -67,6 +67,8 @@ for sequence in sample.result().sequences:
     assert_type(sequence.tokens, list[int])
     assert_type(sequence.logprobs, list[float] | None)
 assert_type(sampler.compute_logprobs(types.ModelInput.from_ints([1])).result(), list[float | None])
+samples = [sampler.sample(types.ModelInput.from_ints([token]), 1, params) for token in range(3)]
+assert_type(tinker.progress(samples, "Sampling").results(), list[types.SampleResponse])
 done, pending = concurrent.futures.wait([sample, sampler.sample(types.ModelInput.empty(), 1, params)])
 
 warmer = dataclasses.replace(params, temperature=1.0)
