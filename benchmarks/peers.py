@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import tinker
 
-VOCABULARY, RANK, LEARNING_RATE = 256, 16, 1e-4
+VOCABULARY, RANK, LEARNING_RATE = 256, 8, 1e-4  # SkyRL is started with adapters of rank 8 at most
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
 SECONDS = 300.0  # that one call may take
 STANDS_IN = {"tuft": "its sampler is vLLM, in whose place the comparison runs one of this project"}
@@ -63,7 +63,8 @@ class Served:
         self._sampler: tinker.SamplingClient | None = None
 
     def step(self, rows: Rows) -> None:
-        data = [tinker.Datum(tinker.ModelInput.from_ints(row[:-1]), {"target_tokens": row[1:]}) for row in rows]
+        inputs = [{"target_tokens": row[1:], "weights": [1.0] * len(row[1:])} for row in rows]  # TuFT requires weights
+        data = [tinker.Datum(tinker.ModelInput.from_ints(row[:-1]), one) for row, one in zip(rows, inputs, strict=True)]
         loss = self._training.forward_backward(data, "cross_entropy")
         self._training.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result(SECONDS)
         loss.result(SECONDS)
