@@ -43,6 +43,7 @@ _ALIASES = {
     "epsilon": "eps",
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
+    "lora_r": "rank",
     "lora_rank": "rank",
     "lr": "learning_rate",
     "max_new_tokens": "max_tokens",

@@ -152,12 +152,13 @@ function Runs({ facts, run, choose, beside, setBeside }) {
 }
 
 function Checkpoints({ facts, sampleFrom }) {
+  const isSampled = (one) => one.kind === "sampler_weights" && facts.models.some((model) => model.base_model === one.base_model);
   return html`<section class="wide" id="checkpoints"><h2>Checkpoints</h2>
     ${facts.checkpoints.length === 0 && html`<p class="faint">None yet.</p>`}
-    ${facts.checkpoints.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>path</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
-      <tbody>${facts.checkpoints.map((one) => html`<tr><td class="id" title=${one.path}>${brief(one.path)}</td><td>${one.kind}</td>
+    ${facts.checkpoints.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>path</th><th>base model</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
+      <tbody>${facts.checkpoints.map((one) => html`<tr><td class="id" title=${one.path}>${brief(one.path)}</td><td>${one.base_model}</td><td>${one.kind}</td>
         <td>${ago(facts.now - one.created_at)}</td><td class="number">${bytes(one.nbytes)}</td>
-        <td>${one.kind === "sampler_weights" && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
+        <td>${isSampled(one) && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
   </section>`;
 }
 
