@@ -80,7 +80,10 @@ function Chart({ x, series, names, label, log = false }) {
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current.destroy(); };
   }, [theme, names.join("\n"), label, log]);
-  useEffect(() => { plot.current?.setData(data); }, [data]);
+  useEffect(() => {
+    plot.current?.setData(data);
+    if (plot.current?.cursor.idx == null && data[0].length > 0) plot.current?.setLegend({ idx: data[0].length - 1 }); // the newest
+  }, [data]);
   return html`<div class="chart" ref=${place} role="img" aria-label=${names.join(", ")}></div>`;
 }
 
