@@ -89,7 +89,9 @@ def test_a_failure_stops_later_turns_until_it_is_received() -> None:
         failing.leave()
         async with before:
             pass
-        with pytest.raises(PrecedingRequestFailed, match="three was not sent, because the two before it failed: boom"):
+        with pytest.raises(
+            PrecedingRequestFailed, match="three was not sent, because the two before it failed: ValueError: boom"
+        ):
             async with behind:
                 pass
         called_early = sequencer.now()
