@@ -16,9 +16,8 @@ import tinker
 from tinker import types
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
-ROUNDS, STEPS_PER_ROUND, SAMPLES = 3, 4, 24
+ROUNDS, STEPS_PER_ROUND, SAMPLES = 3, 4, 48
 CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.25}
-PARAMS = types.SamplingParams(max_tokens=24, temperature=1.0, stop=[])
 
 
 def reward(text: str) -> float:
@@ -55,10 +54,11 @@ def improve(training: tinker.TrainingClient, data: list[types.Datum]) -> dict[st
 
 
 def sample(
-    training: tinker.TrainingClient, tokenizer: Any, prompt: list[int]
+    training: tinker.TrainingClient, tokenizer: Any, prompt: list[int], number: int
 ) -> tuple[list[types.SampledSequence], list[float]]:
     sampler = training.save_weights_and_get_sampling_client()
-    sequences = sampler.sample(types.ModelInput.from_ints(prompt), SAMPLES, PARAMS).result().sequences
+    params = types.SamplingParams(max_tokens=24, seed=number, stop=[])  # the same samples in each run
+    sequences = sampler.sample(types.ModelInput.from_ints(prompt), SAMPLES, params).result().sequences
     return sequences, [reward(tokenizer.decode(sequence.tokens)) for sequence in sequences]
 
 
@@ -71,11 +71,11 @@ def main() -> None:
 
     means = []
     for number in range(ROUNDS):
-        sequences, rewards = sample(training, tokenizer, prompt)
+        sequences, rewards = sample(training, tokenizer, prompt, number)
         means.append(statistics.mean(rewards))
         metrics = improve(training, to_data(prompt, sequences, rewards))
         print(f"round {number}  mean reward {means[-1]:.3f}  loss {metrics['loss:sum']:.1f}")
-    means.append(statistics.mean(sample(training, tokenizer, prompt)[1]))
+    means.append(statistics.mean(sample(training, tokenizer, prompt, ROUNDS)[1]))
     print(f"mean reward {means[0]:.3f} -> {means[-1]:.3f}")
     service.close().result()
     assert means[-1] > means[0]
