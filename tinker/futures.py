@@ -368,7 +368,7 @@ async def wait_before(earlier: APIFuture[Any], future: APIFuture[Any]) -> None:
     if earlier.cancelled():
         raise concurrent.futures.CancelledError(f"{earlier.operation} was cancelled")
     if (error := failure_of(earlier)) is not None:
-        future.receipt.share(earlier.receipt)
+        future.receipt.share(earlier.receipt.mark_received)
         raise copy_error(error)  # each waiter's own, as a traceback grows with every raise
 
 

@@ -390,7 +390,7 @@ class TrainingClient(Signposted, ReadyClient):
             policy=sampling_policy(retry_config),
             record_stability_info=record_stability_info,
         )
-        sampler.created.receipt.share(saved.saved.receipt)
+        sampler.created.receipt.share(saved.saved.receipt.mark_received)
         return SamplingClient(sampler)
 
     def create_sampling_client(

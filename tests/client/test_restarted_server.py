@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,19 @@ def test_what_was_not_sent_because_of_the_lost_session(
     assert caught.value.__notes__[-1] == "optim_step was not sent."
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+def test_a_loop_that_looks_at_nothing_after_the_session_was_lost(
+    training: tinker.TrainingClient, restart: Callable[[], None], datum: MakeDatum, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss of the session is logged once, however many requests fail because of it, before and after that line."""
+    training.optim_step(ADAM).result(10)
+    restart()
+    training.forward_backward([datum()], "cross_entropy")
+    for _ in range(20):
+        concurrent.futures.wait([training.optim_step(ADAM)], 10)
+        gc.collect()
+    assert caplog.text.count("never retrieved") == 1
 
 
 def test_a_result_that_was_waited_for(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +35,10 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
         """Call ``action()`` when the user receives the error. Add it before the future is done."""
         self._actions += (action,)
 
-    def share(self, earlier: Receipt) -> None:
-        """Note that this future fails with the error of ``earlier``, which logs it and is received with this one."""
+    def share(self, receive: Callable[[], object]) -> None:
+        """Note that this future fails with the error of another, which logs it. Receiving this calls ``receive()``."""
         self._is_of_another = True
-        self.add_action(earlier.mark_received)
+        self.add_action(receive)
 
     def mark_received(self) -> None:
         """Note that the user has the error, if only that of an operation that failed because of it."""
@@ -88,7 +87,7 @@ def report_before_others() -> None:
 def _report_at_exit() -> None:
     """Log unfinished requests and unseen errors."""
     thread = loop_thread()
-    thread.log_unfinished("when the program ended", is_by_error=hasattr(sys, "last_value"))
+    thread.log_unfinished("when the program ended")
     for unseen in tuple(_all_unseen):
         unseen.report()
     thread.end_reports()

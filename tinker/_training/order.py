@@ -113,7 +113,7 @@ class Sequencer:
         """Raise the error that keeps a request from being sent when its turn comes."""
         if self._ended is not None:
             creation, error = self._ended
-            turn.future.receipt.share(creation.receipt)
+            turn.future.receipt.share(creation.receipt.mark_received)
             raise _add_note(copy_error(error))
         received = [block for block in self._blocks if block.received is not None and block.received <= turn.called]
         self.known_failure = max([self.known_failure, *(block.number for block in received)])
@@ -287,17 +287,15 @@ class Block:
     def stop(self, future: APIFuture[Any], not_done: str) -> BaseException:
         """Return the error of an operation that this stops: it was not ``sent`` or not ``run``. Receiving it receives this."""
         receipt = self._receipt()
-        if receipt is None:
-            future.receipt.add_action(self.receive)
-        else:
+        if receipt is not None:
             receipt.stopped.append(future.operation)
-            future.receipt.share(receipt)
+        future.receipt.share(self.receive if receipt is None else receipt.mark_received)
         if isinstance(self._error, SessionLostError):
             lost = copy_error(self._error)
             lost.add_note(f"{future.operation} was not {not_done}.")
             return lost
         kind, text = type(self._error).__name__, str(self._error)
-        first_line = (text if text and isinstance(self._error, TinkerError) else f"{kind}: {text}").splitlines()[0]
+        first_line = (text if isinstance(self._error, TinkerError) and text else f"{kind}: {text}".rstrip(": ")).splitlines()[0]
         message = f"{future.operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
         error = PrecedingRequestFailed(message, future.operation, self._operation)
         error.__cause__ = self._error
