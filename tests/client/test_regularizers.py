@@ -210,7 +210,7 @@ def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
         "loss:sum": 0.5 * (x**2).sum() - 3 * x.sum(),
     }
     assert {name: value for name, value in metrics.items() if name in expected} == pytest.approx(expected, rel=1e-5)
-    assert metrics.keys() - expected.keys() == {"surrogate_loss:sum", "tokens:sum"}
+    assert metrics.keys() - expected.keys() == {"surrogate_loss:sum", "tokens:sum", "weights:sum"}
     assert all(type(value) is float for value in metrics.values())
     breakdown = LossBreakdown.from_metrics(metrics)
     assert breakdown.total == pytest.approx(metrics["loss:sum"])

@@ -66,8 +66,8 @@ def test_the_data_need_the_key(make_api: MakeApi) -> None:
 def test_losses_before_one_step_are_one_point() -> None:
     """Sums are added, extremes kept, means averaged; a forward pass alone or a step without a loss adds nothing."""
     history = RunHistory(Journal(None), "run", "tinker/toy", 4)
-    history.add_loss({"loss:sum": 6.0, "tokens:sum": 2.0, "reward:mean": 1.0, "ratio:max": 3.0})
-    history.add_loss({"loss:sum": 2.0, "tokens:sum": 2.0, "reward:mean": 2.0, "ratio:max": 1.0})
+    history.add_loss({"loss:sum": 6.0, "weights:sum": 2.0, "reward:mean": 1.0, "ratio:max": 3.0})
+    history.add_loss({"loss:sum": 2.0, "weights:sum": 2.0, "reward:mean": 2.0, "ratio:max": 1.0})
     history.add_step({"grad_norm:mean": 0.5}, at=7.0)
     history.add_step({}, at=8.0)
     assert list(history.points) == [
@@ -77,7 +77,7 @@ def test_losses_before_one_step_are_one_point() -> None:
             {
                 "loss per token": 2.0,
                 "loss:sum": 8.0,
-                "tokens:sum": 4.0,
+                "weights:sum": 4.0,
                 "reward:mean": 1.5,
                 "ratio:max": 3.0,
                 "grad_norm:mean": 0.5,
@@ -85,15 +85,6 @@ def test_losses_before_one_step_are_one_point() -> None:
         ),
         HistoryPoint(2, 8.0, {}),
     ]
-
-
-def test_the_loss_per_token_counts_weights() -> None:
-    """Half the weights are half the loss and the same loss per token; losses without weights count their tokens."""
-    history = RunHistory(Journal(None), "run", "tinker/toy", 4)
-    for metrics in ({"weights:sum": 4.0, "loss:sum": 8.0}, {"weights:sum": 2.0, "loss:sum": 4.0}, {"loss:sum": 8.0}):
-        history.add_loss({**metrics, "tokens:sum": 4.0})
-        history.add_step({}, at=7.0)
-    assert [one.metrics["loss per token"] for one in history.points] == [2.0, 2.0, 2.0]
 
 
 def test_long_curves_are_thinned_and_keep_their_last_point() -> None:

@@ -261,7 +261,7 @@ def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: st
         datum.loss_inputs["advantages"][:] = 0.0
     metrics = engine.forward_backward("a", data, loss_fn, {}, backward=False).metrics
     assert metrics.pop("clipped:sum", 0.0) == 0.0
-    assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
+    assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0, "weights:sum": 0.0}
 
 
 def test_gradients_accumulate_until_the_step(engine: TorchEngine, model_directory: Path) -> None:

@@ -185,6 +185,19 @@ def test_losses_have_their_documented_values(engine: ToyEngine) -> None:
     assert unclipped["clipped:sum"] == 0
 
 
+def test_the_loss_divided_by_the_weights_does_not_depend_on_them(engine: ToyEngine) -> None:
+    """A tenth of the weights is a tenth of the loss and of `weights:sum`; the tokens are as many."""
+    whole, tenth = (
+        engine.forward_backward(
+            "a", [example(weights=np.full(5, weight, np.float32))], "cross_entropy", {}, backward=False
+        ).metrics
+        for weight in (1.0, 0.1)
+    )
+    assert (whole["weights:sum"], whole["tokens:sum"], tenth["tokens:sum"]) == (5, 5, 5)
+    assert tenth["weights:sum"] == pytest.approx(0.5)
+    assert tenth["loss:sum"] / tenth["weights:sum"] == pytest.approx(whole["loss:sum"] / whole["weights:sum"])
+
+
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
 def test_metrics_leave_out_what_teaches_nothing(engine: ToyEngine, loss_fn: str) -> None:
     """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
@@ -198,7 +211,7 @@ def test_metrics_leave_out_what_teaches_nothing(engine: ToyEngine, loss_fn: str)
     nothing = example(logprobs=now * 0, advantages=learned * 0)
     metrics = engine.forward_backward("a", [nothing], loss_fn, {}, backward=False).metrics
     assert metrics.pop("clipped:sum", 0.0) == 0.0
-    assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0}
+    assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0, "weights:sum": 0.0}
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo", "dro", "stable_reinforce"])

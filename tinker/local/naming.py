@@ -37,6 +37,7 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
 
 
 def _suggest(name: str, engines: Sequence[Engine]) -> str:
+    """Return the end of a refusal: the name that was probably meant, or how to serve the model of another owner."""
     names = [engine.base_model for engine in engines]
     closest = find_closest(name, names) if len(engines) > 1 else None
     if closest is not None:

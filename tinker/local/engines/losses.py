@@ -84,15 +84,17 @@ class LossMetrics:
     options: LossOptions
     loss: float = 0.0
     tokens: int = 0
+    weights: float = 0.0
     clipped: int = 0
     ratio: tuple[float, float] | None = None
     gap: tuple[float, float] = (0.0, 0.0)
 
-    def add(self, terms: Array, logprobs: Array, cells: CellInputs) -> None:
+    def add(self, terms: Array, logprobs: Array, weights: Array, cells: CellInputs) -> None:
         """Count cells that have a weight; their terms have double precision."""
         self.loss += float(terms.sum())
         counted = slice(None) if self.form.factor is None else cells[self.form.factor] != 0
         self.tokens += len(terms[counted])
+        self.weights += float(weights[counted].sum())
         if "logprobs" in cells:
             gaps = self.xp.abs(logprobs - cells["logprobs"])
             self._compare(ratio(self.xp, logprobs, cells)[counted], gaps[counted])
@@ -112,7 +114,7 @@ class LossMetrics:
 
         ``sampler_logprob_gap`` is how far each log-probability is from the one that the sampler gave, in nats.
         """
-        metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens)}
+        metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens), "weights:sum": self.weights}
         if self.ratio:
             metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
             metrics |= {f"{SAMPLER_GAP}:mean": self.gap[0] / self.tokens, f"{SAMPLER_GAP}:max": self.gap[1]}

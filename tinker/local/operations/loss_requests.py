@@ -19,7 +19,6 @@ from tinker.local.losses.graph import LossGraph, check_graph
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.state import SharedData, State
 from tinker.local.storage.recorded import RecordedSequence
-from tinker.local.storage.records import WEIGHTS
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.types.datum import Datum, ProvenanceSpan, SampledProvenanceSpan
 from tinker.types.model_input import EncodedTextChunk, ModelInput
@@ -88,16 +87,9 @@ def compute_loss(
     with state.lock() as shared:
         key = model.session.usage_key(model.base_model)
         if loss.backward:
-            weights = {WEIGHTS: _sum_weights(examples)} if loss.name == "cross_entropy" else {}
-            model.history.add_loss({**result.metrics, **weights})
+            model.history.add_loss(result.metrics)
         shared.usage.count("training", sum(len(example.tokens) for example in examples), key)
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
-
-
-def _sum_weights(examples: Sequence[TrainingExample]) -> float:
-    """Return the sum of the weights, which are 1 where a datum has none."""
-    inputs = [example.loss_inputs for example in examples]
-    return sum(float(one["weights"].sum()) if "weights" in one else float(one["target_tokens"].size) for one in inputs)
 
 
 def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]) -> LossGraph:

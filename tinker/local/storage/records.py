@@ -203,7 +203,7 @@ class AuditLog:
 
 MAX_FORMER_RUNS = 200  # of which the histories are kept, the newest
 MAX_POINTS = 2000  # the newest; a run of more steps loses the oldest ones
-LOSS, TOKENS, WEIGHTS, PER_TOKEN = "loss:sum", "tokens:sum", "weights:sum", "loss per token"
+LOSS, WEIGHTS, PER_TOKEN = "loss:sum", "weights:sum", "loss per token"
 _JOIN: Mapping[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, "min": min, "max": max}
 
 
@@ -264,9 +264,8 @@ class RunHistory:
     def add_step(self, metrics: Mapping[str, float], at: float) -> None:
         """Add an optimizer step, with the metrics added since the previous one."""
         joined = {name: self._settle(name, value) for name, value in self._sums.items()}
-        count = joined.get(WEIGHTS) or joined.get(TOKENS)
-        if LOSS in joined and count:
-            joined = {PER_TOKEN: joined[LOSS] / count, **joined}
+        if LOSS in joined and joined.get(WEIGHTS):
+            joined = {PER_TOKEN: joined[LOSS] / joined[WEIGHTS], **joined}
         self.step_count += 1
         self.points.append(HistoryPoint(self.step_count, at, {**joined, **metrics}))
         self._sums, self._calls = {}, {}

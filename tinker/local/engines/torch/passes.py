@@ -147,7 +147,7 @@ class LossRun:
             datum = batch.indices[worst // batch.length]
             are_finite = bool(logprobs[counted].isfinite().all())
             raise EngineError(f"data[{datum}]: {explain_infinite_loss(self._plan.form, are_finite)}")
-        self._tally.add(terms.double(), logprobs[counted], cells)
+        self._tally.add(terms.double(), logprobs[counted], weights[counted], cells)
         return torch.zeros_like(logprobs).masked_scatter_(counted, slopes * weights[counted]) if len(terms) else None
 
     def add_gradient(self, grads: Sequence[torch.Tensor | None]) -> None:

@@ -190,7 +190,7 @@ class ToyEngine:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
         form, options, checked = check_data(data, loss_fn, config, **limits)
         if not checked:
-            return LossResult(outputs=[], metrics={"loss:sum": 0.0, "tokens:sum": 0.0})
+            return LossResult(outputs=[], metrics=LossMetrics(np, form, options).metrics())
         pairs = TokenPairs.collect(checked, self._vocabulary)
         logprobs = self._net.logprobs(adapter.tensors, adapter.spec.scale, pairs.last, pairs.following)[pairs.places]
         checked = add_sequence_ratios(checked, form, list(_split(logprobs, checked)))
@@ -209,7 +209,7 @@ class ToyEngine:
             adapter.gradient = _add(adapter.gradient, gradient)
         reported = np.where(pairs.known, logprobs, 0.0).astype(np.float32)
         metrics = LossMetrics(np, form, options)
-        metrics.add(weighted, logprobs[counted], inputs)
+        metrics.add(weighted, logprobs[counted], weights[counted], inputs)
         return LossResult(outputs=[{"logprobs": part} for part in _split(reported, checked)], metrics=metrics.metrics())
 
     def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
