@@ -129,9 +129,7 @@ class LoopThread:
             self._user_executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
         return await asyncio.get_running_loop().run_in_executor(self._user_executor, _call_safely, function)
 
-    def log_unfinished(
-        self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True, *, is_by_error: bool = False
-    ) -> None:
+    def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
         """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread.
 
         Creations and ends of clients alone are not worth a line: nothing was done with what they create, or nothing is lost.
@@ -143,8 +141,7 @@ class LoopThread:
         if not all(one.operation.startswith(("create_", "close")) for one in unfinished):
             first, last = unfinished[0].operation, unfinished[-1].operation
             what = first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
-            advice = "" if is_by_error else "; call .result() on the last request to wait"
-            logger.warning("%s had not finished %s, and may be lost%s", what, when, advice)
+            logger.warning("%s had not finished %s, and may be lost; call .result() on the last request to wait", what, when)
 
     def _settle(self, owner: _TaskOwner[T], task: asyncio.Task[T]) -> None:
         del self._tasks[task]

@@ -129,6 +129,20 @@ def test_interrupt() -> None:
     assert caught.value.exit_code == 130
 
 
+def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
+    """The user who presses Ctrl-C reads one word, and no advice for programs."""
+    script = (
+        "import contextlib, tinker\nfrom tinker.cli.errors import convert_errors\nfrom tinker.testing import toy_server\n"
+        "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
+        "training = server.service().create_lora_training_client('tinker/toy').result()\n"
+        "server.hang_next('optim_step')\nstep = training.optim_step(tinker.AdamParams())\n"
+        "with contextlib.suppress(RuntimeError), convert_errors({'debug': False}):\n    raise KeyboardInterrupt\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.startswith("Interrupted.\n")
+    assert "may be lost" not in done.stderr
+
+
 def test_a_closed_pipe_is_left_to_click() -> None:
     """A closed output pipe prints no error."""
     with pytest.raises(BrokenPipeError), convert_errors({"debug": False}):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import json
@@ -91,7 +92,7 @@ def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
         raise
     except KeyboardInterrupt:
         click.echo("Interrupted.", err=True)
-        logging.getLogger("tinker").setLevel(logging.CRITICAL)  # what it cuts off is no news
+        atexit.register(logging.disable, logging.WARNING)  # no warning about the requests that this ends
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
