@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")  # as `tinker serve` sets them
+os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")  # two threads, which sleep while they wait
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "compat" / "servers"))
 
 import numpy as np
@@ -46,7 +46,7 @@ class Contender(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Sample from the weights of now, from now on."""
+        """Take the present weights for the samples that follow."""
         ...
 
     def sample(self, prompts: Rows, tokens: int, count: int) -> None:

@@ -163,8 +163,8 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
     for name, value in (config or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
-        if value != value:
-            raise ValueError(f"loss_fn_config[{name!r}] is nan")
+        if value != value:  # nan
+            raise ValueError(f"loss_fn_config[{name!r}] is nan; it must be a number")
 
 
 def warn_of_unshifted_targets(datum: Datum) -> None:

@@ -305,9 +305,9 @@ MISSPELLED_LOSSES: list[tuple[str, dict[str, float], str]] = [
 ]
 
 
-def test_settings_of_losses_that_are_no_numbers(training: tinker.TrainingClient, wire: Any) -> None:
+def test_settings_of_losses_that_are_not_numbers(training: tinker.TrainingClient, wire: Any) -> None:
     """A setting that is nan, which no server can use, is refused at the call."""
-    with pytest.raises(ValueError, match=r"^loss_fn_config\['clip_low_threshold'\] is nan$"):
+    with pytest.raises(ValueError, match=r"^loss_fn_config\['clip_low_threshold'\] is nan; it must be a number$"):
         training.forward_backward(
             [tinker.Datum(PROMPT, {"target_tokens": [1, 2], **POLICY_INPUTS})], "ppo", {"clip_low_threshold": float("nan")}
         )

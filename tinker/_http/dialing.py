@@ -344,7 +344,7 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]")
 
 
 def _is_wrong(error: Exception, where: str) -> bool:
-    """Return whether there is no such host, or no program of this machine listens at the address."""
+    """Return whether the host does not exist, or no program of this machine listens at the address."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_NONAME
     refused = isinstance(error, OSError) and _numbers_of(error) == [errno.ECONNREFUSED]

@@ -102,6 +102,19 @@ async def supervised(url: str, folder: Path) -> None:
     assert logged(folder / "again", "train_mean_nll")[0] < losses[0]
 
 
+async def program_of_the_page(url: str, folder: Path) -> None:
+    """Run the program that docs/migrating.md has for users of the cookbook."""
+    page = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
+    (program,) = re.findall(r"```text\n(import asyncio\n.*?tinker_cookbook.*?)```", page, re.DOTALL)
+    names = {"http://127.0.0.1:8000": url, "runs/first": str(folder / "run"), "chats.jsonl": conversations(folder)}
+    for name, ours in names.items():
+        assert program.count(name) == 1
+        program = program.replace(name, ours)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=sys.stderr)
+    assert await process.wait() == 0
+    assert len(logged(folder / "run", "train_mean_nll")) == 2
+
+
 def arithmetic(batches: int = 2) -> ArithmeticDatasetBuilder:
     """Sums to learn, four tries at each of two."""
     return ArithmeticDatasetBuilder(
