@@ -37,7 +37,7 @@ from tinker.testing.conformance.findings import findings
 from tinker.testing.conformance.registry import all_checks
 
 KEY = "tml-key"
-QUICK = {"hold_seconds": 0.02, "gap_seconds": 0.0, "max_sessions": 10**6, "max_models": 10**6, "max_samplers": 10**6}
+QUICK = {"hold_seconds": 5.0, "gap_seconds": 0.0, "max_sessions": 10**6, "max_models": 10**6, "max_samplers": 10**6}
 ALL_CHECKS = list(HealthCheck)
 
 

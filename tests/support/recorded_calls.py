@@ -465,34 +465,30 @@ def telemetry_rejected(player: Player) -> None:
 @recorded("rest_client")
 def rest_client(player: Player) -> None:
     rest = player.rest()
-    calls: list[tinker.APIFuture[Any]] = [
-        rest.get_server_capabilities(),
-        rest.get_training_run("run-1"),
-        rest.get_training_run("run-1", "accessible"),
-        rest.get_training_run_by_tinker_path(STATE),
-        rest.get_weights_info_by_tinker_path(STATE),
-        rest.list_training_runs(),
-        rest.list_training_runs(5, 10, "accessible", "proj 1/é"),
-        rest.list_checkpoints("run-1"),
-        rest.list_user_checkpoints(),
-        rest.list_user_checkpoints(3, 6),
-        rest.get_external_weights_urls("tinker://run-1/external_weights/e1"),
-        rest.delete_checkpoint("run-1", "weights/0001"),
-        rest.delete_checkpoint_from_tinker_path("tinker://run-1/sampler_weights/s1"),
-        rest.publish_checkpoint_from_tinker_path(STATE),
-        rest.unpublish_checkpoint_from_tinker_path(STATE),
-        rest.set_checkpoint_ttl_from_tinker_path(STATE, 86400),
-        rest.set_checkpoint_ttl_from_tinker_path(STATE, None),
-        rest.copy_weights(STATE, "proj-2", ttl_seconds=7200, weights_access_token="wtok"),
-        rest.get_session(SESSION),
-        rest.list_sessions(),
-        rest.list_sessions(2, 2, "accessible"),
-        rest.assign_session_project(SESSION, "proj-1"),
-        rest.export_session_trace(SESSION),
-        rest.get_sampler(f"{SESSION}:sample:0"),
-    ]
-    for call in calls:
-        call.result(SECONDS)
+    rest.get_server_capabilities().result(SECONDS)
+    rest.get_training_run("run-1").result(SECONDS)
+    rest.get_training_run("run-1", "accessible").result(SECONDS)
+    rest.get_training_run_by_tinker_path(STATE).result(SECONDS)
+    rest.get_weights_info_by_tinker_path(STATE).result(SECONDS)
+    rest.list_training_runs().result(SECONDS)
+    rest.list_training_runs(5, 10, "accessible", "proj 1/é").result(SECONDS)
+    rest.list_checkpoints("run-1").result(SECONDS)
+    rest.list_user_checkpoints().result(SECONDS)
+    rest.list_user_checkpoints(3, 6).result(SECONDS)
+    rest.get_external_weights_urls("tinker://run-1/external_weights/e1").result(SECONDS)
+    rest.delete_checkpoint("run-1", "weights/0001").result(SECONDS)
+    rest.delete_checkpoint_from_tinker_path("tinker://run-1/sampler_weights/s1").result(SECONDS)
+    rest.publish_checkpoint_from_tinker_path(STATE).result(SECONDS)
+    rest.unpublish_checkpoint_from_tinker_path(STATE).result(SECONDS)
+    rest.set_checkpoint_ttl_from_tinker_path(STATE, 86400).result(SECONDS)
+    rest.set_checkpoint_ttl_from_tinker_path(STATE, None).result(SECONDS)
+    rest.copy_weights(STATE, "proj-2", ttl_seconds=7200, weights_access_token="wtok").result(SECONDS)
+    rest.get_session(SESSION).result(SECONDS)
+    rest.list_sessions().result(SECONDS)
+    rest.list_sessions(2, 2, "accessible").result(SECONDS)
+    rest.assign_session_project(SESSION, "proj-1").result(SECONDS)
+    rest.export_session_trace(SESSION).result(SECONDS)
+    rest.get_sampler(f"{SESSION}:sample:0").result(SECONDS)
     search(rest)
     administration(rest)
 
@@ -588,18 +584,14 @@ def legacy_sampling(service: tinker.ServiceClient, run: tinker.TrainingClient) -
 
 
 def legacy_rest(rest: tinker.RestClient) -> None:
-    calls: list[tinker.APIFuture[Any]] = [
-        rest.get_training_run("run-1"),
-        rest.list_training_runs(),
-        rest.list_checkpoints("run-1"),
-        rest.list_user_checkpoints(),
-        rest.get_checkpoint_archive_url_from_tinker_path("tinker://run-1/sampler_weights/s1"),
-        rest.delete_checkpoint("run-1", "weights/0001"),
-        rest.publish_checkpoint_from_tinker_path(STATE),
-        rest.unpublish_checkpoint_from_tinker_path(STATE),
-    ]
-    for call in calls:
-        call.result(SECONDS)
+    rest.get_training_run("run-1").result(SECONDS)
+    rest.list_training_runs().result(SECONDS)
+    rest.list_checkpoints("run-1").result(SECONDS)
+    rest.list_user_checkpoints().result(SECONDS)
+    rest.get_checkpoint_archive_url_from_tinker_path("tinker://run-1/sampler_weights/s1").result(SECONDS)
+    rest.delete_checkpoint("run-1", "weights/0001").result(SECONDS)
+    rest.publish_checkpoint_from_tinker_path(STATE).result(SECONDS)
+    rest.unpublish_checkpoint_from_tinker_path(STATE).result(SECONDS)
 
 
 def legacy_end(player: Player, run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
