@@ -400,12 +400,25 @@ def test_weights_of_examples(tmp_path: Path) -> None:
     assert read(tmp_path, {"text": "abcdef"}, max_length=3).tokens == [1, 97, 98]
 
 
+def test_a_chat_of_prompt_and_completion(tmp_path: Path) -> None:
+    """Where a prompt and its completion are messages, as TRL has them, only the assistant's of the completion have weight."""
+    before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "r"}]
+    example = read(tmp_path, {"prompt": before, "completion": [{"role": "assistant", "content": "two"}]})
+    assert "".join(map(chr, example.tokens)) == "<u>q;<a>one;<u>r;<a>two;"
+    assert learned(example) == "two;"
+    after = [{"role": role, "content": role} for role in ("assistant", "tool", "assistant")]
+    assert learned(read(tmp_path, {"prompt": before, "completion": after})) == "assistant;assistant;"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (1, "a line is an object"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "must both be strings, or both lists of messages"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completion": []}, "the completion is empty"),
+        ({"prompt": [{"role": "assistant"}], "completion": [{"role": "user"}]}, "nothing to learn; the roles are user"),
         ({}, "got nothing"),
-        ({"prompt": 1, "completion": "a"}, "must be strings"),
+        ({"prompt": 1, "completion": "a"}, "must both be strings"),
         ({"text": 1}, "must be a string"),
         ({"tokens": [1.5]}, "integers"),
         ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weight"),

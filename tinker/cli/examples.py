@@ -4,6 +4,7 @@ A line is a prompt with its answer, a chat, a text, or tokens:
 
     {"prompt": "2 + 2 =", "completion": " 4"}          also "answer" or "response"; only the answer is learned
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+    {"prompt": [messages], "completion": [messages]}   a chat of which only the completion is learned, as TRL has it
     {"text": "To be, or not to be"}                    all of it is learned
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}       weights may be missing: all 1
     {"input_ids": [5, 17, 3], "labels": [-100, 17, 3]} as transformers has them; with an attention mask, only what it shows
@@ -124,13 +125,14 @@ def _explain_fields(line: dict[str, Any]) -> str:
     return explain_keys(line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"])
 
 
-def _prompt_example(tokenizer: Any, prompt: object, name: str, answer: object) -> ExampleRow:
-    if not isinstance(prompt, str) or not isinstance(answer, str):
-        chat = isinstance(prompt, list) and isinstance(answer, list)
-        advice = f': for a chat, join the lists of prompt and {name} into "messages"' if chat else ""
-        raise ValueError(f"the prompt and the {name} must be strings{advice}")
+def _prompt_example(tokenizer: Any, prompt: Any, name: str, answer: Any) -> ExampleRow:
+    kinds: set[type[object]] = {type(prompt), type(answer)}
+    if kinds not in ({str}, {list}):
+        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages")
     if not answer:
         raise ValueError(f"the {name} is empty")
+    if kinds == {list}:
+        return _chat_example(tokenizer, [*prompt, *answer], len(prompt))
     before: list[int] = tokenizer.encode(prompt)
     after = _with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
     return ExampleRow(before + after, [0.0] * len(before) + [1.0] * len(after))
@@ -163,18 +165,19 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 
-def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> ExampleRow:
-    """Give weight to the messages of the assistant: the tokens that each adds to the messages before it."""
+def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]], first: int = 0) -> ExampleRow:
+    """Give weight to the messages of the assistant from ``first`` on: the tokens that each adds to the messages before it."""
     check_messages(messages)
-    if not any(message["role"] == _LEARNED_ROLE for message in messages):
-        roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
-        raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn; the roles are {roles}')
+    roles = [str(message["role"]) for message in messages[first:]]
+    if _LEARNED_ROLE not in roles:
+        found = ", ".join(dict.fromkeys(roles))
+        raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn; the roles are {found}')
     tokens: list[int] = []
     weights: list[float] = []
-    for count, message in enumerate(messages, start=1):
-        if message["role"] == _LEARNED_ROLE:
-            _extend(tokens, weights, encode_chat(tokenizer, messages[: count - 1], is_prompt=True), 0.0)
-            _extend(tokens, weights, encode_chat(tokenizer, messages[:count], is_prompt=False), 1.0)
+    for at, role in enumerate(roles, start=first):
+        if role == _LEARNED_ROLE:
+            _extend(tokens, weights, encode_chat(tokenizer, messages[:at], is_prompt=True), 0.0)
+            _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], is_prompt=False), 1.0)
     if not has_template(tokenizer):
         _extend(tokens, weights, _with_end(tokenizer, tokens), 1.0)
     return ExampleRow(tokens, weights)

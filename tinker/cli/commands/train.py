@@ -37,6 +37,7 @@ def train(options: GlobalOptions, data: GivenFile, plan: Plan, run: RunOptions) 
     {"prompt": "2 + 2 =", "completion": " 4"}     also "answer" or "response"
     {"messages": [{"role": "user", "content": "Hi"},
                   {"role": "assistant", "content": "Hello!"}]}
+    {"prompt": [MESSAGES], "completion": [MESSAGES]}
     {"text": "To be, or not to be"}
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}
 
