@@ -289,6 +289,30 @@ def test_a_byte_order_mark(ask: Ask, call: Call, tmp_path: Path) -> None:
     assert ask("sample", "--file", "mark.jsonl", "--out", "answers.jsonl", "--max-tokens", "2")["new"] == 1
 
 
+def test_data_from_standard_input(call: Call, disturbed: Any, data: str) -> None:
+    """A dash reads the data from standard input, errors say so, and the same input resumes the run."""
+    rows = Path(data).read_text()
+    with disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), signal.SIGINT)) as url:
+        first = call("-f", "json", "train", "-", *TRAIN, base_url=url, input=rows)
+        assert first.exit_code == 130, first.output
+        other = call("train", "-", "--resume", base_url=url, input=rows * 2)
+        assert other.stderr.startswith("Error: standard input has changed since the run began\n")
+        second = call("-f", "json", "train", "-", "--resume", base_url=url, input=rows)
+        assert losses_of(first.stdout) | losses_of(second.stdout) == undisturbed(call, data)
+    assert call("train", "-", input="{}\n{").stderr.startswith("Error: standard input, line 1: an example has ")
+    assert call("train", "-", input="").stderr == "Error: standard input has no examples\n"
+
+
+@pytest.mark.parametrize("option", ["--grad-clip-norm", "--weight-decay"])
+def test_options_of_the_optimizer(ask: Ask, data: str, option: str) -> None:
+    """Each changes what is learned, and 0, the default, changes nothing."""
+    few = ("train", data, "--batch-size", "2", "--learning-rate", "0.5", "--max-steps", "4")
+    plain, none, some = (ask(*few, option, value)["losses"] for value in ("0", "0.0", "0.9"))
+    assert plain == none == ask(*few)["losses"]
+    assert some != plain
+    assert some[0] == plain[0]
+
+
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[str]:
     """Yield the address of a server whose model takes 32 tokens."""

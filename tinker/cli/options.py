@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from tinker.cli.errors import CommandFailed
+from tinker.cli.reading import STANDARD_INPUT
 
 Format: TypeAlias = Literal["table", "json"]
 Checked = TypeVar("Checked")
@@ -206,6 +207,13 @@ class _NameType(click.types.StringParamType):
         return str(value)
 
 
+class _DataType(click.Path):
+    """A file of examples; a dash is standard input."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return STANDARD_INPUT if value == "-" else Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
 class _ChartType(click.Path):
     """The file of a chart. UsageError if it is not an SVG file."""
 
@@ -222,6 +230,7 @@ Natural: TypeAlias = Annotated[int, click.IntRange(min=0)]
 Positive: TypeAlias = Annotated[int, click.IntRange(min=1)]
 NonNegative: TypeAlias = Annotated[float, click.FloatRange(min=0)]
 GivenFile: TypeAlias = Annotated[Path, click.Path(exists=True, dir_okay=False, path_type=Path)]
+DataFile: TypeAlias = Annotated[Path, _DataType(exists=True, dir_okay=False)]
 CheckpointName: TypeAlias = Annotated[str, _NameType()]
 NewFile: TypeAlias = Annotated[Path, click.Path(dir_okay=False, writable=True, path_type=Path)]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
+
+import click
 
 from tinker.cli.errors import CommandFailed
 
@@ -13,6 +17,7 @@ Row = TypeVar("Row")
 #: A text, the ids of its tokens, or the messages of a chat.
 Prompt: TypeAlias = str | list[Any]
 
+STANDARD_INPUT = Path("standard input")  #: What a dash means. Messages show the name; only this very object is meant.
 _EXPECTED = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
 _TABLE_SUFFIXES = (".csv", ".tsv")
 #: Names of the keys in other data sets.
@@ -51,9 +56,19 @@ def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> 
     return rows
 
 
+def open_data(file: Path) -> io.BufferedReader | io.BytesIO:
+    """Open a file, or what standard input holds, which is kept for the command because it is read several times."""
+    if file is not STANDARD_INPUT:
+        return file.open("rb")
+    kept = click.get_current_context().meta
+    if "tinker.standard_input" not in kept:
+        kept["tinker.standard_input"] = sys.stdin.buffer.read()
+    return io.BytesIO(kept["tinker.standard_input"])
+
+
 def _read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each line, from 1, and its object."""
-    with file.open(encoding="utf-8-sig") as lines:
+    with io.TextIOWrapper(open_data(file), encoding="utf-8-sig") as lines:
         is_first = True
         try:
             for number, line in enumerate(lines, start=1):

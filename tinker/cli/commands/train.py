@@ -15,7 +15,7 @@ from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow, check_lines, read_examples
 from tinker.cli.model_input import TRAINED_CHECKPOINT, Capacity, explain_refusal, find_tokenizer, load_tokenizer, parse_path
-from tinker.cli.options import GivenFile, GlobalOptions, command
+from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import format_count, progress, say, show_properties
 from tinker.cli.training.loop import Loop
 from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
@@ -30,8 +30,8 @@ _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
     "tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg",
     "tinker train prompts.jsonl --grpo reward.py --group-size 16",
 )
-def train(options: GlobalOptions, data: GivenFile, plan: Plan, run: RunOptions) -> None:
-    """Fine-tune a model on DATA, a file with one example per line, and save it.
+def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -> None:
+    """Fine-tune a model on DATA, a file with one example per line (- is standard input), and save it.
 
     \b
     {"prompt": "2 + 2 =", "completion": " 4"}     also "answer" or "response"

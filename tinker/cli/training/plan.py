@@ -31,6 +31,7 @@ from tinker.cli.options import (
     PricesOption,
     TokenizerOption,
 )
+from tinker.cli.reading import open_data
 
 Row = TypeVar("Row")
 _FORM = 1
@@ -51,6 +52,10 @@ class Plan(NamedTuple):
         Literal["linear", "cosine", "constant"], Option("Learning rate schedule after the warm-up; `constant` does not decay.")
     ] = "linear"
     warmup: Annotated[Natural, Option("Number of warm-up steps.")] = 0
+    grad_clip_norm: Annotated[
+        NonNegative, Option("Largest norm of the gradient, a sum over the learned tokens of a step; 0 does not clip.")
+    ] = 0.0
+    weight_decay: Annotated[NonNegative, Option("Decoupled weight decay.")] = 0.0
     batch_size: Annotated[Positive, Option("Examples per batch.")] = 16
     accumulate: Annotated[Positive, Option("Batches per optimizer step.")] = 1
     epochs: Annotated[Positive, Option("Number of passes over the file.")] = 1
@@ -88,7 +93,8 @@ class Plan(NamedTuple):
 
     def adam_at(self, step: int, steps: int) -> tinker.AdamParams:
         """Return the parameters of the optimizer for a step."""
-        return tinker.AdamParams(learning_rate=self.learning_rate_at(step, steps))
+        rate = self.learning_rate_at(step, steps)
+        return tinker.AdamParams(learning_rate=rate, grad_clip_norm=self.grad_clip_norm, weight_decay=self.weight_decay)
 
     def split(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
         """Return the batches of every step. Each epoch has its own order, and its last step may be smaller."""
@@ -217,5 +223,5 @@ def _show(value: object) -> str:
 
 def digest(file: Path) -> str:
     """Return the digest of a file."""
-    with file.open("rb") as stream:
+    with open_data(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
