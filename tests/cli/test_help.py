@@ -60,6 +60,7 @@ def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[st
 
 OURS = {
     ("run", "usage"),
+    ("session", "list"),
     ("run", "watch"),
     ("run", "compare"),
     ("checkpoint", "create"),

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import Result
 
+import tinker
 from tinker.cli.clients import fetch_pages
 from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_size, format_timestamp, show_table
@@ -250,6 +251,20 @@ def test_export_trace_to_a_file(ask: Ask, call: Call, scripted: Callable[..., st
     result = call("session", "export-trace", "s2", base_url=failed)
     assert result.exit_code == 1
     assert "no room" in result.stderr
+
+
+def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
+    """Sessions are listed newest first, with how they ended; pages are followed, and a name has its column."""
+    with tinker.ServiceClient(base_url=server, display_name="sweep") as service:
+        service.create_lora_training_client("tinker/toy", rank=4).result(10)
+        newest, ended = ask("session", "list", "--limit", "2")["sessions"]
+        assert (newest["session_id"], newest["display_name"]) == (service.session_id, "sweep")
+        assert (ended["session_id"], ended["checkpoints_count"]) == (run.session_id, 3)
+        lines = call("session", "list", "--limit", "2").stdout.splitlines()
+    assert re.split(r"\s{2,}", lines[0].strip()) == ["Session ID", "Name", "Created", "Status", "Checkpoints"]
+    assert "active" in lines[1]
+    assert "success" in lines[2]
+    assert len(ask("session", "list", "--limit", "0")["sessions"]) >= 2
 
 
 # How values are written

@@ -71,9 +71,10 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     "sample": Entry("sample", "Sample from a model or a checkpoint."),
     "serve": Entry("serve", "Serve the API from this machine."),
     "session": LazyGroup(
-        "Inspect sessions.",
+        "List and inspect sessions.",
         {
-            "export-trace": Entry("run", "Save what ran when, to look at in Perfetto."),
+            "export-trace": Entry("session", "Save what ran when, to look at in Perfetto."),
+            "list": Entry("session", "List sessions."),
         },
     ),
     "train": Entry("train", "Fine-tune a model on a file of examples."),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+import warnings
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -16,6 +17,8 @@ from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_count, progress, say
 
 T = TypeVar("T")
+Search = TypeVar("Search", "tinker.types.CheckpointSearchRequest", "tinker.types.SessionSearchRequest")
+Found = TypeVar("Found", "tinker.types.CheckpointSearchResponse", "tinker.types.SessionSearchResponse")
 
 if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinishReasonType
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from tinker._runtime import Runtime
 
 CLOSE_SECONDS = 2.0
+_SEARCH_PAGE = 200
 
 # The clients are imported on use, so that the help of commands is quick.
 
@@ -181,3 +185,26 @@ def fetch_pages(
             if len(new) < count or (total is not None and len(items) >= total):
                 break
     return Listing(items, max(total or 0, len(items)))
+
+
+def search_pages(
+    options: GlobalOptions,
+    description: str,
+    request: Search,
+    send: Callable[[Search], tinker.APIFuture[Found]],
+    items: Callable[[Found], Sequence[T]],
+    limit: int,
+) -> list[T]:
+    """Search for ``limit`` items, for all with 0, page by page, and show the progress."""
+    found: list[T] = []
+    with progress(options, description, None) as advance, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the operation may change is for those who write programs
+        while not limit or len(found) < limit:
+            count = min(_SEARCH_PAGE, limit - len(found)) if limit else _SEARCH_PAGE
+            page = send(request.model_copy(update={"limit": count})).result()
+            found += items(page)[:count]
+            advance(len(found))
+            if page.next_cursor is None:
+                break
+            request = request.model_copy(update={"cursor": page.next_cursor})
+    return found

@@ -1,30 +1,19 @@
-"""``tinker run list``, ``info`` and ``usage``, and ``tinker session export-trace``: training runs and their sessions."""
+"""``tinker run list``, ``info`` and ``usage``."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import click
 
 import tinker
-from tinker.cli.clients import connect, fetch_pages, rest_client
+from tinker.cli.clients import fetch_pages, rest_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import (
-    format_lora,
-    format_size,
-    format_value,
-    list_metadata,
-    progress,
-    say,
-    show,
-    show_items,
-    show_properties,
-)
+from tinker.cli.output import format_lora, format_value, list_metadata, progress, show, show_items, show_properties
 
 PAGE = 100
 _TRAIN = ":train:"
@@ -179,31 +168,3 @@ def _count(
             since = end
             advance(days - (until - since).days)
     return found
-
-
-@command("tinker session export-trace SESSION --output trace.pftrace")
-def export_trace(
-    options: GlobalOptions,
-    session_id: str,
-    output: Annotated[
-        Path | None,
-        click.Path(dir_okay=False, path_type=Path),
-        Option("Where to save the trace. Default: SESSION_ID.pftrace in the current folder.", "-o", "--output"),
-    ] = None,
-    url_only: Annotated[bool, Option("Only print the signed URL, which is valid for about an hour.")] = False,
-) -> None:
-    """Save a trace of the requests of a session: when each waited and ran. Open it in https://ui.perfetto.dev."""
-    from tinker._checkpoints import save_url
-
-    runtime = connect(options)
-    say(f"Waiting for the server to write the trace of session {session_id} ...")
-    url = tinker.RestClient(runtime).export_session_trace(session_id).result()
-    if url_only:
-        show(options, {"session_id": session_id, "url": url}, lambda: click.echo(url))
-        return
-    place = output or Path(f"{session_id.replace('/', '_')}.pftrace")
-    with progress(options, "Downloading trace", None, nbytes=True) as advance:
-        nbytes = save_url(runtime, url, place, lambda done, total: advance(done, total=total)).result()
-    value = {"session_id": session_id, "destination": str(place), "file_size_bytes": nbytes}
-    properties = {"Session ID": session_id, "Saved to": str(place), "Size": format_size(nbytes)}
-    show_properties(options, value, f"Trace Export: {session_id}", properties)

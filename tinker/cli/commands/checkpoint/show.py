@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Annotated, Literal
 
 import click
 
 import tinker
-from tinker.cli.clients import Listing, fetch_pages, rest_client
+from tinker.cli.clients import Listing, fetch_pages, rest_client, search_pages
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, command
-from tinker.cli.output import Columns, format_lora, format_size, list_metadata, progress, show, show_items, show_properties
+from tinker.cli.output import Columns, format_lora, format_size, list_metadata, show, show_items, show_properties
 
-_PAGE, _SEARCH_PAGE = 1000, 200
+_PAGE = 1000
 _OPTIONAL = ("Public", "Checkpoint ID", "Type")  # left out on a narrow terminal; the path has the last two
 _COLUMNS: Columns[tinker.Checkpoint] = [
     ("Checkpoint ID", lambda checkpoint: checkpoint.checkpoint_id),
@@ -87,25 +86,9 @@ def search(
         project_ids=project_ids or None,
         owner=tinker.types.AccessibleSearchOwner() if accessible else tinker.types.OwnSearchOwner(),
     )
-    found = _search(options, request, limit)
+    send = rest_client(options).search_checkpoints
+    found = search_pages(options, "Searching checkpoints", request, send, lambda page: page.checkpoints, limit)
     show(options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found))))
-
-
-def _search(options: GlobalOptions, request: tinker.types.CheckpointSearchRequest, limit: int) -> list[tinker.Checkpoint]:
-    """Follow the pages until there are enough."""
-    rest = rest_client(options)
-    found: list[tinker.Checkpoint] = []
-    with progress(options, "Searching checkpoints", None) as advance, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the operation may change is for those who write programs
-        while not limit or len(found) < limit:
-            count = min(_SEARCH_PAGE, limit - len(found)) if limit else _SEARCH_PAGE
-            page = rest.search_checkpoints(request.model_copy(update={"limit": count})).result()
-            found += page.checkpoints[:count]
-            advance(len(found))
-            if page.next_cursor is None:
-                break
-            request = request.model_copy(update={"cursor": page.next_cursor})
-    return found
 
 
 @command("tinker checkpoint info tinker://RUN/weights/final")
