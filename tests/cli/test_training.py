@@ -303,6 +303,17 @@ def test_data_from_standard_input(call: Call, disturbed: Any, data: str) -> None
     assert call("train", "-", input="").stderr == "Error: standard input has no examples\n"
 
 
+def test_chats_without_a_template(call: Call, data: str, tmp_path: Path) -> None:
+    """A run on conversations says once that the tokenizer has no chat template, and how they are written; other runs do not."""
+    message = {"role": "assistant", "content": "b"}
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"prompt": [message], "completion": [message]}) + "\n")
+    note = (
+        "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too.\n"
+    )
+    assert call("train", "chats.jsonl", "--eval-file", "chats.jsonl", "--max-steps", "1").stderr.count(note) == 1
+    assert note not in call("train", data, "--max-steps", "1").stderr
+
+
 @pytest.mark.parametrize("option", ["--grad-clip-norm", "--weight-decay"])
 def test_options_of_the_optimizer(ask: Ask, data: str, option: str) -> None:
     """Each changes what is learned, and 0, the default, changes nothing."""

@@ -66,9 +66,10 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
     return read_rows(file, "examples", parse)
 
 
-def check_lines(file: Path) -> None:
-    """Check without a tokenizer that every line is an example. CommandFailed as from read_examples."""
-    read_examples(file, _NoTokenizer(), None)
+def check_lines(file: Path) -> bool:
+    """Check without a tokenizer that every line is an example, and return whether one is a chat. CommandFailed as above."""
+    read_examples(file, stand_in := _NoTokenizer(), None)
+    return stand_in.has_read_chat
 
 
 class _NoTokenizer:
@@ -76,11 +77,13 @@ class _NoTokenizer:
 
     eos_token_id = -1
     chat_template = "any"
+    has_read_chat = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [0] * (len(text) + add_special_tokens)
 
     def apply_chat_template(self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        self.has_read_chat = True
         return "m" * (2 * len(messages) + add_generation_prompt)
 
 

@@ -14,7 +14,15 @@ from tinker.cli.clients import config_of, rest_client, service_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow, check_lines, read_examples
-from tinker.cli.model_input import TRAINED_CHECKPOINT, Capacity, explain_refusal, find_tokenizer, load_tokenizer, parse_path
+from tinker.cli.model_input import (
+    TRAINED_CHECKPOINT,
+    Capacity,
+    explain_refusal,
+    find_tokenizer,
+    has_template,
+    load_tokenizer,
+    parse_path,
+)
 from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import format_count, progress, say, show_properties
 from tinker.cli.training.loop import Loop
@@ -22,6 +30,9 @@ from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
 from tinker.cli.training.recipes import GRPO, HeldOutLoss, Recipe, Reward, Supervised, read_prompts
 from tinker.cli.training.report import RunReport
 
+_NO_TEMPLATE = (
+    "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too."
+)
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
@@ -87,9 +98,8 @@ class _TrainingJob:
         if run.resume:
             self._plan, self._position = self._bookmark.read(plan, given)
         self._reward = None if self._plan.grpo is None else Reward(self._plan.grpo)
-        if self._reward is None:
-            for file in filter(None, (data, run.eval_file)):
-                check_lines(file)
+        files = [data, run.eval_file] if self._reward is None else []
+        self._has_chats = True in [check_lines(file) for file in files if file is not None]
         self._prices = read_prices(run.prices_path)
         rest = rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
@@ -160,6 +170,8 @@ class _TrainingJob:
         if self._reward is not None:
             prompts = read_prompts(self._data, tokenizer, self._plan, self._capacity)
             return GRPO(self._plan, prompts, self._reward, tokenizer), []
+        if self._has_chats and not has_template(tokenizer):
+            self._print(_NO_TEMPLATE)
         rows, file = self._read(self._data, tokenizer), self._run.eval_file
         return Supervised(self._plan, rows), [] if file is None else self._read(file, tokenizer)
 
