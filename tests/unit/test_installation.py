@@ -100,8 +100,18 @@ def test_commands(extra: str) -> None:
 def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only missing packages are named, or all of them if none is missing."""
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
-    assert install_command("local") == "pip install 'torch>=2.4' 'peft>=0.17'"
+    assert install_command("local").startswith("pip install 'torch>=2.4' 'peft>=0.17'")
     assert install_command("tokenizers") == "pip install 'transformers>=4.45'"
+
+
+def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package index has torch for CUDA, the command says where the much smaller build for CPUs is."""
+    advice = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
+    monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None)
+    for platform, told in (("linux", advice), ("darwin", "")):
+        monkeypatch.setattr("sys.platform", platform)
+        assert install_command("torch") == f"pip install 'torch>=2.4'{told}"
+        assert install_command("hub") == "pip install 'huggingface_hub>=0.25'"
 
 
 def test_no_text_advises_the_official_package() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 
 _SERVER = ("starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20")
+_TORCH = "torch>=2.4"
+_WITHOUT_CUDA = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"  # 3 GB less on Linux
 # The modules of packages that are not called as they are.
 _MODULES = {"pillow": "PIL", "protobuf": "google.protobuf", "python-socks": "python_socks"}
 #: What each extra adds; pyproject.toml says the same.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "torch": ("torch>=2.4",),
+    "torch": (_TORCH,),
     "tokenizers": ("transformers>=4.45",),
     "zstd": ("zstandard>=0.22",),
     "proto": ("protobuf>=4.21",),
@@ -19,7 +22,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
     "ray": ("ray>=2.40",),
-    "local": (*_SERVER, "torch>=2.4", "transformers>=4.57", "peft>=0.17", "safetensors>=0.4", "pillow>=10.1"),
+    "local": (*_SERVER, _TORCH, "transformers>=4.57", "peft>=0.17", "safetensors>=0.4", "pillow>=10.1"),
 }
 
 
@@ -30,9 +33,9 @@ def install_command(extra: str) -> str:
     """
     import shlex
 
-    wanted = EXTRAS[extra]
-    missing = [requirement for requirement in wanted if not _is_installed(requirement)]
-    return f"pip install {shlex.join(missing or wanted)}"
+    missing = [requirement for requirement in EXTRAS[extra] if not _is_installed(requirement)] or EXTRAS[extra]
+    hint = _WITHOUT_CUDA if _TORCH in missing and sys.platform == "linux" else ""
+    return f"pip install {shlex.join(missing)}{hint}"
 
 
 def _is_installed(requirement: str) -> bool:
