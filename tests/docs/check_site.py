@@ -49,6 +49,10 @@ def find_pages(site: Path, word: str, part: str) -> set[str]:
         ("bf16", "migrating"),
         ("mixed precision", "migrating"),
         ("gradient checkpointing", "migrating"),
+        ("merge the adapter", "checkpoints"),
+        ("forgot result", "troubleshooting"),
+        ("dataset", "sft"),
+        ("HF dataset", "sft"),
     ],
 )
 def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:
