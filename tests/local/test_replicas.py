@@ -47,10 +47,10 @@ def one(source: Path) -> TorchEngine:
     return TorchEngine(source, device="cpu")
 
 
-@pytest.fixture(scope="module")
-def two(source: Path) -> Iterator[ReplicatedEngine]:
-    """Yield the engine of two processes."""
-    engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2))
+@pytest.fixture(scope="module", params=["whole", "split"])
+def two(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicatedEngine]:
+    """Yield the engine of two processes, each of which has the whole model, or a part of each layer."""
+    engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2, fsdp=request.param == "split"))
     assert isinstance(engine, ReplicatedEngine)
     yield engine
     engine.close()

@@ -54,6 +54,11 @@ def _check_replicas(placement: Placement, field: attrs.Attribute[Any], value: in
         raise ValueError(f"each replica is on one device: device must be {', '.join(REPLICA_DEVICES)}, without device_map")
 
 
+def _check_fsdp(placement: Placement, field: attrs.Attribute[Any], value: bool) -> None:
+    if value and placement.replicas < 2:
+        raise ValueError("fsdp splits the model over replicas: there must be at least 2")
+
+
 @attrs.frozen(kw_only=True)
 class Placement:
     """The device and dtype of the model. Adapters are always float32.
@@ -64,11 +69,11 @@ class Placement:
     keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free.
     ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their last digits.
     ``replicas``: how many processes have the whole model and train together, as actors of Ray: on this machine, or in the
-    cluster at the address ``ray``. Raises ValueError for any other value.
+    cluster at the address ``ray``. ``fsdp``: whether each has only a part of every layer of the model. Raises ValueError for any other value.
 
     >>> Placement(device="cuda:1", dtype="bfloat16")  # doctest: +NORMALIZE_WHITESPACE
     Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', share_passes=False,
-    replicas=1, ray=None)
+    replicas=1, ray=None, fsdp=False)
     """
 
     device: str = attrs.field(default="auto", validator=_check_device)
@@ -78,10 +83,11 @@ class Placement:
     share_passes: bool = False
     replicas: int = attrs.field(default=1, validator=_check_replicas)
     ray: str | None = None
+    fsdp: bool = attrs.field(default=False, validator=_check_fsdp)
 
     def of_engine(self) -> dict[str, Any]:
         """Return the fields that concern each process."""
-        return attrs.asdict(self, filter=lambda field, _: field.name not in ("replicas", "ray"))
+        return attrs.asdict(self, filter=lambda field, _: field.name not in ("replicas", "ray", "fsdp"))
 
 
 EngineName: TypeAlias = Literal["toy", "torch"]

@@ -31,7 +31,7 @@ class StoredWeights:
 
 @attrs.define(eq=False)
 class SpreadJob:
-    """A job at the worker ``rank``, if its process is still the one that it was sent to. ``heard`` counts tokens by sample."""
+    """A job at the worker ``rank``, if that has not started again since. ``heard`` counts tokens by sample."""
 
     ticket: object
     number: int
@@ -94,6 +94,8 @@ class ReplicatedBatch:
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         ended = self._give_up()
         ranks = sorted({one.rank for one in self._jobs.values()} | {rank for rank, some in enumerate(self._dropped) if some})
+        if ranks and self._engine.is_split:
+            ranks = list(range(len(self._dropped)))
         outcomes = self._engine.workers.call([WorkerCall(rank, "sample", (self._next_turn(rank),)) for rank in ranks])
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, SampleTurnResult):
@@ -107,14 +109,14 @@ class ReplicatedBatch:
 
     def _give_up(self) -> list[tuple[object, SampleResult | Exception]]:
         """End the jobs whose workers died too often."""
-        processes = self._engine.workers.processes
-        hopeless = [one for one in self._jobs.values() if one.deaths >= MOST_DEATHS - 1 and one.process != processes[one.rank]]
+        left = [one for one in self._jobs.values() if one.deaths >= MOST_DEATHS - 1]
+        hopeless = [one for one in left if one.process != self._engine.count_starts(one.rank)]
         for one in hopeless:
             self._forget(one)
         return [(one.ticket, WorkersLost(f"{MOST_DEATHS} workers died while they sampled this")) for one in hopeless]
 
     def _next_turn(self, rank: int) -> SampleTurn:
-        process = self._engine.workers.processes[rank]
+        process = self._engine.count_starts(rank)
         new = [one.send(process) for one in self._jobs.values() if one.rank == rank and one.process != process]
         dropped, self._dropped[rank] = self._dropped[rank], []
         return SampleTurn(batch=self._number, limit=self._limit, new=new, dropped=dropped)

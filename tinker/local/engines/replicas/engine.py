@@ -87,11 +87,13 @@ class ReplicatedEngine:
     image_reader: None = None
 
     def __init__(self, model: str | None, placement: Placement) -> None:
+        self.is_split: bool = placement.fsdp
         self.workers: Workers = Workers(model, placement)
         self._runs: dict[str, Run] = {}
         self._frozen: weakref.WeakValueDictionary[int, StoredWeights] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._released: deque[int] = deque()
+        self._groups = 0
         try:
             facts = self._start()
         except WorkersLost as error:
@@ -117,6 +119,10 @@ class ReplicatedEngine:
     @property
     def restarts(self) -> Sequence[int]:
         return self.workers.processes
+
+    def count_starts(self, rank: int) -> int:
+        """Return how often a worker has started without samples: a model that is split is loaded again by all of them."""
+        return self._groups if self.is_split else self.workers.processes[rank]
 
     def close(self) -> None:
         self.workers.close()
@@ -191,7 +197,7 @@ class ReplicatedEngine:
             self.workers.call(
                 WorkerCall(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
                 for rank, share in enumerate(shares)
-                if share
+                if share or self.is_split
             )
         )
         places = [place for share in shares for place in share]
@@ -276,7 +282,7 @@ class ReplicatedEngine:
             for rank in lost:
                 self.workers.replace(rank)
         self.workers.addresses()
-        self._send(lost, "describe")  # loads the model
+        self._send(ranks, "describe")  # loads the model
         self._form_group()
         held: list[WorkerHoldings] = [WorkerHoldings() if rank in lost else answers[rank] for rank in ranks]
         for weights in list(self._frozen.values()):
@@ -291,7 +297,11 @@ class ReplicatedEngine:
     def _form_group(self) -> None:
         host, size = self.workers.addresses()[0], len(self.workers)
         port: int = self.workers.call_one(0, "meet", host)
-        require_all(self.workers.call(WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size)))
+        held: list[int] = require_all(
+            self.workers.call(WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size))
+        )
+        self._groups += 1
+        log.info("%d workers hold %d MB of weights each", size, max(held) >> 20)
 
     def _restore(self, adapter_id: str, run: Run, held: Sequence[int]) -> None:
         """Make an adapter equal on all workers, which have it after ``held`` steps, -1 where they have none."""

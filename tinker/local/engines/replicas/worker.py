@@ -10,6 +10,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,7 +35,9 @@ from tinker.local.engines.replicas.messages import (
     read_files,
     write_files,
 )
+from tinker.local.engines.replicas.shards import Shards, count_bytes
 from tinker.local.engines.torch import TorchEngine
+from tinker.local.engines.torch.loading import find_place
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.sampling import TorchBatch
 
@@ -47,14 +50,29 @@ class ReplicaWorker(TorchEngine):
 
     def __init__(self, model: str | None, placement: Placement, threads: int) -> None:
         torch.set_num_threads(threads)
-        super().__init__(model or PACKAGED_MODEL, **placement.of_engine())
+        self._source, self._placement = model or PACKAGED_MODEL, placement
+        self._device = find_place(placement).device
+        self._shards: Shards | None = None
+        self._open()
         self._done: dict[str, tuple[int, StepMetrics]] = {}
         self._frozen: dict[int, LoraWeights] = {}
         self._turns: _Turns | None = None
         self._store: TCPStore | None = None
 
+    def _open(self) -> None:
+        """Load the model: on its device, or in the memory of the machine if it is going to be split."""
+        options = self._placement.of_engine()
+        if self._placement.fsdp:
+            options |= {"device": "cpu", "dtype": str(find_place(self._placement).dtype).removeprefix("torch.")}
+        super().__init__(self._source, **options)
+
     def describe(self) -> ModelFacts:
-        """Return what the engine that the server sees needs to know."""
+        """Return what the engine that the server sees needs to know. Loads a model again that was split over a group."""
+        if self._shards is not None:
+            adapters, too_much = self._adapters, self._trainer.too_much
+            self._shards = self._turns = None
+            self._open()
+            self._adapters, self._trainer.too_much = adapters, too_much
         return ModelFacts(
             base_model=self.base_model,
             aliases=self.aliases,
@@ -83,12 +101,19 @@ class ReplicaWorker(TorchEngine):
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return self._store.port
 
-    def join(self, rank: int, size: int, host: str, port: int) -> None:
-        """Join the group that meets there. Returns when all have."""
+    def join(self, rank: int, size: int, host: str, port: int) -> int:
+        """Join the group that meets there. Returns, when all have, the bytes of the model that this worker holds."""
         timeout = timedelta(seconds=GROUP_SECONDS)
         store = self._store if rank == 0 and self._store else TCPStore(host, port, is_master=False, timeout=timeout)
-        backend = "nccl" if self._model.device.type == "cuda" else "gloo"
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        if self._placement.fsdp:
+            self._shards = Shards(self._model, self._split, self._parts.mixer, self._device)
+            self._parts.is_apart = True  # a batch that turned out to mix rows would end a pass of all workers
+        return count_bytes(self._model)
+
+    def _move_together(self, weights: LoraWeights | None = None) -> AbstractContextManager[None]:
+        return nullcontext() if self._shards is None else self._shards.move_together(weights)
 
     # Training
 
@@ -111,7 +136,10 @@ class ReplicaWorker(TorchEngine):
     ) -> LossResult:
         """Compute the loss of some data, and add its gradient to this worker's. Errors name data by their ``places``."""
         try:
-            return self.forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+            with self._move_together(self._adapter(adapter_id).weights):
+                if not data:
+                    return LossResult(outputs=[], metrics={})
+                return self.forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         except EngineError as error:
             named = re.sub(r"^data\[(\d+)\]", lambda found: f"data[{places[int(found[1])]}]", str(error))
             raise EngineError(named) from error
@@ -176,7 +204,8 @@ class ReplicaWorker(TorchEngine):
         """Sample for a moment, or until a job ends."""
         if self._turns is None or self._turns.batch_number != turn.batch:
             self._turns = _Turns(turn.batch, self.open_batch(turn.limit))
-        return self._turns.run(turn, self._frozen)
+        with self._move_together():
+            return self._turns.run(turn, self._frozen)
 
 
 class _TurnListener:

@@ -240,16 +240,16 @@ class Trainer:
     def __init__(self, model: Any, split: SplitModel, recompute: Recompute) -> None:
         self._model, self._split = model, split
         self._recompute: Recompute = recompute
-        self._too_much: int | None = None  # cells of a micro-batch
+        self.too_much: int | None = None  # cells of a micro-batch
 
     def run(self, plan: LossPlan) -> LossRun:
         """Compute a plan. Raises EngineError when even small micro-batches take too much memory."""
         limits = self._limits(plan)
         largest = max(self._count_cells(plan, batch) for batch in self._batches(plan, limits))
-        if self._too_much is None or largest < self._too_much:
+        if self.too_much is None or largest < self.too_much:
             if (done := self._try(plan, limits)) is not None:
                 return done
-            self._too_much = largest
+            self.too_much = largest
         if (done := self._try(plan, limits.shrink(largest))) is not None:
             return done
         longest = max(len(datum.tokens) for datum in plan.data)
