@@ -1,6 +1,7 @@
 """Training steps and sampled tokens per second of a server with one process and with several, each with one thread.
 
     python benchmarks/replicas.py --replicas 1 2 --rounds 3
+    python benchmarks/replicas.py --replicas 2 --fsdp      # the model is split over them
 
 The model is a random Llama. Rounds alternate between the servers; medians are printed: by the clock, and by the processor time
 of the server and its busiest worker, which is what the clock would show with a core free for each process. Linux only.
@@ -43,9 +44,10 @@ def write_model(folder: Path) -> str:
 
 
 @contextmanager
-def serving(model: str, replicas: int, data: Path) -> Iterator[tuple[str, int]]:
+def serving(model: str, replicas: int, data: Path, *, fsdp: bool) -> Iterator[tuple[str, int]]:
     """Run a server whose processes have one thread each; yields its URL and its process."""
     options = ["--model", model, "--device", "cpu", "--port", "0", "--data", str(data), "--replicas", str(replicas)]
+    options += ["--fsdp"] if fsdp else []
     process = subprocess.Popen(
         [sys.executable, "-m", "tinker.cli", "serve", *options],
         stdout=subprocess.PIPE,
@@ -136,12 +138,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fsdp", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         model, found = write_model(Path(name) / "random-llama"), {count: list[list[float]]() for count in arguments.replicas}
         for seed in range(arguments.rounds):
             for count, rows in found.items():
-                with serving(model, count, Path(name) / "data") as server:
+                with serving(model, count, Path(name) / "data", fsdp=arguments.fsdp) as server:
                     rows.append(measure(*server, seed))
                 print(count, *(f"{value:.2f}" for value in rows[-1]), flush=True)
     print("replicas: steps/s, trained tokens/s, sampled tokens/s; the same by processor time")

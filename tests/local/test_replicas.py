@@ -27,7 +27,8 @@ from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.opening import Placement, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, TrainingExample
 from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
-from tinker.local.engines.replicas.messages import AdapterState, NewJob, SampleTurn
+from tinker.local.engines.replicas.messages import AdapterState, NewJob, SampleTurn, WorkersLost
+from tinker.local.engines.replicas.shards import find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker
 from tinker.local.engines.torch import TorchEngine
 
@@ -304,6 +305,35 @@ def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
         assert httpx.get(f"{url}/overview").json()["models"][0]["restarts"] == [0, 0]
 
 
+def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(source: Path) -> None:
+    """Where the layers are split, memory that does not suffice ends the group; after the next one, smaller parts suffice."""
+    worker = ReplicaWorker(str(source), Placement(device="cpu", replicas=2, fsdp=True), 1)
+    worker.describe()
+    whole = worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1"))
+    worker.create_adapter("a", SPEC)
+    expected = worker.add_share("a", [0, 1], examples(2), "ppo", {}, True)
+
+    def refuse(module: object, inputs: object) -> None:
+        raise MemoryError
+
+    worker._model.model.layers[1].mlp.register_forward_pre_hook(refuse)
+    with pytest.raises(WorkersLost, match="could not finish a pass"):
+        worker.add_share("a", [0, 1], examples(2), "ppo", {}, True)
+    worker.leave()
+    worker.describe()
+    assert worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1")) == whole
+    again = worker.add_share("a", [0, 1], examples(2), "ppo", {}, True)
+    assert again.metrics == pytest.approx(expected.metrics)
+    assert worker._trainer.too_much is not None
+    worker.leave()
+
+
+def test_a_model_without_marked_layers_is_not_split() -> None:
+    """A model whose layers cannot be found is refused by name."""
+    with pytest.raises(ValueError, match="Linear cannot be split over workers"):
+        find_layers(torch.nn.Linear(2, 2))
+
+
 def test_a_device_map_is_for_one_process() -> None:
     """Replicas with a device that they cannot share are refused with the reason."""
     for options in ({"device": "cuda:1"}, {"device_map": "auto"}):
@@ -311,3 +341,6 @@ def test_a_device_map_is_for_one_process() -> None:
             Placement(replicas=2, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1"):
         Placement(replicas=0)
+    with pytest.raises(ValueError, match="at least 2"):
+        Placement(fsdp=True)
+    assert Settings(replicas=2, fsdp=True).placement.fsdp

@@ -65,7 +65,7 @@ class Settings:
     ``sampler``: ``vllm`` samples with a vLLM that is started beside the engine, URLs with one or more vLLMs that run; without,
     the engine samples. ``sampler_args``: more arguments for the ``vllm serve`` that is started.
     ``replicas``: how many processes have the whole model and train and sample together, as actors of Ray. ``ray``: the address
-    of the cluster that they run in; None starts Ray on this machine.
+    of the cluster that they run in; None starts Ray on this machine. ``fsdp``: True splits each layer of the model over them.
     ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
     ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and in the answer's
@@ -123,6 +123,7 @@ class Settings:
     sampler_args: str = ""
     replicas: int = 1
     ray: str | None = None
+    fsdp: bool = False
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     strict: bool = False
     hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))

@@ -65,6 +65,9 @@ def serve(
     replicas: Annotated[
         int, click.IntRange(1), Option("Processes that have the whole model, and train and sample together; needs Ray.")
     ] = 1,
+    fsdp: Annotated[
+        bool, Option("Split each layer of the model over the replicas (FSDP2), for a model that one device cannot hold.")
+    ] = False,
     ray: Annotated[
         str | None, Option("Ray cluster in which they run. Default: Ray is started on this machine.", metavar="ADDRESS")
     ] = None,
@@ -137,6 +140,7 @@ def serve(
         sampler=sampler,
         sampler_args=sampler_args,
         replicas=replicas,
+        fsdp=fsdp,
         ray=ray,
         api_key=_read_key(api_key, api_key_file),
         allowed_hosts=allowed_hosts,

@@ -69,7 +69,7 @@ class Placement:
     keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free.
     ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their last digits.
     ``replicas``: how many processes have the whole model and train together, as actors of Ray: on this machine, or in the
-    cluster at the address ``ray``. ``fsdp``: whether each has only a part of every layer of the model. Raises ValueError for any other value.
+    cluster at the address ``ray``. ``fsdp``: whether each has only a part of each layer. Raises ValueError for any other value.
 
     >>> Placement(device="cuda:1", dtype="bfloat16")  # doctest: +NORMALIZE_WHITESPACE
     Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', share_passes=False,

@@ -31,8 +31,8 @@ NONE, FORWARD, WITH_GRADIENT = 0, 1, 2  # the passes that a worker announces
 
 def find_layers(model: Any) -> list[torch.nn.Module]:
     """Return the layers of the largest stack of layers. Raises ValueError for a model that has none."""
-    stacks = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one)]
-    stacks = [one for one in stacks if all(isinstance(layer, GradientCheckpointingLayer) for layer in one)]
+    lists: list[torch.nn.ModuleList] = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one)]
+    stacks = [one for one in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in one)]
     if not stacks:
         raise ValueError(f"{type(model).__name__} cannot be split over workers: transformers does not mark its layers")
     return list(max(stacks, key=lambda stack: sum(one.numel() for one in stack.parameters())))
@@ -85,7 +85,7 @@ class Shards:
 
     def _check_stage(self, failure: Exception | None = None) -> None:
         if self._stage != "idle":
-            raise WorkersLost("a worker could not finish a pass") from failure
+            raise WorkersLost(f"a worker could not finish a pass: {failure or 'out of memory'}") from failure
 
     def _follow(self, parameters: list[torch.nn.Parameter]) -> None:
         if self._open is not None:  # the loss behind them failed
@@ -123,11 +123,11 @@ class Shards:
         states = output if isinstance(output, torch.Tensor) else output[0]
         if states.requires_grad:
             self._open = states
-            states.register_hook(self._begin_backward)
+            states.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
 
     def _begin_backward(self, gradient: torch.Tensor) -> None:
         self._open, self._stage = None, "backward"
-        Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]  # noqa: SLF001
+        Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         self._stage = "idle"
