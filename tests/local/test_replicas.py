@@ -58,9 +58,10 @@ def two(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicatedEngi
 
 
 @pytest.fixture(scope="module")
-def alone(source: Path) -> Iterator[ReplicaWorker]:
+def alone(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicaWorker]:
     """Yield a worker in this process, which is a group of its own."""
-    worker = ReplicaWorker(str(source), Placement(device="cpu"), 1)
+    is_split = getattr(request, "param", "whole") == "split"
+    worker = ReplicaWorker(str(source), Placement(device="cpu", replicas=2, fsdp=is_split), 1)
     worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1"))
     yield worker
     worker.leave()
@@ -305,27 +306,24 @@ def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
         assert httpx.get(f"{url}/overview").json()["models"][0]["restarts"] == [0, 0]
 
 
-def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(source: Path) -> None:
+@pytest.mark.parametrize("alone", ["split"], indirect=True)
+def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(alone: ReplicaWorker) -> None:
     """Where the layers are split, memory that does not suffice ends the group; after the next one, smaller parts suffice."""
-    worker = ReplicaWorker(str(source), Placement(device="cpu", replicas=2, fsdp=True), 1)
-    worker.describe()
-    whole = worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1"))
-    worker.create_adapter("a", SPEC)
-    expected = worker.add_share("a", [0, 1], examples(2), "ppo", {}, True)
+    alone.create_adapter("a", SPEC)
+    call = ("a", [0, 1], examples(2), "ppo", {}, True)
+    expected = alone.add_share(*call)
 
     def refuse(module: object, inputs: object) -> None:
         raise MemoryError
 
-    worker._model.model.layers[1].mlp.register_forward_pre_hook(refuse)
-    with pytest.raises(WorkersLost, match="could not finish a pass"):
-        worker.add_share("a", [0, 1], examples(2), "ppo", {}, True)
-    worker.leave()
-    worker.describe()
-    assert worker.join(0, 1, "127.0.0.1", worker.meet("127.0.0.1")) == whole
-    again = worker.add_share("a", [0, 1], examples(2), "ppo", {}, True)
-    assert again.metrics == pytest.approx(expected.metrics)
-    assert worker._trainer.too_much is not None
-    worker.leave()
+    alone._model.model.layers[1].mlp.register_forward_pre_hook(refuse)
+    with pytest.raises(WorkersLost, match="could not finish a pass: out of memory"):
+        alone.add_share(*call)
+    alone.leave()
+    alone.describe()
+    alone.join(0, 1, "127.0.0.1", alone.meet("127.0.0.1"))
+    assert alone.add_share(*call).metrics == pytest.approx(expected.metrics)
+    assert alone._trainer.too_much is not None
 
 
 def test_a_model_without_marked_layers_is_not_split() -> None:

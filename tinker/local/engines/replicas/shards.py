@@ -35,7 +35,8 @@ def find_layers(model: Any) -> list[torch.nn.Module]:
     stacks = [one for one in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in one)]
     if not stacks:
         raise ValueError(f"{type(model).__name__} cannot be split over workers: transformers does not mark its layers")
-    return list(max(stacks, key=lambda stack: sum(one.numel() for one in stack.parameters())))
+    largest = max(stacks, key=lambda stack: sum(one.numel() for one in stack.parameters()))
+    return list(largest)
 
 
 def count_bytes(model: Any) -> int:
@@ -127,7 +128,7 @@ class Shards:
 
     def _begin_backward(self, gradient: torch.Tensor) -> None:
         self._open, self._stage = None, "backward"
-        Variable._execution_engine.queue_callback(self._end_backward)
+        Variable._execution_engine.queue_callback(self._end_backward)  # pyright: ignore[reportPrivateUsage]
 
     def _end_backward(self) -> None:
         self._stage = "idle"
