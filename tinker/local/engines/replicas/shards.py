@@ -39,12 +39,6 @@ def find_layers(model: Any) -> list[torch.nn.Module]:
     return list(largest)
 
 
-def count_bytes(model: Any) -> int:
-    """Return the size of the part of the weights that this worker holds."""
-    parts = [getattr(one, "_local_tensor", one) for one in model.parameters()]
-    return sum(part.numel() * part.element_size() for part in parts)
-
-
 class Shards:
     """The split layers of ``model``, and the passes that its workers make together. The rest of it is whole on ``device``."""
 
@@ -105,7 +99,7 @@ class Shards:
             torch.autograd.grad(states, parameters, torch.zeros_like(states), allow_unused=True)
 
     def _agree(self, kind: int) -> int:
-        """Announce a pass, and return what most of them is announced."""
+        """Announce a pass, or none, and return the largest of what the workers announce."""
         kinds = torch.tensor([kind], device=self._device)
         try:
             dist.all_reduce(kinds, op=dist.ReduceOp.MAX)

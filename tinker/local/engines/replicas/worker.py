@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -35,11 +36,13 @@ from tinker.local.engines.replicas.messages import (
     read_files,
     write_files,
 )
-from tinker.local.engines.replicas.shards import Shards, count_bytes
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_place
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.sampling import TorchBatch
+
+if TYPE_CHECKING:
+    from tinker.local.engines.replicas.shards import Shards
 
 GROUP_SECONDS = 120.0  # that a worker waits for the others
 TURN_SECONDS = 0.02  # of sampling between two messages
@@ -108,9 +111,12 @@ class ReplicaWorker(TorchEngine):
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         if self._placement.fsdp:
+            from tinker.local.engines.replicas.shards import Shards  # needs torch 2.6
+
             self._shards = Shards(self._model, self._split, self._parts.mixer, self._device)
             self._parts.is_apart = True  # a batch that turned out to mix rows would end a pass of all workers
-        return count_bytes(self._model)
+        parts = [getattr(one, "_local_tensor", one) for one in self._model.parameters()]
+        return sum(part.numel() * part.element_size() for part in parts)
 
     def _move_together(self, weights: LoraWeights | None = None) -> AbstractContextManager[None]:
         return nullcontext() if self._shards is None else self._shards.move_together(weights)
