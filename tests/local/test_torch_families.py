@@ -22,7 +22,7 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.families import FAMILIES, IMAGE, SIZES, TOWER, VISION_START, Family, write_family
+from support.families import FAMILIES, SIZES, Family, write_family
 from support.tiny_models import sample_jobs
 from transformers.cache_utils import DynamicCache
 
@@ -323,11 +323,7 @@ def gemma_3_config() -> Any:
 
 def qwen_3_5_config() -> Any:
     """Return a config of Qwen3.5, whose text model has another class, and other names, than the checkpoint."""
-    tower = {name: value for name, value in TOWER.items() if name != "deepstack_visual_indexes"}
-    text = {**SIZES, **BY_NAME["Qwen3.5"].options}
-    return transformers.Qwen3_5Config(
-        text_config=text, vision_config=tower, image_token_id=IMAGE, vision_start_token_id=VISION_START
-    )
+    return transformers.Qwen3_5Config(**BY_NAME["Qwen3.5 with images"].settings)
 
 
 @pytest.mark.parametrize("config", [gemma_3_config, qwen_3_5_config])
@@ -367,8 +363,8 @@ def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
     """A vision-language model that transformers does not load as a causal language model is refused in one sentence."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
-    with pytest.raises(ValueError, match="kind, qwen2_5_vl, is not a causal language model in transformers") as caught:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    with pytest.raises(ValueError, match="kind, llava, is not a causal language model in transformers") as caught:
         TorchEngine(tmp_path, device="cpu")
     assert "images" in str(caught.value)
 

@@ -45,7 +45,12 @@ class Family:
     config: str
     model: str
     options: Mapping[str, Any] = {}
-    reads_images: bool = False
+    tower: Mapping[str, Any] = {}
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether it has a tower for images."""
+        return bool(self.tower)
 
     @property
     def has_experts(self) -> bool:
@@ -59,7 +64,7 @@ class Family:
         if not self.reads_images:
             return sizes
         tokens = {"image_token_id": IMAGE, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END}
-        return {"text_config": sizes, "vision_config": TOWER, "video_token_id": 254, **tokens}
+        return {"text_config": sizes, "vision_config": {**TOWER, **self.tower}, "video_token_id": 254, **tokens}
 
 
 IMAGE, VISION_START, VISION_END = 251, 252, 253  # token ids of families that read images
@@ -73,10 +78,10 @@ TOWER = {
     "spatial_merge_size": MERGED,
     "temporal_patch_size": 2,
     "out_hidden_size": SIZES["hidden_size"],
-    "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [0],
     "initializer_range": 0.2,
 }
+POSITIONS = {"num_position_embeddings": 64}
+DEEP = {**POSITIONS, "deepstack_visual_indexes": [0]}
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": PATCH,
@@ -163,14 +168,46 @@ FAMILIES = [
             "chunk_size": 8,
         },
     ),
-    Family("Qwen3-VL", "dense", "Qwen3VLConfig", "Qwen3VLForConditionalGeneration", ROPE, reads_images=True),
+    Family("Qwen3-VL", "dense", "Qwen3VLConfig", "Qwen3VLForConditionalGeneration", ROPE, DEEP),
     Family(
         "Qwen3-VL-MoE",
         "experts",
         "Qwen3VLMoeConfig",
         "Qwen3VLMoeForConditionalGeneration",
         {**ROPE, **EXPERTS},
-        reads_images=True,
+        DEEP,
+    ),
+    Family(
+        "Qwen2-VL",
+        "dense",
+        "Qwen2VLConfig",
+        "Qwen2VLForConditionalGeneration",
+        ROPE,
+        {"embed_dim": 16, "hidden_size": SIZES["hidden_size"], "mlp_ratio": 2},
+    ),
+    Family(
+        "Qwen2.5-VL",
+        "dense",
+        "Qwen2_5_VLConfig",
+        "Qwen2_5_VLForConditionalGeneration",
+        ROPE,
+        {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]},
+    ),
+    Family(
+        "Qwen3.5 with images",
+        "linear attention",
+        "Qwen3_5Config",
+        "Qwen3_5ForConditionalGeneration",
+        {**LINEAR, "rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_factor": 1.0}},
+        POSITIONS,
+    ),
+    Family(
+        "Qwen3.5-MoE with images",
+        "experts, linear attention",
+        "Qwen3_5MoeConfig",
+        "Qwen3_5MoeForConditionalGeneration",
+        {**LINEAR, **EXPERTS, **SHARED, "rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_factor": 1.0}},
+        POSITIONS,
     ),
 ]
 

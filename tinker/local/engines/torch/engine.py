@@ -48,7 +48,7 @@ from tinker.local.engines.torch.adapters import (
 )
 from tinker.local.engines.torch.decoding import DecodingRun, start_runs
 from tinker.local.engines.torch.head import SplitModel
-from tinker.local.engines.torch.images import TorchImages, reads_images
+from tinker.local.engines.torch.images import TorchImages, open_reader
 from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, find_place, load_model, public_name
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim, release_memory
@@ -103,9 +103,7 @@ class TorchEngine:
         mixer = Mixer(self._model, self._targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
         self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
-        self.image_reader: TorchImages | None = None
-        if reads_images(self._model.config):
-            self.image_reader = TorchImages(self._model, source, self.max_context_length)
+        self.image_reader: TorchImages | None = open_reader(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
     def close(self) -> None:

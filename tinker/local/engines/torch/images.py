@@ -1,6 +1,6 @@
 """Images: files opened with Pillow within limits, and the states that a model's tower makes of them, which no adapter changes.
 
-The kinds of models are those whose images have rotary positions in rows and columns, and whose tower gives states for the
+The kinds of models are those whose images have rotary positions in rows and columns. The tower of some gives states for the
 first layers too (DeepStack).
 """
 
@@ -10,6 +10,7 @@ first layers too (DeepStack).
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+log: logging.Logger = logging.getLogger("tinker.local")
 MAX_PIXELS = 2**25  # of one image; decoded they take 128 MB
 FORMATS = {"png": "PNG", "jpeg": "JPEG"}  # what Pillow calls those of the contract
 
@@ -71,7 +73,7 @@ def decode_image(image: Image) -> Image:
         raise EngineError(f"the image is damaged: {error}") from error
 
 
-IMAGE_KINDS = frozenset({"qwen3_vl", "qwen3_vl_moe"})
+IMAGE_KINDS = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 MAX_NBYTES = 2**28  # of the states of images that are kept for the next request
 
 
@@ -102,9 +104,8 @@ class TorchImage:
 class TorchImages:
     """An ImageReader: Pillow opens a file, the processor of the model cuts it up, and the model's tower computes its states."""
 
-    def __init__(self, model: Any, source: str, longest: int) -> None:
-        self._model, self._longest = model, longest
-        self._processor: Any = _load_processor(source) if can_open() else None
+    def __init__(self, model: Any, source: str, processor: Any, longest: int) -> None:
+        self._model, self._longest, self._processor = model, longest, processor
         self._merge = int(model.config.vision_config.spatial_merge_size)
         self._kept: OrderedDict[bytes, TorchImage] = OrderedDict()
         self._check_tower(source)
@@ -178,12 +179,14 @@ def reads_images(config: Any) -> bool:
     return config.model_type in IMAGE_KINDS
 
 
-def _load_processor(source: str) -> Any:
-    """Load the processor of the model's images. Raises ValueError for a folder that does not say how to prepare them."""
+def open_reader(model: Any, source: str, longest: int) -> TorchImages | None:
+    """Return what reads the images of a model; None if it reads none, or its folder does not say how they are prepared."""
+    if not reads_images(model.config):
+        return None
+    kind: Any = transformers.AutoImageProcessor
     try:
-        kind: Any = transformers.AutoImageProcessor
-        return kind.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{source} reads images, and has no preprocessor_config.json that says how they are prepared"
-        ) from error
+        processor = kind.from_pretrained(source) if can_open() else None
+    except (OSError, ValueError):
+        log.warning("%s has no preprocessor_config.json that says how images are prepared: they are refused", source)
+        return None
+    return TorchImages(model, source, processor, longest)

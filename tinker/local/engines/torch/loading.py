@@ -91,7 +91,7 @@ def check_kind(config: Any, source: str) -> None:
     if not is_own and not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{source} is not supported: its kind, {config.model_type}, is not a causal language model in transformers "
-            f"{transformers.__version__}; of models that read images, only Qwen3-VL is run here"
+            f"{transformers.__version__}; of models that read images, only those of the Qwen families are run here"
         )
 
 
