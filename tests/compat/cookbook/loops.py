@@ -106,7 +106,10 @@ async def program_of_the_page(url: str, folder: Path) -> None:
     """Run the program that docs/migrating.md has for users of the cookbook."""
     page = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
     (program,) = re.findall(r"```text\n(import asyncio\n.*?tinker_cookbook.*?)```", page, re.DOTALL)
-    names = {"http://127.0.0.1:8000": url, "runs/first": str(folder / "run"), "chats.jsonl": conversations(folder)}
+    names = {
+        "http://127.0.0.1:8000": url, "runs/first": str(folder / "run"), "chats.jsonl": conversations(folder),
+        'str(Path(tinker.__file__).parent / "local" / "base_model")': repr(TOKENIZER_FOLDER),
+    }  # fmt: skip
     for name, ours in names.items():
         assert program.count(name) == 1
         program = program.replace(name, ours)
