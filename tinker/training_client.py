@@ -73,8 +73,11 @@ class TrainingClient(Signposted, ReadyClient):
         **dict.fromkeys(("step", "optimizer_step", "zero_grad"), "optim_step(AdamParams(learning_rate=...))"),
         **dict.fromkeys(("backward", "train", "train_step"), "forward_backward(data, loss_fn) and optim_step(adam_params)"),
         **dict.fromkeys(
-            ("save", "save_weights", "save_checkpoint", "save_model", "save_pretrained"),
-            "save_state(name) or save_weights_for_sampler(name)",
+            ("save", "save_weights", "save_checkpoint", "save_model"), "save_state(name) or save_weights_for_sampler(name)"
+        ),
+        **dict.fromkeys(
+            ("save_pretrained", "push_to_hub"),
+            "save_weights_external(name) and checkpoints.download(path)",
         ),
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }

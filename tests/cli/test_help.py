@@ -414,7 +414,8 @@ def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
             [sys.executable, *words], capture_output=True, text=True, env=away, timeout=60, stdin=subprocess.DEVNULL
         )
         reason = f"; did you mean {meant}? ({absence})" if name == "tyo" else f": {absence}; give a directory"
-        assert (done.returncode, done.stderr) == (1, f"Error: cannot load '{name}'{reason}\n"), words
+        loading = f"Loading torch and {name} ...\n" if "serve" in words else ""
+        assert (done.returncode, done.stderr) == (1, f"{loading}Error: cannot load '{name}'{reason}\n"), words
 
 
 def test_a_tokenizer_that_cannot_be_fetched(tmp_path: Path) -> None:

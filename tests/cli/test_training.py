@@ -222,7 +222,7 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
         ('{"conversations": []}', 'got conversations: rename "conversations" to "messages"\n'),
         (
             '{"messages": [{"from": "human", "value": "a"}]}',
-            'line 2: message 0 has no "role"; it has from, value; a message is {',
+            'line 2: message 0 has no "role"; it has from, value: rename "from" to "role" (human to user, gpt to assistant), and ',
         ),
         ('{"messages": "a"}', 'line 2: "messages" must be a list, got str\n'),
         ('{"tokens": [1, 2], "weigths": [0, 1]}', 'line 2: unknown key "weigths"; did you mean "weights"?\n'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +357,9 @@ def test_train_fails_early(call: Call, tmp_path: Path) -> None:
     assert call("train", str(tmp_path / "nothing")).exit_code == 2
 
 
+ASKED = {"role": "user", "content": "a"}
+
+
 class Letters:
     """A tokenizer: letters are their codes, 0 ends a text, and a chat is ``<role>content;`` for each message."""
 
@@ -367,9 +370,11 @@ class Letters:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [*([1] if add_special_tokens else []), *map(ord, text)]
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool, tools: Sequence[str] = ()
+    ) -> str:
         shown = messages[-1:] if self.forgets else messages
-        text = "".join(f"<{message['role'][0]}>{message['content']};" for message in shown)
+        text = "".join([f"<{tool}>" for tool in tools] + [f"<{one['role'][0]}>{one['content']};" for one in shown])
         return text + ("<a>" if add_generation_prompt else "")
 
 
@@ -410,13 +415,45 @@ def test_a_chat_of_prompt_and_completion(tmp_path: Path) -> None:
     assert learned(read(tmp_path, {"prompt": before, "completion": after})) == "assistant;assistant;"
 
 
+def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
+    """Tools go to the chat template, the texts of a content's parts are joined, and a mask says what is learned."""
+    parts = [{"type": "text", "text": "on"}, {"type": "text", "text": "e"}]
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}]
+    example = read(tmp_path, {"messages": chat, "tools": ["clock"]})
+    assert "".join(map(chr, example.tokens)) == "<clock><u>q;<a>one;"
+    assert learned(example) == "one;"
+    for mask in ("completion_mask", "assistant_masks"):
+        assert read(tmp_path, {"input_ids": [5, 6, 7], mask: [0, 0, 1]}).weights == [0, 0, 1]
+
+
+def test_tools_need_a_chat_template(tmp_path: Path) -> None:
+    """Without a chat template, what it would have to write is refused, not left out."""
+    without = Letters()
+    without.chat_template = None
+    called = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [{"name": "clock"}]}]
+    for line in ({"messages": called}, {"messages": [{"role": "assistant", "content": "a"}], "tools": ["clock"]}):
+        with pytest.raises(CommandFailed, match="need a tokenizer with a chat template"):
+            read(tmp_path, line, without)
+
+
+def test_a_cut_that_leaves_nothing_is_named(tmp_path: Path) -> None:
+    """An example whose learned tokens are cut says that the option did it."""
+    with pytest.raises(CommandFailed, match=r"nothing to learn: .*; --max-length 3 cut the rest"):
+        read(tmp_path, {"prompt": "abcdef", "completion": "g"}, max_length=3)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (1, "a line is an object"),
+        ({"prompt": "a", "completion": "b", "label": False}, '"label" is for preferences.*docs/dpo.md'),
+        ({"messages": [{"role": "assistant", "content": "a"}], "text": "b"}, "keep one of them"),
+        ({"messages": [{"role": "assistant", "content": None}]}, 'message 0 has no "content"'),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "parts that are no text"),
+        ({"messages": [{"from": "human", "value": "a"}]}, "human to user, gpt to assistant"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "must both be strings, or both lists of messages"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": []}, "the completion is empty"),
-        ({"prompt": [{"role": "assistant"}], "completion": [{"role": "user"}]}, "nothing to learn; the roles are user"),
+        ({"prompt": [ASKED], "completion": [ASKED]}, "nothing to learn; the roles are user"),
         ({}, "got nothing"),
         ({"prompt": 1, "completion": "a"}, "must both be strings"),
         ({"text": 1}, "must be a string"),

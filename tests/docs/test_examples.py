@@ -93,7 +93,7 @@ def run(command: list[str], folder: Path, variables: dict[str, str]) -> subproce
 
 
 FIRST_PROGRAMS = {"README.md": run_readme, "quickstart.py": run_quickstart, "tinker serve": run_server}
-OURS = re.compile(r"|Sampling tinker/babble|Stopped\.|still loading torch and .*")
+OURS = re.compile(r"|Sampling tinker/babble|Stopped\.|Loading torch and tinker/babble \.\.\.|still loading torch and .*")
 
 
 def test_there_are_enough() -> None:

@@ -242,7 +242,8 @@ def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         open_engine("torch", model)
     result = CliRunner().invoke(main, ["serve", "--port", "0", "--model", model])
-    assert (result.exit_code, result.output) == (1, f"Error: there is no directory {model!r} to load a model from\n")
+    loading = f"Loading torch and {model} ...\n"
+    assert (result.exit_code, result.output) == (1, f"{loading}Error: there is no directory {model!r} to load a model from\n")
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         tinker.ServiceClient(base_url=f"local://{model}").get_server_capabilities()
 
@@ -324,7 +325,8 @@ def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=offline, check=False)
     absence = "no connection to huggingface.co, and it is not in the cache"
-    assert (done.returncode, done.stderr) == (1, f"Error: cannot load 'some/model': {absence}; give a directory\n")
+    loading = "Loading torch and some/model ...\n"
+    assert (done.returncode, done.stderr) == (1, f"{loading}Error: cannot load 'some/model': {absence}; give a directory\n")
 
 
 def test_serve_holds_polls_as_long_as_configured(tmp_path: Path) -> None:

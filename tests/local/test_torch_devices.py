@@ -207,8 +207,8 @@ def test_a_server_refuses_at_its_start_what_is_not_here(tmp_path: Path) -> None:
         (["--device", "cpu", "--device-map", "auto"], "cannot be combined"),
     ):
         result = CliRunner().invoke(main, ["serve", "--engine", "torch", "--port", "0", *arguments])
-        assert (result.exit_code, result.output.count("\n")) == (1, 1)
-        assert message in result.output
+        assert result.exit_code == 1
+        assert message in result.output.removeprefix("Loading torch and tinker/babble ...\n").splitlines()[0]
     with pytest.raises(ValueError, match="device is 'tpu'"):
         in_process_app("local://toy?device=tpu", tmp_path)
     with pytest.raises(ValueError, match="dtype is 'int8'"):

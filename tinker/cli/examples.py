@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import tinker
 from tinker.cli.model_input import Capacity, encode_chat, has_template
 from tinker.cli.output import format_count
-from tinker.cli.reading import OTHER_NAMES, RowError, check_messages, check_token_ids, explain_keys, explain_typo, read_rows
+from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_messages, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
 _NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
+_MASKS = {"completion_mask", "assistant_masks"}  # of the tokens that are learned, in TRL
 
 
 class ExampleRow(NamedTuple):
@@ -54,7 +55,8 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
         tokens, weights = _encode(record, tokenizer)
         example = ExampleRow(tokens[:max_length], weights[:max_length])
         if example.weight <= 0:
-            raise RowError("nothing to learn: no token after the first one has weight")
+            cut = f"; --max-length {max_length} cut the rest" if max_length and len(tokens) > max_length else ""
+            raise RowError(f"nothing to learn: no token after the first one has weight{cut}")
         if count is not None and (unknown := [token for token in example.tokens if not 0 <= token < count]):
             raise RowError(f"there is no token id {unknown[0]}; ids run from 0 to {count - 1}")
         length = len(example.tokens) - 1  # the last token is predicted, not read
@@ -82,7 +84,9 @@ class _NoTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [0] * (len(text) + add_special_tokens)
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, tools: object = None
+    ) -> str:
         self.has_read_chat = True
         return "m" * (2 * len(messages) + add_generation_prompt)
 
@@ -90,11 +94,14 @@ class _NoTokenizer:
 def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
     answer = next((name for name in _ANSWERS if name in line), None)
     if "messages" in line:
-        return _chat_example(tokenizer, line["messages"])
-    if "rejected" in line:
-        raise ValueError('"rejected" is for preferences, which `tinker train` does not learn: see the page on DPO')
+        if "text" in line:
+            raise ValueError('a line has "messages" and "text"; keep one of them')
+        return _chat_example(tokenizer, line["messages"], line.get("tools"))
+    if "rejected" in line or isinstance(line.get("label"), bool):
+        key = "rejected" if "rejected" in line else "label"
+        raise ValueError(f'"{key}" is for preferences, which `tinker train` does not learn: see docs/dpo.md')
     if "prompt" in line and answer is not None:
-        return _prompt_example(tokenizer, line["prompt"], answer, line[answer])
+        return _prompt_example(tokenizer, line, answer)
     if "text" in line:
         if not isinstance(text := line["text"], str):
             raise ValueError(f'"text" must be a string, got {type(text).__name__}')
@@ -104,6 +111,8 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         return ExampleRow(tokens, [1.0] * len(tokens))
     if "input_ids" in line and "tokens" not in line:
         line = {**line, "tokens": line["input_ids"]}
+    for mask in _MASKS & line.keys() - {"labels"} if "tokens" in line else ():
+        line = {**line, "weights": line[mask]}
     if "tokens" in line:
         from tinker_records import find_closest
 
@@ -128,14 +137,15 @@ def _explain_fields(line: dict[str, Any]) -> str:
     return explain_keys(line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"])
 
 
-def _prompt_example(tokenizer: Any, prompt: Any, name: str, answer: Any) -> ExampleRow:
+def _prompt_example(tokenizer: Any, line: dict[str, Any], name: str) -> ExampleRow:
+    prompt, answer = line["prompt"], line[name]
     kinds: set[type[object]] = {type(prompt), type(answer)}
     if kinds not in ({str}, {list}):
         raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages")
     if not answer:
         raise ValueError(f"the {name} is empty")
     if kinds == {list}:
-        return _chat_example(tokenizer, [*prompt, *answer], len(prompt))
+        return _chat_example(tokenizer, [*prompt, *answer], line.get("tools"), len(prompt))
     before: list[int] = tokenizer.encode(prompt)
     after = _with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
     return ExampleRow(before + after, [0.0] * len(before) + [1.0] * len(after))
@@ -168,9 +178,11 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 
-def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]], first: int = 0) -> ExampleRow:
+def _chat_example(tokenizer: Any, given: object, tools: list[Any] | None, first: int = 0) -> ExampleRow:
     """Give weight to the messages of the assistant from ``first`` on: the tokens that each adds to the messages before it."""
-    check_messages(messages)
+    messages = read_messages(given)
+    if not has_template(tokenizer) and (tools or any(message.get("tool_calls") for message in messages)):
+        raise ValueError("tools and tool calls need a tokenizer with a chat template: choose one with --tokenizer")
     roles = [str(message["role"]) for message in messages[first:]]
     if _LEARNED_ROLE not in roles:
         found = ", ".join(dict.fromkeys(roles))
@@ -179,8 +191,8 @@ def _chat_example(tokenizer: Any, messages: Sequence[dict[str, Any]], first: int
     weights: list[float] = []
     for at, role in enumerate(roles, start=first):
         if role == _LEARNED_ROLE:
-            _extend(tokens, weights, encode_chat(tokenizer, messages[:at], is_prompt=True), 0.0)
-            _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], is_prompt=False), 1.0)
+            _extend(tokens, weights, encode_chat(tokenizer, messages[:at], tools, is_prompt=True), 0.0)
+            _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], tools, is_prompt=False), 1.0)
     if not has_template(tokenizer):
         _extend(tokens, weights, _with_end(tokenizer, tokens), 1.0)
     return ExampleRow(tokens, weights)

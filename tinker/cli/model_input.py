@@ -287,12 +287,15 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[dict[str, str]], *, is_prompt: bool) -> list[int]:
+def encode_chat(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[object] | None = None, *, is_prompt: bool
+) -> list[int]:
     """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
     from tinker._tokenizers import write_plain_chat
 
     if not has_template(tokenizer):
         return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
-    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)
+    options = {"tools": list(tools)} if tools else {}
+    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

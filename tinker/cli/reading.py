@@ -117,7 +117,7 @@ def check_prompt(record: dict[str, Any]) -> Prompt:
     if not prompt:
         raise ValueError(f'"{name}" is empty')
     if name == "messages" or (isinstance(prompt, list) and isinstance(prompt[0], dict)):
-        check_messages(record[name])
+        prompt = read_messages(cast("object", prompt))
     elif not isinstance(prompt, str):
         check_token_ids(record[name], '"prompt" must be text or a list of integers from 0')
     return cast("Prompt", prompt)
@@ -132,15 +132,29 @@ def check_token_ids(tokens: object, rule: str) -> None:
             raise ValueError(f"{rule}; at position {position} it has {json.dumps(token)[:40]}")
 
 
-def check_messages(messages: object) -> None:
-    """Raise ValueError for the first message without a role."""
+def read_messages(messages: object) -> list[dict[str, Any]]:
+    """Return messages whose contents are texts, where parts are joined. Raises ValueError for the first that cannot be read."""
     if not isinstance(messages, list):
         raise ValueError(f'"messages" must be a list, got {type(messages).__name__}')
-    for position, message in enumerate(cast("list[object]", messages)):
-        fields = cast("dict[str, object]", message) if isinstance(message, dict) else {}
-        if not isinstance(fields.get("role"), str):
-            got = f"; it has {', '.join(fields)}" if fields else ""
-            raise ValueError(f'message {position} has no "role"{got}; a message is {{"role": "user", "content": "Hi"}}')
+    return [_read_message(position, message) for position, message in enumerate(cast("list[object]", messages))]
+
+
+def _read_message(position: int, message: object) -> dict[str, Any]:
+    fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+    if not isinstance(fields.get("role"), str):
+        got = f"; it has {', '.join(fields)}" if fields else ""
+        of_sharegpt = ': rename "from" to "role" (human to user, gpt to assistant), and "value" to "content"'
+        advice = of_sharegpt if "from" in fields else '; a message is {"role": "user", "content": "Hi"}'
+        raise ValueError(f'message {position} has no "role"{got}{advice}')
+    content = fields.get("content")
+    if isinstance(content, list):
+        parts = cast("list[dict[str, Any]]", content)
+        if not all(part.get("type") == "text" for part in parts):
+            raise ValueError(f"message {position} has parts that are no text; images are trained from Python: docs/vision.md")
+        content = "".join(str(part.get("text", "")) for part in parts)
+    if not isinstance(content, str) and not (content is None and fields.get("tool_calls")):
+        raise ValueError(f'message {position} has no "content", a text')
+    return {**fields, "content": content}
 
 
 def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]) -> str:

@@ -142,14 +142,15 @@ def serve(
     not installed; ValueError for models of one name and for a device that this machine does not have.
     """
     raise_descriptor_limit()
+    _listen(host, port).close()  # one that is taken is refused now; while the model is loaded, connections are refused
+    settings = settings or Settings()
+    make_data_folder(settings.data_dir)
+    loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
+    check_distinct(loaded)
+    state = _make_state([functools.partial(_return_engine, one) for one in loaded], settings)
+    _open_samplers(state)
     listener = _listen(host, port)
     try:
-        settings = settings or Settings()
-        make_data_folder(settings.data_dir)
-        loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
-        check_distinct(loaded)
-        state = _make_state([functools.partial(_return_engine, one) for one in loaded], settings)
-        _open_samplers(state)
         url, has_key = _url(listener, ssl_context), settings.api_key is not None
         if not is_this_machine(host):
             _warn_of_others(url, has_key=has_key, has_tls=ssl_context is not None)

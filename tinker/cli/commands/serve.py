@@ -16,6 +16,9 @@ from tinker.cli.output import say
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
+
+    from tinker.local.engines.opening import EngineName
 
 _ReadFile: TypeAlias = Annotated[Path, click.Path(path_type=Path, dir_okay=False)]
 
@@ -125,8 +128,7 @@ def serve(
 
     if problem := inspect_installation().problem:
         say(f"Warning: {problem}")
-    if not engine and not model:
-        _warn_of_toy()
+    _say_what_is_loaded(engine, model)
     _set_up_logs(log_level)
     tls = _load_tls(tls_cert, tls_key)
     settings = Settings(
@@ -159,12 +161,14 @@ def serve(
     say("Stopped.")
 
 
-def _warn_of_toy() -> None:
-    """Say that the default here is the toy, and what a real model needs."""
+def _say_what_is_loaded(engines: Sequence[EngineName], models: Sequence[str]) -> None:
+    """Say which model is loaded, or that it is the toy by default here, and what a real model needs."""
     from tinker._installation import install_command
-    from tinker.local.engines.opening import choose_engine, missing_parts
+    from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, missing_parts
 
-    if choose_engine(None, None) == "toy":
+    if choose_engine(engines[0] if engines else None, models[0] if models else None) == "torch":
+        say(f"Loading torch and {', '.join(models) or PACKAGED_MODEL} ...")
+    elif not engines and not models:
         missing = ", ".join(missing_parts())
         real = f" For a real model: {install_command('local')}" if missing else ""
         say(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}")

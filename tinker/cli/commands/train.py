@@ -184,7 +184,9 @@ class _TrainingJob:
         metadata = None if plan.name == Plan().name else {"name": plan.name}
         if path is not None:
             return service.create_training_client_from_state_with_optimizer(path, plan.model, user_metadata=metadata)
-        return service.create_lora_training_client(self._model, rank=plan.rank, seed=plan.seed, user_metadata=metadata)
+        return service.create_lora_training_client(
+            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=metadata
+        )
 
     def _take_steps(
         self, training: tinker.TrainingClient, recipe: Recipe, held_out: Sequence[ExampleRow], report: RunReport

@@ -61,6 +61,9 @@ class Plan(NamedTuple):
     epochs: Annotated[Positive, Option("Number of passes over the file.")] = 1
     max_steps: Annotated[Positive | None, Option("Stop after this many steps.")] = None
     max_length: Annotated[int | None, click.IntRange(min=2), Option("Truncate longer examples to this many tokens.")] = None
+    train_unembed: Annotated[
+        bool, Option("Whether the output layer gets an adapter.", "--train-unembed/--no-train-unembed")
+    ] = True
     tokenizer_id: TokenizerOption = None
     seed: Annotated[int, Option("Seed for shuffling and for initializing the adapter.")] = 0
     name: Annotated[CheckpointName, Option("Name of the run and of its checkpoints.", metavar="NAME")] = "final"

@@ -183,8 +183,9 @@ def open_reader(model: Any, source: str, longest: int) -> TorchImages | None:
     """Return what reads the images of a model; None if it reads none, or its folder does not say how they are prepared."""
     if not reads_images(model.config):
         return None
+    kind: Any = transformers.AutoImageProcessor
     try:
-        processor: Any = transformers.AutoImageProcessor.from_pretrained(source) if can_open() else None
+        processor = kind.from_pretrained(source) if can_open() else None
     except (OSError, ValueError):
         log.warning("%s has no preprocessor_config.json that says how images are prepared: they are refused", source)
         return None

@@ -39,9 +39,9 @@ const brief = (id) => id.replace(/([0-9a-f]{6})[0-9a-f]{2}(-[0-9a-f]{4}){3}-[0-9
 
 function bytes(count) {
   if (count == null) return "unknown";
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  const power = Math.min(units.length - 1, count > 0 ? Math.floor(Math.log10(count) / 3) : 0);
-  return `${(count / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  const power = Math.min(units.length - 1, count > 0 ? Math.floor(Math.log2(count) / 10) : 0);
+  return `${(count / 1024 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
 }
 
 function ago(seconds) {
@@ -74,7 +74,7 @@ function Chart({ x, series, names, label, log = false }) {
     plot.current = new uPlot({
       width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
       axes: [{ ...axis, incrs: label === "step" ? STEPS : undefined }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
-      series: [{ label, value: said }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
+      series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
     watch.observe(place.current);
@@ -235,7 +235,7 @@ function Usage({ facts }) {
 function Throughput({ rates }) {
   const x = useMemo(() => rates.map((one) => one.at - rates.at(-1).at), [rates]);
   const series = useMemo(() => Object.keys(KINDS).map((kind) => rates.map((one) => one[kind] ?? 0)), [rates]);
-  return html`<section><h2>Throughput</h2>${rates.length ? html`<${Chart} x=${x} series=${series} names=${Object.values(KINDS)} label="seconds" />
+  return html`<section><h2>Throughput</h2>${rates.length ? html`<${Chart} x=${x} series=${series} names=${Object.values(KINDS)} label="seconds ago" />
     <p class="faint">Tokens per second since this page was opened.</p>` : html`<p class="faint">Measured from now on.</p>`}</section>`;
 }
 
