@@ -309,15 +309,15 @@ def _suggest_path(saved: object) -> str:
     return ": pass response.path" if hasattr(saved, "path") else ""
 
 
-def check_model_path(path: str, kind: str = "sampler_weights") -> None:
+def check_model_path(name: str, path: str, kind: str = "weights") -> None:
     """Raise ValueError unless the path has a scheme; which schemes exist is the server's business. TypeError for no text."""
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"model_path must be a string, got {type(path).__name__}{_suggest_path(path)}")
+        raise TypeError(f"{name} must be a string, got {type(path).__name__}{_suggest_path(path)}")
     if "://" not in path:
         advice = "; for a base model use base_model=" if kind == "sampler_weights" else ""
         if path.startswith(("/", ".", "~")):
             advice = "; to use an adapter in a folder, upload it with tinker.checkpoints.upload"
-        raise ValueError(f"model_path must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")
+        raise ValueError(f"{name} must be a checkpoint path such as {SCHEME}<run>/{kind}/<name>, got {path!r}{advice}")
 
 
 def check_observer(observer: Observer) -> Observer:

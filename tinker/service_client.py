@@ -312,7 +312,7 @@ class ServiceClient(Signposted, Described):
         if base_model is not None:
             check_base_model(base_model)
         if model_path is not None:
-            check_model_path(model_path)
+            check_model_path("model_path", model_path, "sampler_weights")
             if base_model is not None:
                 warnings.warn(f"base_model={base_model!r} has no effect: saved weights have their base model", stacklevel=3)
             base_model = None
@@ -593,7 +593,7 @@ def _describe_saved_model(
     *,
     with_optimizer: bool,
 ) -> SavedAdapter:
-    check_model_path(path, "weights")
+    check_model_path("path", path)
     if isinstance(base_model, Mapping):  # 0.4 to 0.7 had ``user_metadata`` in this place
         base_model, user_metadata = None, cast("Mapping[str, object]", base_model)
     return SavedAdapter(

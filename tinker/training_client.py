@@ -329,7 +329,7 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             ValueError: At once, if the path has no scheme.
         """
-        check_model_path(path, "weights")
+        check_model_path("path", path)
         return self._run.send(requests.load_state("load_state", path, weights_access_token, with_optimizer=False))
 
     def load_state_with_optimizer(
@@ -349,7 +349,7 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             ValueError: At once, if the path has no scheme.
         """
-        check_model_path(path, "weights")
+        check_model_path("path", path)
         operation = "load_state_with_optimizer"
         return self._run.send(requests.load_state(operation, path, weights_access_token, with_optimizer=True))
 
@@ -412,7 +412,7 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             ValueError: The path has no scheme.
         """
-        check_model_path(model_path)
+        check_model_path("model_path", model_path, "sampler_weights")
         return open_sampling_client(
             self._run.runtime,
             base_model=None,

@@ -548,7 +548,7 @@ def test_a_value_that_is_changed(value: Any, name: str) -> None:
 def test_a_save_passed_as_its_path(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
     """Passing the result of a save as a path raises an error that says how to get the path."""
     saved = training.save_state("a")
-    with pytest.raises(TypeError, match=r"model_path must be a string, got APIFuture: pass future.result\(\).path"):
+    with pytest.raises(TypeError, match=r"^path must be a string, got APIFuture: pass future.result\(\).path"):
         training.load_state(saved)  # pyright: ignore
     with pytest.raises(TypeError, match=r"got SaveWeightsResponse: pass response\.path"):
         service.create_sampling_client(saved.result(10))  # pyright: ignore

@@ -513,7 +513,7 @@ def test_no_failure_of_the_lost_run_is_logged(
         ({"backoff_seconds": -1}, ValueError, "backoff_seconds must be at least 0"),
         ({"backoff_seconds": "5"}, TypeError, "backoff_seconds must be a number, got str"),
         ({"max_backoff_seconds": float("nan")}, ValueError, "max_backoff_seconds"),
-        ({"checkpoint": "step-1"}, ValueError, "tinker://"),
+        ({"checkpoint": "step-1"}, ValueError, "checkpoint must be a checkpoint path such as tinker://<run>/weights/"),
         ({"checkpoint": 5}, TypeError, "checkpoint must be 'latest', a path or a function of a SavePoint, got int"),
         ({"with_optimizer": 1}, TypeError, "with_optimizer must be True or False, got int"),
         ({"tries": 5}, TypeError, "tries"),

@@ -92,7 +92,7 @@ def _check_choice(_: object, __: object, value: object) -> None:
         return
     if not isinstance(value, str):
         raise TypeError(f"checkpoint must be 'latest', a path or a function of a SavePoint, got {type(value).__name__}")
-    check_model_path(value)
+    check_model_path("checkpoint", value)
 
 
 @attrs.frozen(kw_only=True)
