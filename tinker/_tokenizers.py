@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -138,14 +138,20 @@ def find_loaded(source: TokenizerSource) -> PreTrainedTokenizerBase | None:
     return _loaded.get(source)
 
 
-def encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
-    """Return the tokens of ``text`` as a list of ints."""
-    return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+def encode(get_tokenizer: Callable[[], Any], text: str, add_special_tokens: bool) -> list[int]:
+    """Return the tokens of ``text`` as a list of ints. TypeError for anything else, before the tokenizer is asked for."""
+    __tracebackhide__ = True
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"text must be a string, got {type(text).__name__}")
+    return list(get_tokenizer().encode(text, add_special_tokens=add_special_tokens))
 
 
-def decode(tokenizer: Any, tokens: Sequence[int], skip_special_tokens: bool) -> str:
-    """Return the text of ``tokens``, from a list or an array."""
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+def decode(get_tokenizer: Callable[[], Any], tokens: Sequence[int], skip_special_tokens: bool) -> str:
+    """Return the text of ``tokens``, from a list or an array. TypeError for anything else, as of ``encode``."""
+    __tracebackhide__ = True
+    if isinstance(tokens, (str, Mapping)) or not isinstance(tokens, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"tokens must be a list of token ids, got {type(tokens).__name__}")
+    return str(get_tokenizer().decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
 
 def _from_hub(source: TokenizerSource) -> PreTrainedTokenizerBase:

@@ -208,8 +208,11 @@ class SamplingClient(Signposted, ReadyClient):
 
         Returns:
             The token ids.
+
+        Raises:
+            TypeError: At once, if the text is not a string.
         """
-        return _tokenizers.encode(self.get_tokenizer(), text, add_special_tokens)
+        return _tokenizers.encode(self.get_tokenizer, text, add_special_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Turn tokens into text with :meth:`get_tokenizer`.
@@ -220,8 +223,11 @@ class SamplingClient(Signposted, ReadyClient):
 
         Returns:
             The text.
+
+        Raises:
+            TypeError: At once, if the tokens are not a list of token ids.
         """
-        return _tokenizers.decode(self.get_tokenizer(), tokens, skip_special_tokens)
+        return _tokenizers.decode(self.get_tokenizer, tokens, skip_special_tokens)
 
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of failures, as ``ServiceClient.get_telemetry`` does."""
