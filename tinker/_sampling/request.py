@@ -76,10 +76,12 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_prompt(prompt: ModelInput) -> None:
-    """Raise TypeError unless it is a ModelInput."""
+    """Raise TypeError unless it is a ModelInput; ValueError if it is empty."""
     __tracebackhide__ = True
     if not isinstance(prompt, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"prompt must be a ModelInput, {suggest_model_input(prompt)}")
+    if input_length(prompt) == 0:
+        raise ValueError("prompt has no tokens")
 
 
 def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None) -> None:
@@ -91,6 +93,8 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(options.sampling_params).__name__
         raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
+    if (stop := options.sampling_params.stop) == "" or (isinstance(stop, list) and "" in stop):
+        raise ValueError("sampling_params.stop must not contain an empty string, which would end every sequence at once")
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
