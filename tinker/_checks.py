@@ -1,9 +1,11 @@
-"""Arguments that must be numbers, counts, functions or of a kind: one check and one sentence for each."""
+"""Arguments that must be numbers, counts, functions or of a kind: one check and one sentence for each. And warnings."""
 
 from __future__ import annotations
 
 import math
 import numbers
+import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -14,6 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T", bool, int)
+_OURS = ("tinker", "tinker_records")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of the line of the user: the nearest call from outside this package, whatever wrappers and twins are between."""
+    level = 1
+    while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] in _OURS:  # pyright: ignore[reportPrivateUsage]
+        level += 1
+    warnings.warn(message, category, stacklevel=level + 1)
 
 
 def check_number(name: str, value: object, *, positive: bool = False, finite: bool = True) -> None:

@@ -6,14 +6,13 @@ import concurrent.futures
 import math
 import numbers
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Never, NoReturn, get_args
 
 from tinker_wire import limits
 from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
 
-from tinker._checks import check_count, read_integer
+from tinker._checks import check_count, read_integer, warn
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput
@@ -174,7 +173,7 @@ def warn_of_unshifted_targets(datum: Datum) -> None:
         tokens = first[0].array
         if np.array_equal(tokens, targets.to_numpy()) and np.ptp(tokens):
             advice = "ModelInput.from_ints(tokens[:-1]) with target_tokens=tokens[1:]"
-            warnings.warn(f"data[0]: the targets equal the input; each should be the next token: {advice}", stacklevel=5)
+            warn(f"data[0]: the targets equal the input; each should be the next token: {advice}")
 
 
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:

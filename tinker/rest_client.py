@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.clients import RestOperations
 from tinker_wire.runtime import Request
 
+from tinker._checks import warn
 from tinker._clients import awaiting_twin
 from tinker._clock import Clock
 from tinker._http import ARCHIVE, read_claims
@@ -211,7 +211,7 @@ class RestClient(AdminMethods, RestOperations):
         Returns:
             A future of one page of checkpoints.
         """
-        warnings.warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning, stacklevel=3)
+        warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning)
         return self._rest.ask(weights_api.search_checkpoints(request).with_options(extra_headers, timeout))
 
     # ------------------------------------------------------------------------------------------------------------- sessions
@@ -235,7 +235,7 @@ class RestClient(AdminMethods, RestOperations):
         Returns:
             A future of one page of sessions.
         """
-        warnings.warn("RestClient.search_sessions may change without notice", ExperimentalWarning, stacklevel=3)
+        warn("RestClient.search_sessions may change without notice", ExperimentalWarning)
         return self._rest.ask(service_api.search_sessions(request).with_options(extra_headers, timeout))
 
     def export_session_trace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Self, cast
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Self, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
-from tinker._checks import check_count
+from tinker._checks import check_count, warn
 from tinker._clients import SessionHolder, awaiting_twin, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, load_later, show_url
@@ -116,7 +115,7 @@ class ServiceClient(Signposted, Described):
         clock: Clock | None = None,
         **kwargs: object,
     ) -> None:
-        older = read_older_arguments(kwargs, known=ServiceClient.__init__.__kwdefaults__ or (), stacklevel=3)
+        older = read_older_arguments(kwargs, known=ServiceClient.__init__.__kwdefaults__ or ())
         self._config = load_later(
             config,
             base_url=base_url,
@@ -314,7 +313,7 @@ class ServiceClient(Signposted, Described):
         if model_path is not None:
             check_model_path("model_path", model_path, "sampler_weights")
             if base_model is not None:
-                warnings.warn(f"base_model={base_model!r} has no effect: saved weights have their base model", stacklevel=3)
+                warn(f"base_model={base_model!r} has no effect: saved weights have their base model")
             base_model = None
         return open_sampling_client(
             self._runtime(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._checks import read_flag
+from tinker._checks import read_flag, warn
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
 from tinker._http import sampling_policy
 from tinker._sampling import SamplerConnection
@@ -198,9 +197,7 @@ class TrainingClient(Signposted, ReadyClient):
         True
         """
         if loss_type_input is not None:
-            warnings.warn(
-                "loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning, stacklevel=3
-            )
+            warn("loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning)
             if loss_type_input != "logprobs":
                 raise ValueError(f"loss_type_input must be 'logprobs', got {loss_type_input!r}")
         if isinstance(loss_fn, LossHandle):
@@ -384,7 +381,7 @@ class TrainingClient(Signposted, ReadyClient):
             The sampling client, usable at once.
         """
         if name is not None:
-            warnings.warn("name has no effect; the sampling client is not stored", DeprecationWarning, stacklevel=3)
+            warn("name has no effect; the sampling client is not stored", DeprecationWarning)
         saved = self._run.save_for_sampling(kind)
         sampler = SamplerConnection(
             self._run.runtime,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -169,6 +170,25 @@ def test_unknown_arguments_are_named_in_a_warning() -> None:
     with pytest.warns(FutureWarning, match="^ServiceClient ignores unknown arguments: colour$") as caught:
         tinker.ServiceClient(base_url="http://server", timeout=3, max_retries=None, colour="red")
     assert caught[0].filename == __file__
+
+
+def test_warnings_of_twins_point_to_the_caller(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+    """The warnings of a coroutine twin are of the line that awaits it, as those of the method are of the line that calls it."""
+    datum = types.Datum(PROMPT, {"target_tokens": [1, 2, 3]})
+    path = training.save_weights_for_sampler("a").result(10).path
+
+    async def use() -> None:
+        await training.save_weights_and_get_sampling_client_async("x")
+        await (await training.forward_backward_async([datum], "cross_entropy"))
+        await service.create_sampling_client_async(path, base_model="tinker/toy")
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        asyncio.run(use())
+        training.save_weights_and_get_sampling_client("x").result(10)
+    told = [one for one in heard if "no effect" in str(one.message) or "targets equal" in str(one.message)]
+    assert [one.category for one in told] == [DeprecationWarning, UserWarning, UserWarning, DeprecationWarning]
+    assert {one.filename for one in told} == {__file__}
 
 
 # ------------------------------------------------------------------------------------------------------------ extra parameters

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from tinker._checks import check_count, check_number
+from tinker._checks import check_count, check_number, warn
 from tinker._config import check_headers
 from tinker._http import wrap_client
 from tinker_records import find_closest
@@ -38,7 +37,7 @@ class OlderArguments:
         return {**{name: value for name, value in self.headers.items() if name.lower() not in named}, **(newer or {})}
 
 
-def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stacklevel: int) -> OlderArguments:
+def read_older_arguments(given: dict[str, object], *, known: Iterable[str]) -> OlderArguments:
     """Read the arguments that older versions knew. Others are named in a FutureWarning, and have no effect.
 
     The warning says which of the ``known`` arguments was probably meant. Where that is the address or the key, TypeError is
@@ -59,8 +58,7 @@ def read_older_arguments(given: dict[str, object], *, known: Iterable[str], stac
             if closest in _DESTINATION:
                 raise TypeError(f"ServiceClient has no argument {name!r}; did you mean {closest!r}?")
         named = (f"{name} (did you mean {closest}=...?)" if closest else name for name, closest in meant.items())
-        text = f"ServiceClient ignores unknown arguments: {', '.join(named)}"
-        warnings.warn(text, FutureWarning, stacklevel=stacklevel)
+        warn(f"ServiceClient ignores unknown arguments: {', '.join(named)}", FutureWarning)
     return arguments
 
 
