@@ -25,6 +25,7 @@ from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import main
 from tinker.cli.errors import CommandFailed, convert_errors, to_failure
 from tinker.cli.lazy import LazyGroup
+from tinker.local import Settings
 
 OFFICIAL = {
     "auth": ["login", "logout", "status", "whoami"],
@@ -265,12 +266,27 @@ def test_completion_is_installed_once(shell: str, file: str, call: Callable[...,
         (503, "Internal server error"),
     ],
 )
-def test_refusals(status: int, title: str, call: Callable[..., Result], scripted: Callable[..., str]) -> None:
+def test_refusals(
+    status: int, title: str, call: Callable[..., Result], scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every refusal exits with 1 and shows a title and the message of the server; stdout stays empty."""
+    monkeypatch.setenv("TINKER_API_KEY", "tml-key")
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.startswith(f"Error: {title}\nDetails: scripted {status}\n")
+
+
+@pytest.mark.parametrize("command", [("sample", "hi"), ("auth", "status"), ("run", "list")])
+def test_a_server_that_needs_a_key(
+    command: tuple[str, ...], call: Callable[..., Result], scripted: Callable[..., str], tmp_path: Path
+) -> None:
+    """Without a key, a command says which variable to set, and nothing of headers; with --debug, all that the server said."""
+    url = scripted("/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right"))
+    needed = "Error: The server requires an API key\nSet TINKER_API_KEY to the key of this server.\n"
+    assert (result := call(*command, base_url=url)).exit_code == 1
+    assert result.stderr.removeprefix("Fetching training runs\n") == needed
+    assert "the request has no API key" in call("--debug", *command, base_url=url).stderr
 
 
 FAULTS = [

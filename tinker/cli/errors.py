@@ -141,11 +141,21 @@ def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]
     unsupported = _UNSUPPORTED if error.status_code in ABSENT_STATUSES else None
     advice = next((_ADVICE[name] for name in classes if name in _ADVICE), unsupported)
     message = read_message(error)
+    if "AuthenticationError" in classes and not _has_key(error):
+        return "The server requires an API key", [], "Set TINKER_API_KEY to the key of this server."
     if "NotFoundError" in classes and not _explains_absence(error):
         advice = _suspect_address(error) or advice
     elif message != str(error) and any(name in _SELF_EXPLAINING for name in classes):
         return message, [], None
     return title, [f"Details: {message}"], advice
+
+
+def _has_key(error: APIStatusError) -> bool:
+    """Return whether the settings have a credential for the server. Without one, no command gets to the hosted service."""
+    from tinker._config import load_config
+
+    config = load_config(base_url=str(error.request.url).partition(_API)[0])
+    return config.is_hosted or (config.api_key or config.credential_cmd) is not None
 
 
 def _explains_absence(error: Exception) -> bool:
