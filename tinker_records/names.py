@@ -50,6 +50,7 @@ _ALIASES = {
     "model": "base_model",
     "n": "num_samples",
     "num_return_sequences": "num_samples",
+    "params": "sampling_params",
     "r": "rank",
     "stop_sequences": "stop",
 }

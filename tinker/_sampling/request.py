@@ -43,7 +43,7 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             plain = cast("Mapping[str, Any]", params)
             msgspec.structs.force_setattr(self, "sampling_params", SamplingParams(**plain))
         if isinstance(self.num_samples, SamplingParams):
-            raise TypeError("num_samples must be an integer, got SamplingParams: it comes after num_samples")
+            raise TypeError("num_samples must be an integer, got SamplingParams: sampling_params comes after num_samples")
         for name in ("num_samples", *self.COUNTS):
             if type(count := getattr(self, name)) is not int:
                 msgspec.structs.force_setattr(self, name, read_integer(name, count))
