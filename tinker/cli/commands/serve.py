@@ -128,7 +128,6 @@ def serve(
 
     if problem := inspect_installation().problem:
         say(f"Warning: {problem}")
-    _say_what_is_loaded(engine, model)
     _set_up_logs(log_level)
     tls = _load_tls(tls_cert, tls_key)
     settings = Settings(
@@ -152,6 +151,7 @@ def serve(
     )
     if hold is not None:
         settings = attrs.evolve(settings, hold_seconds=hold)
+    _announce_model(engine, model)
     try:
         run(model=model or None, engine=engine or None, host=host, port=port, settings=settings, ssl_context=tls)
     except OSError as error:
@@ -161,7 +161,7 @@ def serve(
     say("Stopped.")
 
 
-def _say_what_is_loaded(engines: Sequence[EngineName], models: Sequence[str]) -> None:
+def _announce_model(engines: Sequence[EngineName], models: Sequence[str]) -> None:
     """Say which model is loaded, or that it is the toy by default here, and what a real model needs."""
     from tinker._installation import install_command
     from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, missing_parts
