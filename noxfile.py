@@ -362,7 +362,7 @@ def simulate(session: nox.Session) -> None:
 def replicas(session: nox.Session) -> None:
     """Two worker processes that train and sample as one, also while they are killed."""
     install_wheel(session, "local,ray", *dependencies("test"))
-    session.run("pytest", "tests/local/test_replicas.py", *session.posargs, env=ONE_THREAD)
+    session.run("pytest", "-m", "", "tests/local/test_replicas.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -48,7 +48,7 @@ def one(source: Path) -> TorchEngine:
     return TorchEngine(source, device="cpu")
 
 
-@pytest.fixture(scope="module", params=["whole", "split"])
+@pytest.fixture(scope="module", params=["whole", pytest.param("split", marks=pytest.mark.soak)])
 def two(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicatedEngine]:
     """Yield the engine of two processes, each of which has the whole model, or a part of each layer."""
     engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2, fsdp=request.param == "split"))
