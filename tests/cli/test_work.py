@@ -424,6 +424,8 @@ def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
     assert learned(example) == "one;"
     for mask in ("completion_mask", "assistant_masks"):
         assert read(tmp_path, {"input_ids": [5, 6, 7], mask: [0, 0, 1]}).weights == [0, 0, 1]
+        both = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], mask: [0, 0, 1]}
+        assert read(tmp_path, both).weights == [0, 1, 1]  # labels say it more exactly
 
 
 def test_tools_need_a_chat_template(tmp_path: Path) -> None:
@@ -448,8 +450,10 @@ def test_a_cut_that_leaves_nothing_is_named(tmp_path: Path) -> None:
         (1, "a line is an object"),
         ({"prompt": "a", "completion": "b", "label": False}, '"label" is for preferences.*docs/dpo.md'),
         ({"messages": [{"role": "assistant", "content": "a"}], "text": "b"}, "keep one of them"),
-        ({"messages": [{"role": "assistant", "content": None}]}, 'message 0 has no "content"'),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "parts that are no text"),
+        ({"messages": [{"role": "assistant", "content": None}]}, 'message 0: "content" must be text'),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "parts that are not text"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "parts that are not text"),
+        ({"input_ids": [5, 6], "completion_mask": [1]}, "must have 2 entries"),
         ({"messages": [{"from": "human", "value": "a"}]}, "human to user, gpt to assistant"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "must both be strings, or both lists of messages"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": []}, "the completion is empty"),

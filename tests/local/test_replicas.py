@@ -317,7 +317,7 @@ def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(alone: ReplicaWor
         raise MemoryError
 
     alone._model.model.layers[1].mlp.register_forward_pre_hook(refuse)
-    with pytest.raises(WorkersLost, match="could not finish a pass: out of memory"):
+    with pytest.raises(WorkersLost, match="could not finish a pass: it ran out of memory"):
         alone.add_share(*call)
     alone.leave()
     alone.describe()

@@ -24,7 +24,7 @@ from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_k
 _ANSWERS = ("completion", "answer", "response")
 _LEARNED_ROLE = "assistant"
 _NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
-_MASKS = {"completion_mask", "assistant_masks"}  # of the tokens that are learned, in TRL
+_MASKS = ("completion_mask", "assistant_masks")  # of the tokens that are learned, in TRL
 
 
 class ExampleRow(NamedTuple):
@@ -111,8 +111,9 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         return ExampleRow(tokens, [1.0] * len(tokens))
     if "input_ids" in line and "tokens" not in line:
         line = {**line, "tokens": line["input_ids"]}
-    for mask in _MASKS & line.keys() - {"labels"} if "tokens" in line else ():
-        line = {**line, "weights": line[mask]}
+    masks = [line[name] for name in _MASKS if name in line]
+    if "tokens" in line and masks and "labels" not in line:
+        line = {**line, "labels": _mask_labels(line["tokens"], masks)}
     if "tokens" in line:
         from tinker_records import find_closest
 
@@ -170,6 +171,14 @@ def _read_labels(tokens: list[Any], labels: list[Any], mask: list[Any]) -> Examp
     return ExampleRow([tokens[at] for at in shown], [float(labels[at] != _NOT_LEARNED) for at in shown])
 
 
+def _mask_labels(tokens: list[Any], masks: list[list[Any]]) -> list[Any]:
+    """Return the labels that masks stand for: a token is learned where all of them are 1."""
+    check_token_ids(tokens, '"tokens" must be a list of integers from 0')
+    if any(len(mask) != len(tokens) for mask in masks):
+        raise ValueError(f"{' and '.join(_MASKS)} must have {len(tokens)} entries, one per token")
+    return [token if all(learned) else _NOT_LEARNED for token, *learned in zip(tokens, *masks, strict=True)]
+
+
 def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> ExampleRow:
     check_token_ids(tokens, '"tokens" must be a list of integers from 0')
     if weights is not None and len(weights) != len(tokens):
@@ -181,8 +190,6 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
 def _chat_example(tokenizer: Any, given: object, tools: list[Any] | None, first: int = 0) -> ExampleRow:
     """Give weight to the messages of the assistant from ``first`` on: the tokens that each adds to the messages before it."""
     messages = read_messages(given)
-    if not has_template(tokenizer) and (tools or any(message.get("tool_calls") for message in messages)):
-        raise ValueError("tools and tool calls need a tokenizer with a chat template: choose one with --tokenizer")
     roles = [str(message["role"]) for message in messages[first:]]
     if _LEARNED_ROLE not in roles:
         found = ", ".join(dict.fromkeys(roles))

@@ -294,6 +294,8 @@ def encode_chat(
     from tinker._tokenizers import write_plain_chat
 
     if not has_template(tokenizer):
+        if tools or any(message.get("tool_calls") for message in messages):
+            raise ValueError("tools and tool calls need a tokenizer with a chat template: choose one with --tokenizer")
         return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
     options = {"tools": list(tools)} if tools else {}
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)

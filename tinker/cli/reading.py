@@ -149,11 +149,11 @@ def _read_message(position: int, message: object) -> dict[str, Any]:
     content = fields.get("content")
     if isinstance(content, list):
         parts = cast("list[dict[str, Any]]", content)
-        if not all(part.get("type") == "text" for part in parts):
-            raise ValueError(f"message {position} has parts that are no text; images are trained from Python: docs/vision.md")
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"message {position} has parts that are not text; images are trained from Python: docs/vision.md")
         content = "".join(str(part.get("text", "")) for part in parts)
     if not isinstance(content, str) and not (content is None and fields.get("tool_calls")):
-        raise ValueError(f'message {position} has no "content", a text')
+        raise ValueError(f'message {position}: "content" must be text')
     return {**fields, "content": content}
 
 

@@ -80,7 +80,8 @@ class Shards:
 
     def _check_stage(self, failure: Exception | None = None) -> None:
         if self._stage != "idle":
-            raise WorkersLost(f"a worker could not finish a pass: {failure or 'out of memory'}") from failure
+            cause = failure or "it ran out of memory, or another worker was lost"
+            raise WorkersLost(f"a worker could not finish a pass: {cause}") from failure
 
     def _follow(self, parameters: list[torch.nn.Parameter]) -> None:
         if self._open is not None:  # the loss behind them failed

@@ -115,7 +115,7 @@ class ReplicaWorker(TorchEngine):
 
             self._shards = Shards(self._model, self._split, self._parts.mixer, self._device)
             self._parts.is_apart = True  # a batch that turned out to mix rows would end a pass of all workers
-        parts = [getattr(one, "_local_tensor", one) for one in self._model.parameters()]
+        parts = [one.to_local() if hasattr(one, "to_local") else one for one in self._model.parameters()]
         return sum(part.numel() * part.element_size() for part in parts)
 
     def _move_together(self, weights: LoraWeights | None = None) -> AbstractContextManager[None]:
