@@ -149,7 +149,11 @@ def serve(
     check_distinct(loaded)
     state = _make_state([functools.partial(_return_engine, one) for one in loaded], settings)
     _open_samplers(state)
-    listener = _listen(host, port)
+    try:
+        listener = _listen(host, port)
+    except OSError:  # another program has taken it in the meantime
+        state.close()
+        raise
     try:
         url, has_key = _url(listener, ssl_context), settings.api_key is not None
         if not is_this_machine(host):
