@@ -48,7 +48,7 @@ from tinker.testing.conformance.findings import findings
 Plant: TypeAlias = Callable[[], httpx.BaseTransport | toy.ToyEngine]
 Serve = Callable[..., str]
 KEY = "tml-key"
-MANY = {"gap_seconds": 0.5, "max_uploads": 10**6}
+MANY = {"gap_seconds": 60.0, "max_uploads": 10**6}
 SERVERS: dict[str, dict[str, Any]] = {
     "usual": {"hold_seconds": 2.0, "inline_result_bytes": 10**9, **MANY},
     "with a key": {"hold_seconds": 2.0, "inline_result_bytes": 10**9, **MANY, "api_key": KEY},
@@ -844,7 +844,9 @@ FAULTS: dict[str, Fault] = {
         ),
         "refused",
     ),
-    "numbers: a gap waits for ever": Fault(gap_for_ever, "never arrives", slow=True, only=("training.*", "sequence.*")),
+    "numbers: a gap waits for ever": Fault(
+        gap_for_ever, "never arrives", server="waiting", slow=True, only=("training.*", "sequence.*")
+    ),
     "repetition: another model request": Fault(other_future("create_model"), "repeated request"),
     "repetition: another sampling session": Fault(other_future("create_sampling_session"), "repeated request"),
     "repetition: a sample drawn again": Fault(draw_again, "repeated request"),
