@@ -23,7 +23,7 @@ _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)"
 # what is for developers of servers and of this project.
 _UNSEARCHED = ("conformance/", "coverage", "changelog")
 _LATER = ("reference/", "contract/", "server-page", "chaos", "architecture", "ecosystem", "glossary", "examples", "cli")
-_BOOSTS = {"migrating/": 0.2, "reference/wire/": 0.02}  # names that contain the names of a guide or of a method
+_BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the names of a guide or of a method
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
 _TYPE_MODULES = ("tinker.types", "tinker.types.params", "tinker.types.results", "tinker_wire.models", "tinker.training_client")

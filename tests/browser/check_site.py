@@ -22,6 +22,7 @@ SEARCHES = {
     "timeout": "errors/", "max_tokens": "sampling/", "streaming": "sampling/", "retry": "retries/", "proxy": "configuration/",
     "image": "vision/", "logprobs": "sampling/", "seed": "sampling/", "progress": "sampling/", "evaluate": "evaluation/",
     "tools": "multi-turn/", "pytest": "testing/", "learning rate": "sft/", "api key": "servers/", "custom loss": "custom-loss/",
+    "SFTTrainer": "from-trl/", "TRL": "from-trl/", "packing": "from-trl/", "bf16": "from-trl/",
     "crash": "checkpoints/#continue-your-own-script-after-a-crash", "cancel": "errors/#cancel-a-request",
     "sample": "reference/clients/#tinker.SamplingClient.sample",
     "forward_backward": "reference/clients/#tinker.TrainingClient.forward_backward",
@@ -32,6 +33,9 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 BROKEN = """() => [...document.querySelectorAll("td code")]
   .filter((code) => /^[^\\s-]+$/.test(code.textContent) && new Set([...code.getClientRects()].map((one) => Math.round(one.top))).size > 1)
   .map((code) => `broken: ${code.textContent}`)"""
+# Tables that are wider than the text around them, by their first cell.
+TOO_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
+  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `too wide: ${one.textContent.trim().slice(0, 40)}`)"""
 # Entries of the contents that are cut off, so that two may look alike.
 CUT = """() => [...document.querySelectorAll(".md-nav--secondary .md-ellipsis")]
   .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => `cut: ${one.textContent.trim()}`)"""
@@ -128,6 +132,16 @@ def look(browser: Any, url: str, width: int, scheme: str) -> dict[str, list[str]
 def test_every_page(browser: Any, url: str, width: int, scheme: str) -> None:
     """No page has an error, scrolls sideways, asks another host, breaks a name, or has text that is hard to read."""
     assert look(browser, url, width, scheme) == {}
+
+
+@pytest.mark.parametrize("width", [1280, 1400])
+def test_the_tables_of_trl_fit(browser: Any, url: str, width: int) -> None:
+    """No table of the page scrolls sideways, and none breaks an option at a hyphen."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(f"{url}from-trl/")
+    found = page.evaluate(TOO_WIDE) + page.evaluate(BROKEN.replace("\\s-", "\\s"))
+    page.close()
+    assert found == []
 
 
 @pytest.mark.parametrize("word", SEARCHES)

@@ -25,6 +25,7 @@ from codegen import __main__ as codegen
 from tinker import _tokenizers
 from tinker._loop import loop_thread
 from tinker.cli import main
+from tinker.cli.training.recipes import Reward
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -278,6 +279,17 @@ def test_every_variable_is_on_the_page_of_settings() -> None:
     """What the settings read of the environment is listed, and nothing else is read."""
     page = set(re.findall(r"(?:TINKER|CLOUDFLARE)_[A-Z_]+", (DOCS / "configuration.md").read_text()))
     assert read_variables() == page
+
+
+def test_the_reward_written_for_trl_can_be_a_file(tmp_path: Path) -> None:
+    """`tinker train --grpo` takes the reward.py of the page, for conversations; for prompts that are texts it passes texts."""
+    (code,) = (block for block in blocks(DOCS / "from-trl.md", "python") if "def reward(" in block)
+    file = tmp_path / "reward.py"
+    file.write_text(code)
+    line = {"prompt": [{"role": "user", "content": "2 + 3 ="}], "expected": 5}
+    assert [Reward(str(file)).score(answer, line) for answer in (" 5\n", " 6\n")] == [1.0, 0.0]
+    file.write_text(code.replace('completion[0]["content"]', "completion"))
+    assert Reward(str(file)).score(" 5", {"prompt": "2 + 3 =", "expected": 5}) == 1.0
 
 
 def test_the_figure_of_kl_is_of_such_runs() -> None:
