@@ -198,10 +198,12 @@ def test_checkpoints_to_sample_from_begin_with_their_names(page: Any) -> None:
 
 
 def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None:
-    """Swagger UI lists the operations of the contract, and asks this server."""
+    """Swagger UI lists the operations of the contract, and asks this server, whose page is a link away."""
     page = browser.new_page()
     page.goto(f"{url}/docs")
     page.locator("#operations-service-healthz").click()
     page.get_by_role("button", name="Execute").first.click()
     page.locator(".live-responses-table .response-col_status", has_text="200").first.wait_for()
+    page.get_by_role("link", name="server's page").click()
+    page.wait_for_url(f"{url}/")
     page.close()
