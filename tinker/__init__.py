@@ -110,6 +110,10 @@ else:  # type checkers know the names above; with this function they would belie
         __name__,
         starred=("auth", "types"),
         unlisted={"local": None, "proto": "google.protobuf", "testing": None},
-        hints={"Client": "tinker.ServiceClient"},
+        hints={
+            "Client": "tinker.ServiceClient",
+            "SFTTrainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
+            "GRPOTrainer": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
+        },
     )
     __getattr__, __dir__ = _names.load, _names.list

@@ -80,9 +80,10 @@ def _check_names(index: int, names: Set[str], loss_fn: str) -> None:
     if not required <= names:
         missing = ", ".join(sorted(required - names))
         others = names - (known or names)
-        meant = _suggest_inputs(others, required - names) or (
-            f"; it has {', '.join(map(repr, sorted(others)))}" if others else ""
-        )
+        given = f"; it has {', '.join(map(repr, sorted(others)))}" if others else ""
+        if "labels" in others:
+            given += ". From labels: input_ids[:-1] is the input, labels[1:] are target_tokens, with weights 0 for -100"
+        meant = _suggest_inputs(others, required - names) or given
         raise ValueError(f"{where} is missing {missing}, which {loss_fn} needs{meant}")
     if known is not None and not names <= known:
         unknown = ", ".join(map(repr, sorted(names - known)))

@@ -39,7 +39,7 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
 
 #: Names that other libraries use.
 _ALIASES = {
-    "betas": "beta1",
+    "betas": "beta1 beta2",
     "epsilon": "eps",
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
@@ -74,9 +74,10 @@ def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = 
     "AdamParams has no 'beta_1'; did you mean 'beta1'?"
     """
     names = sorted(known)
-    closest = find_meant(name, [one for one in names if one not in given])
-    meant = f"did you mean {closest!r}?" if closest else f"it has {', '.join(names)}."
-    return f"{kind} has no {name!r}; {meant}"
+    free = [one for one in names if one not in given]
+    meant = [one for one in _ALIASES.get(name, "").split() if one in free] or list(filter(None, [find_closest(name, free)]))
+    advice = f"did you mean {' and '.join(map(repr, meant))}?" if meant else f"it has {', '.join(names)}."
+    return f"{kind} has no {name!r}; {advice}"
 
 
 def explain_change(kind: str, name: str, known: Collection[str]) -> str:

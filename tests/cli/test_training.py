@@ -314,6 +314,17 @@ def test_chats_without_a_template(call: Call, data: str, tmp_path: Path) -> None
     assert note not in call("train", data, "--max-steps", "1").stderr
 
 
+def test_options_that_are_seldom_meant(call: Call, data: str) -> None:
+    """A run says that its data ends before --max-steps, and that its held-out examples are those it learns; others do not."""
+    notes = [
+        "The data ends after 1 step, before --max-steps 5; for more, increase --epochs.\n",
+        "--eval-file is the training file: its loss does not tell how well the model does on other examples.\n",
+    ]
+    assert "".join(notes) in call("train", data, "--max-steps", "5", "--eval-file", data).stderr
+    fine = call("train", data, "--max-steps", "1").stderr
+    assert not [note for note in notes if note in fine]
+
+
 @pytest.mark.parametrize("option", ["--grad-clip-norm", "--weight-decay"])
 def test_options_of_the_optimizer(ask: Ask, data: str, option: str) -> None:
     """Each changes what is learned, and 0, the default, changes nothing."""

@@ -35,7 +35,7 @@ def to_value(counts: tinker.usage.TokenCounts) -> dict[str, int]:
 
 
 def count_properties(options: GlobalOptions, counts: tinker.usage.TokenCounts, cost: float | None) -> Sequence[tuple[str, str]]:
-    """Return tokens and their cost as properties; on the local server of this process, a cost only with prices."""
+    """Return tokens and their cost as properties; the hosted service alone has a cost without prices, which is unknown."""
     rows = [
         ("Trained", counts.trained),
         ("Prefilled", counts.prefilled),
@@ -43,7 +43,7 @@ def count_properties(options: GlobalOptions, counts: tinker.usage.TokenCounts, c
         ("Sampled", counts.sampled),
     ]
     shown = [(f"{name} (tokens)", f"{number:,}") for name, number in rows if number]
-    return shown if cost is None and config_of(options).is_local else [*shown, ("Cost", format_cost(cost))]
+    return shown if cost is None and not config_of(options).is_hosted else [*shown, ("Cost", format_cost(cost))]
 
 
 def format_cost(cost: float | None) -> str:

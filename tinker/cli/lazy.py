@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -15,16 +15,19 @@ from click.types import FloatParamType, IntParamType
 from tinker.cli.options import accept_global_options
 
 _SYNONYMS = {  # some are those of TRL's trainers
+    **dict.fromkeys(("--lora-r", "--lora-rank"), "--rank"),
+    **dict.fromkeys(("--max-completion-length", "--max-new-tokens"), "--max-tokens"),
+    **dict.fromkeys(("--warmup-ratio", "--warmup-steps"), "--warmup"),
+    **dict.fromkeys(("complete", "generate"), "sample"),
+    **dict.fromkeys(("describe", "get", "show"), "info"),
+    **dict.fromkeys(("finetune", "sft"), "train"),
+    **dict.fromkeys(("remove", "rm"), "delete"),
     "--base-model": "--model",
     "--checkpoint": "--from --model",
     "--eval-steps": "--eval-every",
     "--gradient-accumulation-steps": "--accumulate",
-    "--lora-r": "--rank",
-    "--lora-rank": "--rank",
     "--lr-scheduler-type": "--schedule",
-    "--max-completion-length": "--max-tokens",
     "--max-grad-norm": "--grad-clip-norm",
-    "--max-new-tokens": "--max-tokens",
     "--max-seq-length": "--max-length",
     "--num-generations": "--group-size",
     "--num-train-epochs": "--epochs",
@@ -33,18 +36,19 @@ _SYNONYMS = {  # some are those of TRL's trainers
     "--resume-from-checkpoint": "--resume",
     "--save-steps": "--save-every",
     "--steps": "--max-steps",
-    "--warmup-ratio": "--warmup",
-    "--warmup-steps": "--warmup",
-    "complete": "sample",
-    "describe": "info",
-    "finetune": "train",
-    "generate": "sample",
-    "get": "info",
     "ls": "list",
-    "remove": "delete",
-    "rm": "delete",
-    "sft": "train",
-    "show": "info",
+}
+_EXPLAINED = {  # what neither a command nor an option of another name does
+    **dict.fromkeys(("--bf16", "--fp16"), "The server sets the data type: `tinker serve --dtype`."),
+    **dict.fromkeys(("--dpo", "dpo"), "DPO is a loop of your own: see 'DPO and preference pairs' in the documentation."),
+    "--api-key": "Run `tinker auth login`, or set TINKER_API_KEY.",
+    "--lora-alpha": "It is an argument of create_lora_training_client, and 32 here.",
+    "--lora-dropout": "Adapters have no dropout.",
+    "--output-dir": "Checkpoints are on the server, under the --name; `tinker checkpoint download` copies them.",
+    "--packing": "It is not needed: each example is a sequence of its own, without padding.",
+    "--use-peft": "It is not needed: every run trains a LoRA adapter.",
+    "grpo": "Use `tinker train --grpo REWARD.py`.",
+    "merge": "Download the adapter with `tinker checkpoint download`, and merge it with PEFT.",
 }
 _SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
 _REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
@@ -92,8 +96,8 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in self.entries:
             word = _SYNONYMS.get(args[0], "")
             close = [word] if word in self.entries else difflib.get_close_matches(args[0], self.entries, 2)
-            hint = f" Did you mean {' or '.join(close)}?" if close else f" There are: {', '.join(self.list_commands(ctx))}."
-            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+            hint = _EXPLAINED.get(args[0]) or _ask(close) or f"There are: {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(f"No such command '{args[0]}'. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -130,12 +134,14 @@ def explain_wrong_options() -> Generator[None]:
 
 
 def _suggest(name: str, context: click.Context) -> str:
-    if name == "--api-key":
-        return f"No such option '{name}'. Run `tinker auth login`, or set TINKER_API_KEY."
     known = _list_options(context)
     close = [one for one in _SYNONYMS.get(name, "").split() if one in known]
-    close = close or difflib.get_close_matches(name, known, 2, _SIMILAR)
-    return f"No such option '{name}'." + (f" Did you mean {' or '.join(close)}?" if close else "")
+    hint = _EXPLAINED.get(name) or _ask(close or difflib.get_close_matches(name, known, 2, _SIMILAR))
+    return f"No such option '{name}'. {hint}".rstrip()
+
+
+def _ask(close: Sequence[str]) -> str:
+    return f"Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _list_options(context: click.Context) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args, get_origin
 
 import attrs
@@ -124,7 +124,8 @@ def _number(record: Record, field: msgspec.structs.FieldInfo) -> object:
 
 
 _BOUND = re.compile(r"[<>]=? [-.\d]+")  # in the words of msgspec
-_WORDS: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", dict: "a mapping", type(None): "None"}
+_WORDS: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
+_WORDS |= {dict: "a mapping", Sequence: "a list"}
 
 
 def _describe(kind: object) -> str:

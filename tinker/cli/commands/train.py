@@ -128,6 +128,7 @@ class _TrainingJob:
             service.add_observer(usage)
             recipe, held_out = self._prepare(self._load_tokenizer(service))
             self._announce(recipe.steps)
+            self._note_what_is_unusual(recipe.steps)
             report = RunReport(self._options, recipe.metric, recipe.steps, stream)
             training = self._create_client(service).result()
             self._take_steps(training, recipe, held_out, report)
@@ -142,6 +143,14 @@ class _TrainingJob:
             say(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).")
             say("To continue that run instead, use --resume.")
         self._print(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
+
+    def _note_what_is_unusual(self, steps: int) -> None:
+        """Print what is allowed, and seldom meant."""
+        if self._plan.max_steps is not None and steps < self._plan.max_steps:
+            whole = format_count(steps, "step")
+            say(f"The data ends after {whole}, before --max-steps {self._plan.max_steps}; for more, increase --epochs.")
+        if self._run.eval_file is not None and self._run.eval_file.resolve() == self._data.resolve():
+            say("--eval-file is the training file: its loss does not tell how well the model does on other examples.")
 
     def _print(self, line: str) -> None:
         if self._options.format == "table":
