@@ -59,9 +59,7 @@ class Plan(NamedTuple):
     batch_size: Annotated[Positive, Option("Examples per batch.")] = 16
     accumulate: Annotated[Positive, Option("Batches per optimizer step.")] = 1
     epochs: Annotated[Positive, Option("Number of passes over the file.")] = 1
-    max_steps: Annotated[
-        Positive | None, Option("Stop after this many steps, or at the end of the epochs if they have fewer.")
-    ] = None
+    max_steps: Annotated[Positive | None, Option("Stop after this many steps, or when the epochs end.")] = None
     max_length: Annotated[int | None, click.IntRange(min=2), Option("Truncate longer examples to this many tokens.")] = None
     train_unembed: Annotated[
         bool, Option("Whether the output layer gets an adapter.", "--train-unembed/--no-train-unembed")
