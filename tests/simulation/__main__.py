@@ -15,7 +15,7 @@ from simulation.shrink import shrink
 from simulation.sometimes import SOMETIMES, list_unreached
 from simulation.world import Plan, make_plan, run_episode
 
-LENGTH = 100  # operations of one episode
+LENGTH = 400  # operations of one episode
 
 
 def main() -> int:
@@ -25,7 +25,6 @@ def main() -> int:
     began, done, episode = time.process_time(), 0, options.episode or 0
     print(f"seed {options.seed}, {options.operations:,} operations", flush=True)
     gc.disable()
-    gc.freeze()
     while done < options.operations:
         plan = make_plan(f"{options.seed}/{episode}", LENGTH)
         outcome = run_episode(plan, reached, print if options.trace else None)
@@ -39,6 +38,8 @@ def main() -> int:
         episode += 1
         if episode % 10 == 0:
             gc.collect()
+            if episode == 10:  # by now all modules are imported, which are not looked through again
+                gc.freeze()
     print(f"{done:,} operations in {episode} episodes, {time.process_time() - began:.0f} s of the processor")
     unreached = list_unreached(reached)
     print(f"{len(SOMETIMES) - len(unreached)} of {len(SOMETIMES)} rare states reached; not: {', '.join(unreached) or 'none'}")
