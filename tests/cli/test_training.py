@@ -575,6 +575,18 @@ def test_rewards_that_are_numbers_of_other_types(ask: Ask, prompts: str, tmp_pat
     assert ask("train", prompts, "--grpo", "reward.py", *GRPO, "--max-steps", "1")["rewards"] == [1.0]
 
 
+def test_a_reward_that_imports_a_module_of_its_folder(
+    ask: Ask, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the reward may import modules that are beside it, wherever the command runs."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "rewards"
+    folder.mkdir()
+    (folder / "scored_here.py").write_text("SCORE = 2.0")
+    (folder / "reward.py").write_text("import scored_here\ndef reward(answer, example):\n    return scored_here.SCORE")
+    assert ask("train", prompts, "--grpo", "rewards/reward.py", *GRPO, "--max-steps", "1")["rewards"] == [2.0]
+
+
 def test_prompts_of_token_ids(ask: Ask, tmp_path: Path) -> None:
     """GRPO takes a prompt as token ids, as `tinker sample --file` does."""
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(example['prompt'])")

@@ -9,6 +9,7 @@ import inspect
 import math
 import runpy
 import statistics
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -96,6 +97,7 @@ class Reward:
 
     def __init__(self, file: str) -> None:
         self._file = file
+        sys.path.append(str(Path(file).resolve().parent))  # the file may import others of its folder
         try:
             function = runpy.run_path(file).get("reward")
         except Exception as error:
