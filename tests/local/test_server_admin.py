@@ -20,8 +20,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """Return a server whose clock the test moves; it is one minute past midnight of 2 January 1970."""
-    return make_api(clock=clock)
+    """Return a server whose clock the test moves, and no session ends; it is one minute past midnight of 2 January 1970."""
+    return make_api(clock=clock, idle_session_seconds=1e9)
 
 
 def audited(api: Api, **query: str) -> list[dict[str, Any]]:
