@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import attrs
@@ -184,10 +185,27 @@ def test_failing_fast_reports_the_remaining_seconds() -> None:
     with pytest.raises(errors.RateLimitError) as caught:
         gate.check()
     assert caught.value.retry_after == 20.0
-    assert caught.value.__cause__ is why
+    assert repr(caught.value.__cause__) == repr(why)
     gate.close_for(caught.value, 100.0)  # it reports that the gate is closed, and does not close it for longer
     time.now += 20
     gate.check()
+
+
+def test_a_gate_does_not_keep_the_client_whose_request_closed_it() -> None:
+    """A client that is dropped after a 429 can be collected: the gate, which other clients share, has no traceback of its."""
+
+    class Client:
+        def sample(self) -> None:
+            raise too_much()
+
+    gate, client = CoolDown(Time().clock()), Client()
+    is_there = weakref.ref(client)
+    try:
+        client.sample()
+    except errors.RateLimitError as error:
+        gate.close_for(error, 30.0)
+    del client
+    assert is_there() is None
 
 
 def test_throttling_ends_a_while_after_the_gate_has_opened() -> None:

@@ -130,7 +130,7 @@ class CoolDown(msgspec.Struct, weakref=True, eq=False):
         if self._why is not None and why.__cause__ is self._why:
             return
         self._until = max(self._until, self.clock.monotonic() + seconds)
-        self._why = why
+        self._why = copy_error(why)  # without the traceback, which holds the client
 
     @property
     def has_closed(self) -> bool:
