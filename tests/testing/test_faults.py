@@ -224,12 +224,33 @@ def test_before_and_after(fault: str, applied: bool) -> None:
     assert seen == [HEALTH] * applied
 
 
-def test_a_restart_keeps_the_state(server: FaultyServer) -> None:
-    """What the server knew it knows after a restart, and a client goes on where it was."""
+def test_what_was_down_and_comes_up_keeps_its_state(server: FaultyServer) -> None:
+    """What the server knew before it was down it knows afterwards, and a client goes on where it was."""
     training = server.service().create_lora_training_client("tinker/toy").result(10)
     server.go_down()
     server.come_up()
     assert training.optim_step(tinker.AdamParams()).result(10).metrics is not None
+
+
+def test_a_restart_loses_the_session_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    """After a restart requests of earlier clients raise SessionLostError, and a save is there for a new client."""
+    with toy_server(tmp_path, clock=SteppedClock()) as server:
+        service = server.service()
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        path = training.save_state("kept").result(10).path
+        server.restart()
+        with pytest.raises(tinker.SessionLostError):
+            training.save_state("lost").result(10)
+        service.create_training_client_from_state(path).save_state("later").result(10)
+
+
+def test_a_server_of_another_application_cannot_restart() -> None:
+    """Only `toy_server` knows how its server starts."""
+
+    async def app(*_: object) -> None: ...
+
+    with pytest.raises(ValueError, match="toy_server"):
+        FaultyServer(app).restart()
 
 
 def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -138,6 +139,7 @@ class FaultyServer:
         self._life = 0
         self._port: Port | None = None
         self._services: list[ServiceClient] = []
+        self._open_state: Callable[[], State] | None = None
         self.state: State | None = None
         self.model_script: ModelScript | None = None
         self.exchanges: list[ReceivedRequest] = []
@@ -311,6 +313,22 @@ class FaultyServer:
         self._mode = "up"
         if self._port is not None:
             self._port.open_listener()
+
+    def restart(self) -> None:
+        """Restart the server: it knows no session, run or result any more, and keeps what was saved.
+
+        Clients get :class:`tinker.SessionLostError`, as from a server that died. Responses in transit are lost. Faults that are
+        scripted stay. Raises ValueError unless :func:`toy_server` started the server.
+        """
+        if self._open_state is None:
+            raise ValueError("this server has no state to lose; use toy_server()")
+        from tinker.local import create_app
+
+        self._life += 1
+        if self.state is not None:
+            self.state.close()
+        self.state = self._open_state()
+        self._app = create_app(self.state)
 
     # --------------------------------------------------------------------------------------------------------------- the log
 
@@ -514,13 +532,14 @@ def toy_server(
         chosen: dict[str, Any] = {"hold_seconds": 0.2, "data_dir": data_dir or Path(folder), **settings}
         clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
         script = ModelScript()
-        state = State(lambda: ScriptedEngine(script), Settings(**chosen), **clocks)
+        open_state = partial(State, lambda: ScriptedEngine(script), Settings(**chosen), **clocks)
+        state = open_state()
         server = FaultyServer(create_app(state), clock=clock, keep=keep)
-        server.state, server.model_script = state, script
+        server.state, server.model_script, server._open_state = state, script, open_state
         try:
             yield server
         finally:
             server.come_up()
             server.forget()
             server.close()
-            state.close()
+            server.state.close()
