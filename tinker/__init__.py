@@ -112,8 +112,11 @@ else:  # type checkers know the names above; with this function they would belie
         unlisted={"local": None, "proto": "google.protobuf", "testing": None},
         hints={
             "Client": "tinker.ServiceClient",
-            "SFTTrainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
+            "Adam": "tinker.AdamParams",
+            "AdamW": "tinker.AdamParams",
+            "DPOTrainer": "forward_backward_custom and optim_step in a loop",
             "GRPOTrainer": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
+            "SFTTrainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
         },
     )
     __getattr__, __dir__ = _names.load, _names.list

@@ -19,7 +19,7 @@ from tinker.types.model_input import EncodedTextChunk, ModelInput
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.paths import SCHEME
 from tinker.types.tensor_data import TensorData, dimensions
-from tinker_records import find_closest, suggest
+from tinker_records import find_closest, suggest, suggest_loss
 
 if TYPE_CHECKING:
     from tinker.observing import Observer
@@ -32,14 +32,6 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
-# What to write for the names of methods.
-_OTHER_LOSSES: Mapping[str, str] = {
-    **dict.fromkeys(("sft", "nll", "ce"), "use 'cross_entropy'"),
-    **dict.fromkeys(
-        ("grpo", "rloo", "reinforce", "policy_gradient"), "use 'importance_sampling' or 'ppo', with advantages of your own"
-    ),
-    **dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "write it as a function for forward_backward_custom"),
-}
 # Log-probabilities may be minus infinity, of tokens that a sampler left out.
 _ALWAYS_FINITE = frozenset({"weights", "advantages"})
 
@@ -167,6 +159,13 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
             raise ValueError(f"loss_fn_config[{name!r}] is nan; it must be a number")
 
 
+def warn_of_narrow_clipping(config: Mapping[str, float | str]) -> None:
+    """Warn where the ratio of an unchanged policy, 1, is outside the thresholds: they are bounds, not distances from 1."""
+    low, high = config.get("clip_low_threshold", 0.0), config.get("clip_high_threshold", math.inf)
+    if not isinstance(low, str) and not isinstance(high, str) and not low <= 1 <= high:
+        warn(f"the ratio is clipped to [{low:g}, {high:g}], without 1: for an epsilon of 0.2, the thresholds are 0.8 and 1.2")
+
+
 def warn_of_unshifted_targets(datum: Datum) -> None:
     """Warn where the targets of the first datum equal its input, which is valid but seldom meant."""
     first, targets = datum.model_input.chunks, datum.loss_fn_inputs.get("target_tokens")
@@ -182,8 +181,7 @@ def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[s
     if known is None:
         return
     if loss_fn not in known:
-        other = _OTHER_LOSSES.get(loss_fn.lower()) or suggest("the server has", loss_fn, known)
-        raise ValueError(f"unknown loss_fn {loss_fn!r}; {other}")
+        raise ValueError(f"unknown loss_fn {loss_fn!r}; {suggest_loss('the server has', loss_fn, known)}")
     for key in config:
         if key not in known[loss_fn]:
             raise ValueError(f"unknown loss_fn_config key {key!r}; {suggest(f'{loss_fn} takes', key, known[loss_fn])}")

@@ -88,9 +88,11 @@ class ServiceClient(Signposted, Described):
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("sample", "generate", "chat", "completions"), "create_sampling_client(base_model=...).sample(...)"),
         **dict.fromkeys(("train", "create_training_client", "forward_backward"), "create_lora_training_client(base_model=...)"),
+        **dict.fromkeys(("tokenizer", "get_tokenizer"), "get_tokenizer() of a training or sampling client"),
         **dict.fromkeys(("models", "list_models"), "get_server_capabilities().supported_models"),
         **dict.fromkeys(
-            ("list_checkpoints", "list_user_checkpoints", "list_training_runs"), "create_rest_client(), which has this method"
+            ("list_checkpoints", "list_user_checkpoints", "list_training_runs", "delete_checkpoint"),
+            "create_rest_client(), which has this method",
         ),
     }
 

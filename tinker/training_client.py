@@ -25,6 +25,7 @@ from tinker._validate import (
     read_batch,
     read_keep_last,
     read_ttl,
+    warn_of_narrow_clipping,
     warn_of_unshifted_targets,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
@@ -68,6 +69,8 @@ class TrainingClient(Signposted, ReadyClient):
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
+        "close": "close() of its ServiceClient, which ends the session",
+        "resume_from_checkpoint": "ServiceClient.create_training_client_from_state_with_optimizer(path)",
         **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
         **dict.fromkeys(("step", "optimizer_step", "zero_grad"), "optim_step(AdamParams(learning_rate=...))"),
         **dict.fromkeys(("backward", "train", "train_step"), "forward_backward(data, loss_fn) and optim_step(adam_params)"),
@@ -76,8 +79,10 @@ class TrainingClient(Signposted, ReadyClient):
         ),
         **dict.fromkeys(
             ("save_pretrained", "push_to_hub"),
-            "save_weights_external(name) and checkpoints.download(path)",
+            "save_weights_external(name) and checkpoints.download(path), or `tinker checkpoint push-hf`",
         ),
+        **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
+        **dict.fromkeys(("tokenizer", "encode"), "get_tokenizer()"),
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 
@@ -520,5 +525,6 @@ class TrainingClient(Signposted, ReadyClient):
         check_loss_config(config)
         check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
         warn_of_unshifted_targets(batch[0])
+        warn_of_narrow_clipping(config or {})
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)

@@ -4,11 +4,21 @@ It also finds the names that misspelled ones were meant to be. The generated rec
 types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
-from tinker_records.names import advise, explain_change, find_closest, find_meant, suggest, suggest_arguments
+from tinker_records.names import (
+    LOSSES_OF_METHODS,
+    advise,
+    explain_change,
+    find_closest,
+    find_meant,
+    suggest,
+    suggest_arguments,
+    suggest_loss,
+)
 from tinker_records.records import Record, RecordType, prepare, sent
 from tinker_records.values import Described, FieldInfo, Value
 
 __all__ = [
+    "LOSSES_OF_METHODS",
     "Described",
     "FieldInfo",
     "Record",
@@ -22,4 +32,5 @@ __all__ = [
     "sent",
     "suggest",
     "suggest_arguments",
+    "suggest_loss",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -21,7 +21,8 @@ def find_closest(name: str, known: Iterable[str], likeness: float = LIKENESS) ->
     """
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)), None)
+    by_letters = {one.lower(): one for one in known}
+    return next((by_letters[one] for one in difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=likeness)), None)
 
 
 def suggest(what: str, name: str, known: Iterable[str]) -> str:
@@ -37,6 +38,25 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
     return f"{what} {', '.join(names) or 'none'}" + (f"; did you mean {closest!r}?" if closest else "")
 
 
+#: What to write for the names of methods.
+LOSSES_OF_METHODS: Mapping[str, str] = {
+    **dict.fromkeys(("sft", "nll", "ce"), "use 'cross_entropy'"),
+    **dict.fromkeys(
+        ("grpo", "rloo", "reinforce", "policy_gradient"), "use 'importance_sampling' or 'ppo', with advantages of your own"
+    ),
+    **dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo"), "write it as a function for forward_backward_custom"),
+}
+
+
+def suggest_loss(what: str, name: str, known: Iterable[str]) -> str:
+    """Return what to write for an unknown loss: for the name of a method its loss, otherwise the known names.
+
+    >>> suggest_loss("the server has", "CE", ["cross_entropy"])
+    "use 'cross_entropy'"
+    """
+    return LOSSES_OF_METHODS.get(name.lower()) or suggest(what, name, (one for one in known if one != "custom"))
+
+
 #: Names that other libraries use.
 _ALIASES = {
     "betas": "beta1 beta2",
@@ -46,6 +66,7 @@ _ALIASES = {
     "lora_r": "rank",
     "lora_rank": "rank",
     "lr": "learning_rate",
+    "max_completion_length": "max_tokens",
     "max_new_tokens": "max_tokens",
     "model": "base_model",
     "n": "num_samples",

@@ -523,10 +523,20 @@ def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str, tmp_pa
         assert {line["step"]: line["reward"] for line in both} == rewards
 
 
+WRITTEN_FOR_TRL = "To use a function written for TRL, see 'From TRL' in the documentation: it needs a few lines around it.\n"
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("x = 1", "reward.py has no function reward\nDefine: def reward(answer: str, example: dict) -> float\n"),
+        (
+            "x = 1",
+            f"reward.py has no function reward\nDefine: def reward(answer: str, example: dict) -> float\n{WRITTEN_FOR_TRL}",
+        ),
+        (
+            "def reward(completions, answer, **kwargs):\n    return [0.0]",
+            f"reward.py: reward takes lists, as in TRL; here it takes one answer and its line\n{WRITTEN_FOR_TRL}",
+        ),
         ("1 / 0", "reward.py:1: ZeroDivisionError: division by zero\n"),
         ("x = 1\ndef f(:", "reward.py:2: SyntaxError: invalid syntax\n"),
         ("\ndef reward(answer):\n    return 1.0", "reward.py:2: reward(answer) cannot be called as reward(answer, example)\n"),

@@ -347,11 +347,12 @@ def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire:
         ("importance_samplng", ["loss function 'importance_samplng': did you mean 'importance_sampling'?"]),
         ("mine", []),
         ("ppo", []),
+        ("DPO", ["loss function 'DPO': write it as a function for forward_backward_custom"]),
     ):
         wire.fail("forward_backward", 422, body={"detail": f"{name} is not a loss"})
         error = silent.forward_backward([tinker.Datum(PROMPT, {"target_tokens": [1, 2], **POLICY_INPUTS})], name).exception(10)
         assert isinstance(error, tinker.UnprocessableEntityError)
-        assert [note for note in getattr(error, "__notes__", []) if "did you mean" in note] == notes
+        assert [note for note in getattr(error, "__notes__", []) if "loss function" in note] == notes
 
 
 def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire: Any) -> None:

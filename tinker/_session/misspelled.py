@@ -12,15 +12,19 @@ from typing import get_args
 from tinker_wire import models
 
 from tinker.errors import APIStatusError, RequestFailedError
-from tinker_records import find_closest
+from tinker_records import LOSSES_OF_METHODS, find_closest
 
 LOSSES: tuple[str, ...] = get_args(models.ListedLossFnType)
 
 
 def suggest_loss(error: Exception, loss_fn: str) -> None:
-    """Add a note with the closest known loss to an error that names this one."""
-    if isinstance(error, (APIStatusError, RequestFailedError)):
+    """Add a note with the closest known loss, or with that of a method, to an error that names this one."""
+    if not isinstance(error, (APIStatusError, RequestFailedError)):
+        return
+    if (advice := LOSSES_OF_METHODS.get(loss_fn.lower())) is None:
         _add_suggestion(error, "loss function", loss_fn, LOSSES)
+    elif loss_fn in str(error) and advice not in str(error):
+        error.add_note(f"loss function {loss_fn!r}: {advice}")
 
 
 @contextmanager

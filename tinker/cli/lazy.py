@@ -16,13 +16,14 @@ from tinker.cli.options import accept_global_options
 
 _SYNONYMS = {  # some are those of TRL's trainers
     **dict.fromkeys(("--lora-r", "--lora-rank"), "--rank"),
+    **dict.fromkeys(("--model-name-or-path", "--base-model"), "--model"),
+    **dict.fromkeys(("--reward-func", "--reward-funcs"), "--grpo"),
     **dict.fromkeys(("--max-completion-length", "--max-new-tokens"), "--max-tokens"),
     **dict.fromkeys(("--warmup-ratio", "--warmup-steps"), "--warmup"),
     **dict.fromkeys(("complete", "generate"), "sample"),
     **dict.fromkeys(("describe", "get", "show"), "info"),
-    **dict.fromkeys(("finetune", "sft"), "train"),
+    **dict.fromkeys(("finetune", "fit", "sft"), "train"),
     **dict.fromkeys(("remove", "rm"), "delete"),
-    "--base-model": "--model",
     "--checkpoint": "--from --model",
     "--eval-steps": "--eval-every",
     "--gradient-accumulation-steps": "--accumulate",
@@ -36,17 +37,28 @@ _SYNONYMS = {  # some are those of TRL's trainers
     "--resume-from-checkpoint": "--resume",
     "--save-steps": "--save-every",
     "--steps": "--max-steps",
+    "--temp": "--temperature",
     "ls": "list",
 }
 _EXPLAINED = {  # what neither a command nor an option of another name does
     **dict.fromkeys(("--bf16", "--fp16"), "The server sets the data type: `tinker serve --dtype`."),
     **dict.fromkeys(("--dpo", "dpo"), "DPO is a loop of your own: see 'DPO and preference pairs' in the documentation."),
+    **dict.fromkeys(
+        ("--dataset", "--dataset-name", "--train-file"), "Name the JSONL file without an option: tinker train DATA."
+    ),
+    **dict.fromkeys(("--load-in-4bit", "--load-in-8bit"), "Models are not quantized."),
+    **dict.fromkeys(("--top-p", "--top-k"), "GRPO samples from all tokens; --temperature is its only setting."),
+    **dict.fromkeys(("eval", "evaluate"), "Use `tinker train --eval-file FILE`, or score what `tinker sample --file` prints."),
+    **dict.fromkeys(("login", "logout"), "Use `tinker auth login` or `tinker auth logout`."),
     "--api-key": "Run `tinker auth login`, or set TINKER_API_KEY.",
     "--lora-alpha": "It is an argument of create_lora_training_client, and 32 here.",
     "--lora-dropout": "Adapters have no dropout.",
     "--output-dir": "Checkpoints are on the server, under the --name; `tinker checkpoint download` copies them.",
     "--packing": "It is not needed: each example is a sequence of its own, without padding.",
+    "--logging-steps": "Every step is shown.",
+    "--use-vllm": "The server samples with vLLM: `tinker serve --sampler vllm`.",
     "--use-peft": "It is not needed: every run trains a LoRA adapter.",
+    "export": "Use `tinker checkpoint download`.",
     "grpo": "Use `tinker train --grpo REWARD.py`.",
     "merge": "Download the adapter with `tinker checkpoint download`, and merge it with PEFT.",
 }
@@ -134,9 +146,9 @@ def explain_wrong_options() -> Generator[None]:
 
 
 def _suggest(name: str, context: click.Context) -> str:
-    known = _list_options(context)
-    close = [one for one in _SYNONYMS.get(name, "").split() if one in known]
-    hint = _EXPLAINED.get(name) or _ask(close or difflib.get_close_matches(name, known, 2, _SIMILAR))
+    known, plain = _list_options(context), name.replace("_", "-")  # TRL spells its options with underscores
+    close = [one for one in _SYNONYMS.get(plain, "").split() if one in known]
+    hint = _EXPLAINED.get(plain) or _ask(close or difflib.get_close_matches(plain, known, 2, _SIMILAR))
     return f"No such option '{name}'. {hint}".rstrip()
 
 

@@ -89,6 +89,10 @@ def mean_loss(batches: Sequence[SentBatch]) -> float:
     return total / sum(row.weight for rows, _ in batches for row in rows)
 
 
+_DEFINE = "Define: def reward(answer: str, example: dict) -> float"
+_TRL = "To use a function written for TRL, see 'From TRL' in the documentation: it needs a few lines around it."
+
+
 class Reward:
     """The user's function ``reward(answer, example)``, loaded from a file. ``example`` is the line with the prompt.
 
@@ -103,9 +107,11 @@ class Reward:
         except Exception as error:
             raise CommandFailed(self._describe(error)) from error
         if not callable(function):
-            raise CommandFailed(f"{file} has no function reward", "Define: def reward(answer: str, example: dict) -> float")
+            raise CommandFailed(f"{file} has no function reward", _DEFINE, _TRL)
         self._function: Callable[[str, dict[str, Any]], object] = function
         code = getattr(function, "__code__", None)
+        if code is not None and {"completions", "prompts"} & set(code.co_varnames[: code.co_argcount]):
+            raise CommandFailed(f"{file}: reward takes lists, as in TRL; here it takes one answer and its line", _TRL)
         self._place = f"{file}:{code.co_firstlineno}" if code is not None and code.co_filename == file else file
         try:
             inspect.signature(function).bind("answer", {})

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, PlacedImage, SampleJob, TrainingExample
-from tinker_records import suggest
+from tinker_records import suggest, suggest_loss
 
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 SEQUENCE_LOG_RATIO = "sequence_log_ratio"  # an input that the engine adds, for losses with one ratio for a whole datum
@@ -70,7 +70,7 @@ def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[LossForm
     """Return the form of a loss and its options with defaults. Raises EngineError for an unknown name, option or value."""
     form = LOSS_FORMS.get(name)
     if form is None:
-        raise EngineError(f"unknown loss_fn {name!r}; {suggest('this server has', name, LOSS_FORMS)}")
+        raise EngineError(f"unknown loss_fn {name!r}; {suggest_loss('this server has', name, LOSS_FORMS)}")
     for key, value in config.items():
         if key not in form.config:
             raise EngineError(f"unknown loss_fn_config key {key!r}; {suggest(f'{name} takes', key, form.config)}")
