@@ -70,6 +70,15 @@ def test_doctor_names_packages_that_patch_the_official_client(ask: Callable[...,
     assert "default_headers_overrides" in row["detail"]
 
 
+def test_doctor_of_a_local_server_that_cannot_start(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of the connection says why it does not start; the other rows are there too."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = call("-f", "json", "doctor", base_url="local://nosuch")
+    rows = {one["name"]: one for one in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, rows["connection"]["status"], "versions" in rows) == (1, "FAIL", True)
+    assert "nosuch" in rows["connection"]["detail"]
+
+
 def test_doctor_names_untested_releases() -> None:
     """A package above the bound of the extra `tested` is named with both versions; other requirements say nothing."""
     here = importlib.metadata.version("click")

@@ -296,6 +296,15 @@ def test_runs_of_different_metrics_are_compared(ask: Ask, call: Call, logs: tupl
     assert ask("run", "compare", "both.jsonl", "g.jsonl")["metric"] == "reward"
 
 
+def test_a_run_without_steps_or_without_the_metric(call: Call, tmp_path: Path) -> None:
+    """An empty run is said to have no steps yet, and a step without the metric has no number."""
+    (tmp_path / "empty.jsonl").write_text("")
+    assert call("run", "watch", "empty.jsonl", "--once").stderr == "empty.jsonl has no steps yet\n"
+    (tmp_path / "some.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "eval": 1.0}\n')
+    said = call("run", "watch", "some.jsonl", "--metric", "eval", "--once").stdout
+    assert said == "step 1 without eval\nstep 2 eval 1.0000\n"
+
+
 def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
     """Into a pipe each step is a line, and the command ends with the run; a line that is not complete yet is left out."""
     with (tmp_path / "a.jsonl").open("a") as log:

@@ -139,7 +139,7 @@ class FaultyServer:
         self._life = 0
         self._port: Port | None = None
         self._services: list[ServiceClient] = []
-        self._open_state: Callable[[], State] | None = None
+        self.open_state: Callable[[], State] | None = None
         self.state: State | None = None
         self.model_script: ModelScript | None = None
         self.exchanges: list[ReceivedRequest] = []
@@ -320,14 +320,14 @@ class FaultyServer:
         Clients get :class:`tinker.SessionLostError`, as from a server that died. Responses in transit are lost. Faults that are
         scripted stay. Raises ValueError unless :func:`toy_server` started the server.
         """
-        if self._open_state is None:
+        if self.open_state is None:
             raise ValueError("this server has no state to lose; use toy_server()")
         from tinker.local import create_app
 
         self._life += 1
         if self.state is not None:
             self.state.close()
-        self.state = self._open_state()
+        self.state = self.open_state()
         self._app = create_app(self.state)
 
     # --------------------------------------------------------------------------------------------------------------- the log
@@ -535,7 +535,7 @@ def toy_server(
         open_state = partial(State, lambda: ScriptedEngine(script), Settings(**chosen), **clocks)
         state = open_state()
         server = FaultyServer(create_app(state), clock=clock, keep=keep)
-        server.state, server.model_script, server._open_state = state, script, open_state
+        server.state, server.model_script, server.open_state = state, script, open_state
         try:
             yield server
         finally:

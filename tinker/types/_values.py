@@ -124,8 +124,9 @@ def _number(record: Record, field: msgspec.structs.FieldInfo) -> object:
 
 
 _BOUND = re.compile(r"[<>]=? [-.\d]+")  # in the words of msgspec
-_WORDS: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
-_WORDS |= {dict: "a mapping", Sequence: "a list"}
+_WORDS: dict[object, str] = {
+    int: "an integer", float: "a number", bool: "True or False", dict: "a mapping", Sequence: "a list", type(None): "None"
+}  # fmt: skip
 
 
 def _describe(kind: object) -> str:

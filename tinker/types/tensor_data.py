@@ -15,6 +15,7 @@ from tinker.types._arrays import (
     is_torch,
     numpy_dtype,
     pack,
+    rectangular,
     torch_to_numpy,
     wire_array,
 )
@@ -271,7 +272,8 @@ def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) ->
         data = torch_to_numpy(data)
     if (quick := pack(data, dtype.name)) is not None:
         return quick
-    array = cast_exactly("data", np.asarray([] if data is None else data), dtype)
+    raw = rectangular(data, "data") if isinstance(data, (list, tuple, str)) else np.asarray([] if data is None else data)
+    array = cast_exactly("data", raw, dtype)
     return cast("NumericArray", array if array.flags.writeable else array.copy())
 
 

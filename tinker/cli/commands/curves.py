@@ -52,13 +52,16 @@ def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None
             name = choose_metric([now], metric)
             for one in now.steps[printed:]:
                 click.echo(_describe(now, one, name))
+            if once and not now.steps:
+                say(f"{now.name} has no steps yet")
         sys.stdout.flush()
         shown, printed = len(now.records), len(now.steps)
 
 
 def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
     total = "" if run.total is None else f"/{run.total:g}"
-    return f"step {step.number:g}{total} {metric} {step.metrics.get(metric, float('nan')):.4f}"
+    value = f"{metric} {step.metrics[metric]:.4f}" if metric in step.metrics else f"without {metric}"
+    return f"step {step.number:g}{total} {value}"
 
 
 def _follow(read: MetricsReader, once: bool) -> Iterator[RunMetrics]:
@@ -81,8 +84,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
     with Live(auto_refresh=False) as live:
         for now in _follow(read, once):
             name = choose_metric([now], metric)
-            last = now.steps[-1] if now.steps else MetricStep(0, {})
-            title = f"{now.name}: {_describe(now, last, name)}"
+            title = f"{now.name}: {_describe(now, now.steps[-1], name) if now.steps else 'no steps yet'}"
             live.update(Text(f"{title}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
 
 

@@ -41,7 +41,10 @@ def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: f
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if results[-1].status == "FAIL":
         return DoctorReport(config.base_url, results, operations)
-    prober, connections = Prober(connect(), exchange_seconds or None), list[ConnectionFacts]()
+    try:
+        prober, connections = Prober(connect(), exchange_seconds or None), list[ConnectionFacts]()
+    except (ImportError, OSError, ValueError) as error:  # a local server that cannot start
+        return DoctorReport(config.base_url, [*results, CheckResult("connection", "FAIL", str(error))], operations)
     operations |= run(prober.runtime, "doctor", _check_server, prober, results, connections).result()
     info = prober.runtime.transport.describe_server()
     return DoctorReport(config.base_url, results, operations, info, tuple(connections))
