@@ -160,10 +160,10 @@ def check_loss_config(config: Mapping[str, float | str] | None) -> None:
 
 
 def warn_of_narrow_clipping(config: Mapping[str, float | str]) -> None:
-    """Warn where the ratio of an unchanged policy, 1, is outside the thresholds: they are bounds, not distances from 1."""
+    """Warn where the thresholds leave out 1, the ratio of an unchanged policy: they are bounds, not distances from it."""
     low, high = config.get("clip_low_threshold", 0.0), config.get("clip_high_threshold", math.inf)
     if not isinstance(low, str) and not isinstance(high, str) and not low <= 1 <= high:
-        warn(f"the ratio is clipped to [{low:g}, {high:g}], without 1: for an epsilon of 0.2, the thresholds are 0.8 and 1.2")
+        warn("the thresholds are bounds of the ratio, and leave out 1: for an epsilon of 0.2 they are 0.8 and 1.2")
 
 
 def warn_of_unshifted_targets(datum: Datum) -> None:

@@ -40,8 +40,8 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
     """Open a session."""
     request = call.read(models.CreateSessionRequest)
     engines = await state.engines()
-    is_worth_it = state.settings.any_base_model and engines[0].base_model != TOY_MODEL  # whose text means nothing anyway
-    warning = other_names_warning(engines) if is_worth_it else None
+    is_toy = engines[0].base_model == TOY_MODEL  # whose text means nothing anyway
+    warning = other_names_warning(engines) if state.settings.any_base_model and not is_toy else None
     with state.lock() as shared:
         session = shared.store.create_session(request)
         write_down(state, call, session.session_id, lambda: shared.store.discard(session))
