@@ -27,6 +27,14 @@ _BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the 
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
 _TYPE_MODULES = ("tinker.types", "tinker.types.params", "tinker.types.results", "tinker_wire.models", "tinker.training_client")
+# Put before the code of the search, which completes words: `to` would find titles with `tokens`, and `use` those with `users`.
+_WITHOUT_STOP_WORDS = r"""addEventListener("message", ({ data }) => {
+  if (data.type !== 2) return; // not a query
+  const says = (part) => !/\w/.test(part) || (lunr.stopWordFilter(part.toLowerCase()) && !/^us(e|ing)$/i.test(part));
+  const parts = data.data.split(/(\s+|")/).filter(says);
+  if (parts.some((part) => /[^\s"]/.test(part))) data.data = parts.join("");
+});
+"""
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([\w./-]+\.svg)" ?/></p>')
 
 
@@ -69,6 +77,8 @@ def on_post_build(*, config: Any, **_: Any) -> None:
     """Called once the site is built: writes the pages of the sources that the reference links to."""
     site = Path(config["site_dir"])
     put_exact_names_first(site / "search" / "search_index.json")
+    (search,) = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
+    search.write_text(_WITHOUT_STOP_WORDS + search.read_text(encoding="utf-8"), encoding="utf-8")
     pages = (page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     found = {name for page in pages for name in _SOURCE.findall(page)}
     examples = {file.relative_to(DOCS.parent).as_posix() for file in (DOCS.parent / "examples").rglob("*.py")}

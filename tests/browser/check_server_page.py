@@ -98,6 +98,47 @@ def test_the_page_shows_runs_and_curves(page: Any) -> None:
     page.locator(".u-legend").first.filter(has_text="loss:sum").wait_for()
 
 
+def test_the_page_opens_on_a_run_with_steps(page: Any, url: str) -> None:
+    """Without a run in the address the newest with a curve is chosen, else the one it names; its row is in view in its box."""
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    for _ in range(30):
+        newest = service.create_lora_training_client(base_model="org/other", rank=1).result()
+    enter_key(page)
+    for name in ("first try", newest.model_id[-6:]):
+        page.locator("#runs tr.chosen").filter(has_text=name).wait_for()
+        page.wait_for_function("""() => {
+            const [row, box] = ["tr.chosen", ".scroll"].map(name => document.querySelector(`#runs ${name}`).getBoundingClientRect())
+            return box.top <= row.top && row.bottom <= box.bottom && scrollY === 0
+        }""")
+        page.goto(f"{url}#run={newest.model_id}")
+        page.reload()
+
+
+def test_the_throughput_counts_seconds_back(page: Any) -> None:
+    """The axis says how many seconds ago, so it has no negative number."""
+    page.add_init_script("""
+        const fill = CanvasRenderingContext2D.prototype.fillText
+        window.drawn = []
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            if (this.canvas.closest("section").textContent.startsWith("Throughput")) drawn.push(text)
+            fill.call(this, text, ...at)
+        }
+    """)
+    page.reload()
+    enter_key(page)
+    page.wait_for_function("() => drawn.length > 40")
+    assert [text for text in page.evaluate("drawn") if text.startswith("-")] == []
+
+
+def test_only_what_has_a_price_has_a_cost(page: Any) -> None:
+    """A kind of tokens without a price costs a dash."""
+    enter_key(page)
+    costs = page.locator("section").filter(has_text="Usage and cost").locator("tbody td:last-child")
+    assert set(costs.all_inner_texts()) == {"\u2013"}
+    page.get_by_label("training", exact=True).fill("1000000")
+    assert costs.last.inner_text() not in ("\u2013", "0.0000")
+
+
 def test_runs_are_found_and_compared(page: Any) -> None:
     """Runs have their names and can be filtered; several are in one chart, and the address keeps which."""
     enter_key(page)
@@ -195,6 +236,19 @@ def test_checkpoints_to_sample_from_begin_with_their_names(page: Any) -> None:
     assert picker.locator("option:checked").inner_text() == "end of first try"
     assert picker.get_attribute("title") == picker.input_value()
     assert picker.input_value().endswith("/sampler_weights/end")
+
+
+def test_a_checkpoint_with_the_name_of_its_run_has_one_name(page: Any, url: str) -> None:
+    """The name is not said twice, and an option of sampling that is cleared is not sent."""
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    training = service.create_lora_training_client(base_model="tinker/toy", rank=1, user_metadata={"name": "pig"})
+    training.save_weights_for_sampler("pig").result()
+    enter_key(page)
+    page.get_by_label("model 1").select_option("pig")
+    page.get_by_label("max_tokens").fill("")
+    with page.expect_request("**/v1/completions") as asked:
+        page.locator("#playground").get_by_role("button", name="Sample").click()
+    assert asked.value.post_data_json.keys() == {"model", "prompt", "temperature", "seed", "stream"}
 
 
 def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None:

@@ -26,6 +26,10 @@ SEARCHES = {
     "crash": "checkpoints/#continue-your-own-script-after-a-crash", "cancel": "errors/#cancel-a-request",
     "sample": "reference/clients/#tinker.SamplingClient.sample",
     "forward_backward": "reference/clients/#tinker.TrainingClient.forward_backward",
+    "cuda out of memory": "local-server/#if-the-server-runs-out-of-memory", "how to resume": "checkpoints/#resume-a-run",
+    "log to tensorboard": "observing/", "use with wandb": "observing/", "loss in torch": "custom-loss/", "to": "tokenization/",
+    "push to hub": "reference/checkpoints/", "mask prompt": "sft/#build-examples-and-mask-the-prompt", "typing": "installation/",
+    "environment variables": "configuration/", "docker": "servers/#run-the-server-in-a-container-docker",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -53,6 +53,11 @@ def find_pages(site: Path, word: str, part: str) -> set[str]:
         ("forgot result", "troubleshooting"),
         ("dataset", "sft"),
         ("HF dataset", "sft"),
+        ("mask the prompt", "sft"),
+        ("environment variables", "configuration"),
+        ("mypy", "installation"),
+        ("docker", "servers"),
+        ("out of memory", "local-server"),
     ],
 )
 def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:

@@ -234,6 +234,7 @@ OTHERS = ("ray", "vllm")  # programs of other projects
 GENERATORS = ("npx", "openapi-python-client", "datamodel-codegen", "openapi-generator-cli")
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tinker": check_tinker,
+    "docker": lambda words: check_tinker(words[words.index("tinker") + 1 :]),
     "python": check_python,
     "nox": check_nox,
     "pip": check_pip,

@@ -43,6 +43,14 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
     assert overview(api)["curves"] == overview(api, "another")["curves"] == {}
 
 
+def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
+    """A session that has ended comes after all that have not, although it is newer."""
+    api = make_api()
+    live, ended = api.session(), api.session()
+    api.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=ended)
+    assert [(one["id"], one["alive"]) for one in overview(api)["sessions"]] == [(live, True), (ended, False)]
+
+
 def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
     """A run is listed with the name and the rest of its metadata, the tags of its session, and the project."""
     api = make_api()

@@ -42,7 +42,7 @@ def describe_server(
 ) -> PageFacts:
     """Return everything that the page shows; the curves of one run, which may be empty, and of others to compare with it."""
     with state.lock() as shared:
-        sessions = shared.store.sessions()[:MAX_ROWS]
+        sessions = sorted(shared.store.sessions(), key=lambda session: session.end is not None)[:MAX_ROWS]  # live ones first
         runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
         return {
             "now": state.now(),

@@ -32,8 +32,9 @@ const precise = (value) => (value == null ? "" : Number(value.toPrecision(4)).to
 // Identifiers begin with the session's, which says less than their end; of a path, the name at its end says most.
 const nameOf = (run) => run.name ?? brief(run.id);
 function labelOf(model, runs) {
-  const [, run, name] = model.match(/^tinker:\/\/([^/]+)\/[^/]+\/(.+)$/) ?? [];
-  return name ? `${name} of ${nameOf(runs.find((one) => one.id === run) ?? { id: run })}` : model;
+  const [, id, name] = model.match(/^tinker:\/\/([^/]+)\/[^/]+\/(.+)$/) ?? [];
+  const run = id && nameOf(runs.find((one) => one.id === id) ?? { id });
+  return !name ? model : name === run ? name : `${name} of ${run}`;
 }
 const brief = (id) => id.replace(/([0-9a-f]{6})[0-9a-f]{2}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/, "$1…");
 
@@ -73,7 +74,7 @@ function Chart({ x, series, names, label, log = false }) {
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
       width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
-      axes: [{ ...axis, incrs: label === "step" ? STEPS : undefined }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
+      axes: [{ ...axis, incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
       series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
@@ -131,6 +132,11 @@ function Runs({ facts, run, choose, beside, setBeside }) {
   const shown = facts.runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase())
     && (!trained || one.steps > 0) && (!open || one.state === "open"));
   const drawn = [run, ...beside].map((id) => facts.runs.find((one) => one.id === id)).filter(Boolean);
+  const box = useRef(null);
+  useEffect(() => { // a link may name a run that is far down
+    const row = box.current?.querySelector(".chosen");
+    if (row) box.current.scrollTop = row.offsetTop - box.current.clientHeight / 2;
+  }, []);
   const toggle = (id) => setBeside(beside.includes(id) ? beside.filter((one) => one !== id) : [...beside, id].slice(-5));
   return html`<section class="wide" id="runs"><h2>Training runs</h2>
     ${facts.runs.length === 0 && html`<p class="faint">No run yet. A client starts one with create_lora_training_client.</p>`}
@@ -138,7 +144,7 @@ function Runs({ facts, run, choose, beside, setBeside }) {
       <label><input type="checkbox" checked=${open} onChange=${(event) => setOpen(event.target.checked)} /> open</label>
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
-      <div class="scroll"><table class="wraps"><thead><tr><th>run</th><th>project</th><th>base model</th><th class="number">rank</th>
+      <div class="scroll" ref=${box}><table class="wraps"><thead><tr><th>run</th><th>project</th><th>base model</th><th class="number">rank</th>
       <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th><th>compare</th></tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
         <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
@@ -204,7 +210,7 @@ function Playground({ facts, chosen, choose, needKey }) {
     setRunning(null);
   };
   const number = (name, step) => html`<label>${name} <input type="number" step=${step} min="0" value=${options[name]}
-    onInput=${(event) => setOptions({ ...options, [name]: Number(event.target.value) })} /></label>`;
+    onInput=${(event) => setOptions({ ...options, [name]: event.target.value === "" ? undefined : Number(event.target.value) })} /></label>`;
   return html`<section class="wide" id="playground"><h2>Sample and compare</h2>
     <textarea aria-label="prompt" value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
     <div class="row">${number("max_tokens", 1)} ${number("temperature", 0.1)} ${number("seed", 1)}
@@ -222,11 +228,14 @@ function Usage({ facts }) {
     setPrices(next);
     localStorage.setItem(PRICES, JSON.stringify(next));
   };
-  const total = facts.tokens.reduce((sum, one) => sum + (one.count / 1e6) * Number(prices[one.kind] || 0), 0);
+  const cost = (tokens) => { // of what has a price
+    const priced = tokens.filter((one) => prices[one.kind]);
+    return priced.length ? priced.reduce((sum, one) => sum + (one.count / 1e6) * Number(prices[one.kind]), 0).toFixed(4) : "–";
+  };
   return html`<section><h2>Usage and cost</h2><div class="scroll"><table><thead><tr><th>tokens of</th><th>base model</th><th class="number">count</th><th class="number">cost</th></tr></thead>
     <tbody>${facts.tokens.map((one) => html`<tr><td>${KINDS[one.kind] ?? one.kind}</td><td>${one.base_model}</td><td class="number">${one.count.toLocaleString("en")}</td>
-      <td class="number">${((one.count / 1e6) * Number(prices[one.kind] || 0)).toFixed(4)}</td></tr>`)}
-    <tr><td>all</td><td></td><td></td><td class="number"><b>${total.toFixed(4)}</b></td></tr></tbody></table></div>
+      <td class="number">${cost([one])}</td></tr>`)}
+    <tr><td>all</td><td></td><td></td><td class="number"><b>${cost(facts.tokens)}</b></td></tr></tbody></table></div>
     <p class="faint">Since the server started, or earlier with --durability step. It has no prices: enter those of a service, for a million tokens each, to see what this would cost there.</p>
     <div class="row">${Object.entries(KINDS).map(([kind, name]) => html`<label>${name} <input type="number" min="0" step="0.01" value=${prices[kind] ?? ""}
       onInput=${(event) => change(kind, event.target.value)} /></label>`)}</div></section>`;
@@ -302,7 +311,7 @@ function Page() {
           last.current = found;
           setFacts(found);
           setFault(null);
-          setSelected((before) => (before.run ? before : { ...before, run: found.runs[0]?.id ?? "" }));
+          setSelected((before) => (before.run ? before : { ...before, run: (found.runs.find((one) => one.steps > 0) ?? found.runs[0])?.id ?? "" }));
           setChosen((before) => (before[0] ? before : [found.models[0].base_model, before[1]]));
         }
       } catch (error) {
