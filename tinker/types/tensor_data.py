@@ -272,8 +272,15 @@ def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) ->
         data = torch_to_numpy(data)
     if (quick := pack(data, dtype.name)) is not None:
         return quick
-    raw = rectangular(data, "data") if isinstance(data, (list, tuple, str)) else np.asarray([] if data is None else data)
-    array = cast_exactly("data", raw, dtype)
+    try:
+        raw = np.asarray([] if data is None else data)
+        if raw.dtype.kind == "O":
+            raise ValueError("data must be numbers")
+        array = cast_exactly("data", raw, dtype)
+    except ValueError:
+        if isinstance(data, (list, tuple)):
+            rectangular(data, "data")  # it says what is wrong; numbers spelled as text are taken
+        raise
     return cast("NumericArray", array if array.flags.writeable else array.copy())
 
 
