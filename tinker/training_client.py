@@ -82,7 +82,7 @@ class TrainingClient(Signposted, ReadyClient):
             "save_weights_external(name) and checkpoints.download(path), or `tinker checkpoint push-hf`",
         ),
         **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
-        **dict.fromkeys(("tokenizer", "encode"), "get_tokenizer()"),
+        "tokenizer": "get_tokenizer()",
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 

@@ -844,7 +844,7 @@ FAULTS: dict[str, Fault] = {
         ),
         "refused",
     ),
-    "numbers: a gap waits for ever": Fault(
+    "numbers: a gap waits forever": Fault(
         gap_for_ever, "never arrives", server="waiting", slow=True, only=("training.*", "sequence.*")
     ),
     "repetition: another model request": Fault(other_future("create_model"), "repeated request"),
