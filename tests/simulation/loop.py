@@ -46,11 +46,22 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.now = 1000.0
         self.wall_offset = 0.0  # of the clients' wall clock
         self.steps = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap; tuples are compared faster than handles
+        self._timer_count = 0
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
     def time(self) -> float:
         return self.now
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, timer))
+        return timer
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
@@ -81,14 +92,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Run one of the callbacks that are ready."""
-        ready, timers = self._ready, self._scheduled
-        while timers and (timers[0]._cancelled or not ready or timers[0]._when <= self.now):
-            timer = heapq.heappop(timers)
-            timer._scheduled = False
-            if timer._cancelled:
-                self._timer_cancelled_count -= 1
-            else:
-                self.now = max(self.now, timer._when)
+        ready, timers = self._ready, self._timers
+        while timers and (timers[0][2]._cancelled or not ready or timers[0][0] <= self.now):
+            when, _, timer = heapq.heappop(timers)
+            if not timer._cancelled:
+                self.now = max(self.now, when)
                 ready.append(timer)
         if not ready:
             raise RuntimeError("everything waits for something that never happens")
