@@ -11,7 +11,7 @@ from tinker_wire import models
 
 from tinker._futures import TokenQueue
 from tinker._loop import loop_thread
-from tinker.futures import APIFuture
+from tinker.futures import APIFuture, on_done
 from tinker.types.sample_stream_chunk import SampleStreamChunk
 
 __all__ = ["SampleStream", "TokenDecoder"]
@@ -48,8 +48,9 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
     def __init__(self, future: APIFuture[None], queue: TokenQueue, tokenizer: TokenDecoder | None) -> None:
         self._future, self._queue, self._tokenizer = future, queue, tokenizer
         self._texts: dict[int, _Text] = {}
-        self._close = weakref.finalize(self, future.cancel)
-        self._close.atexit = False
+        close = self._close = weakref.finalize(self, future.cancel)
+        close.atexit = False
+        on_done(future, lambda _: close.detach())  # it would hold an error, whose traceback holds this stream
 
     def __repr__(self) -> str:
         state = "ended" if self._future.done() else "under way"

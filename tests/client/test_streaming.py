@@ -7,6 +7,7 @@ import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,17 @@ def test_a_refused_request_raises_its_error(client: tinker.SamplingClient) -> No
     with pytest.raises(tinker.RequestFailedError, match="context length") as caught:
         list(client.sample_stream(PROMPT, 1, tinker.SamplingParams(max_tokens=10**6)))
     assert caught.value.category == "user"
+
+
+def test_a_failed_stream_holds_nothing(client: tinker.SamplingClient) -> None:
+    """Whoever reads a stream that fails is collected with its error."""
+    stream = client.sample_stream(PROMPT, 1, tinker.SamplingParams(max_tokens=10**6))
+    left = weakref.ref(stream)
+    with pytest.raises(tinker.RequestFailedError):
+        next(stream)
+    del stream
+    gc.collect()
+    assert left() is None
 
 
 def test_unknown_events_are_ignored(client: tinker.SamplingClient, wire: Any) -> None:

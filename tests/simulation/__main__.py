@@ -13,7 +13,7 @@ from collections import Counter
 
 from simulation.shrink import shrink
 from simulation.sometimes import SOMETIMES, list_unreached
-from simulation.world import Plan, make_plan, run_episode
+from simulation.world import WORLDS, Plan, make_plan, run_episode
 
 LENGTH = 400  # operations of one episode
 
@@ -30,16 +30,19 @@ def main() -> int:
         outcome = run_episode(plan, reached, print if options.trace else None)
         done += outcome.operations
         if outcome.failure is not None:
-            report(options, episode, plan, outcome.failure)
+            report(options, plan, outcome.failure)
             return 1
-        if options.episode is not None:
-            print(f"episode {episode}: {outcome.steps} callbacks, {outcome.now:.9f} s")
-            return 0
         episode += 1
-        if episode % 10 == 0:
+        if episode % 10 == 0 or options.episode is not None:
             gc.collect()
+            for world in WORLDS:
+                print(f"FAILED: nothing is left: the clients of an episode are still in memory\n{replay(world.plan)}")
+                return 1
             if episode == 10:  # by now all modules are imported, which are not looked through again
                 gc.freeze()
+        if options.episode is not None:
+            print(f"episode {options.episode}: {outcome.steps} callbacks, {outcome.now:.9f} s")
+            return 0
     print(f"{done:,} operations in {episode} episodes, {time.process_time() - began:.0f} s of the processor")
     unreached = list_unreached(reached)
     print(f"{len(SOMETIMES) - len(unreached)} of {len(SOMETIMES)} rare states reached; not: {', '.join(unreached) or 'none'}")
@@ -48,10 +51,14 @@ def main() -> int:
     return 0
 
 
-def report(options: argparse.Namespace, episode: int, plan: Plan, failure: str) -> None:
+def replay(plan: Plan) -> str:
+    """Return the line that runs an episode again."""
+    return f"nox -s simulate -- --seed {plan.seed.replace('/', ' --episode ')}"
+
+
+def report(options: argparse.Namespace, plan: Plan, failure: str) -> None:
     """Print how to replay a failure, and a smaller plan that fails too."""
-    print(f"FAILED: {failure}")
-    print(f"nox -s simulate -- --seed {options.seed} --episode {episode}", flush=True)
+    print(f"FAILED: {failure}\n{replay(plan)}", flush=True)
     if not options.no_shrink:
         smaller = shrink(plan, failure)
         print(f"smaller: {len(smaller.operations)} operations, {len(smaller.skipped)} faults left out")

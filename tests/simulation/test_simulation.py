@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from simulation.shrink import reduce
-from simulation.world import make_plan, run_episode
+from simulation.world import WORLDS, make_plan, run_episode
 
 LINES = Path(__file__).with_name("seeds.txt").read_text().splitlines()
 ONCE_FAILED = [(seed, int(count)) for seed, count, *_ in map(str.split, LINES) if seed != "#"]
@@ -16,9 +17,11 @@ ONCE_FAILED = [(seed, int(count)) for seed, count, *_ in map(str.split, LINES) i
 
 @pytest.mark.parametrize(("seed", "count"), [*ONCE_FAILED, ("test/0", 100), ("test/1", 100)])
 def test_an_episode_holds(seed: str, count: int) -> None:
-    """Client and server keep every promise, whatever happens to them."""
+    """Client and server keep every promise, whatever happens to them, and leave nothing in memory."""
     outcome = run_episode(make_plan(seed, count), Counter())
     assert outcome.failure is None, f"nox -s simulate -- --seed {seed.replace('/', ' --episode ')}: {outcome.failure}"
+    gc.collect()
+    assert not WORLDS
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -8,6 +8,7 @@ import gc
 import random
 import tempfile
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -52,6 +53,10 @@ class Outcome(NamedTuple):
     now: float
 
 
+#: What no longer belongs to an episode is collected with it.
+WORLDS: weakref.WeakSet[World] = weakref.WeakSet()
+
+
 def make_plan(seed: str, count: int) -> Plan:
     """Draw the operations of an episode."""
     draw = random.Random(f"{seed} plan")
@@ -85,6 +90,7 @@ class World:
 
     def __init__(self, loop: SimulatedLoop, folder: Path, plan: Plan, reached: Counter[str]) -> None:
         self.loop, self.plan, self.reached = loop, plan, reached
+        WORLDS.add(self)
         draw = random.Random(f"{plan.seed} world")
         self.effects = EffectLog()
         self.server = SimulatedServer(loop, folder, self.effects, **_settings(draw))
