@@ -114,9 +114,20 @@ else:  # type checkers know the names above; with this function they would belie
             "Client": "tinker.ServiceClient",
             "Adam": "tinker.AdamParams",
             "AdamW": "tinker.AdamParams",
-            "DPOTrainer": "forward_backward_custom and optim_step in a loop",
-            "GRPOTrainer": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
-            "SFTTrainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
+            "AutoTokenizer": "tinker.get_tokenizer(model_name)",
+            "load_dataset": "datasets.load_dataset, and make a tinker.Datum of each row",
+            **dict.fromkeys(
+                ("AutoModelForCausalLM", "FastLanguageModel", "get_peft_model"),
+                "tinker.ServiceClient().create_lora_training_client(base_model=...)",
+            ),
+            **dict.fromkeys(("DPOConfig", "DPOTrainer"), "forward_backward_custom and optim_step in a loop"),
+            **dict.fromkeys(
+                ("GRPOConfig", "GRPOTrainer"), "forward_backward and optim_step in a loop, or the command `tinker train --grpo`"
+            ),
+            **dict.fromkeys(
+                ("SFTConfig", "SFTTrainer", "Trainer", "TrainingArguments"),
+                "forward_backward and optim_step in a loop, or the command `tinker train`",
+            ),
         },
     )
     __getattr__, __dir__ = _names.load, _names.list

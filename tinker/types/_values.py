@@ -35,6 +35,8 @@ class Signposted:
         def __getattr__(self, name: str) -> object:
             kind = type(self)
             advice = f": use {kind._elsewhere[name]}" if name in kind._elsewhere else ""
+            if name == "result":
+                advice = ": it is not a future, so use it directly"
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)
 
 
