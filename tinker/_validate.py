@@ -180,8 +180,7 @@ def warn_of_zero_weights(data: Sequence[Datum]) -> None:
     """Warn where every weight of every datum is 0. Some such data are valid, as padding of a batch."""
     given = (datum.loss_fn_inputs.get("weights") for datum in data)
     if all(weights is not None and not weights.values.any() for weights in given):
-        which = "data[0]" if len(data) == 1 else f"data[0] to data[{len(data) - 1}]"
-        warn(f"{which}: every weight is 0, so nothing is learned; give the tokens to learn a weight of 1")
+        warn("every weight in data is 0, so nothing is learned; give the tokens to learn a weight of 1")
 
 
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:

@@ -312,9 +312,7 @@ def encode_chat(
             raise ValueError("tools and tool calls need a tokenizer with a chat template: choose one with --tokenizer")
         for position, message in enumerate(messages):
             if (role := message["role"]) not in _PLAIN_ROLES.split(", "):
-                raise ValueError(
-                    f'message {position} has the role "{role}"; without a chat template, it is one of {_PLAIN_ROLES}'
-                )
+                raise ValueError(f'message {position} has the role "{role}"; without a chat template use {_PLAIN_ROLES}')
         return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
     options = {"tools": list(tools)} if tools else {}
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)

@@ -74,7 +74,7 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
 
         def __getitem__(self, _: object) -> NoReturn:
             """Say where the parts are; iterating ends here too."""
-            advice = "use output.loss, which is summed over the tokens, output.metrics or output.loss_fn_outputs"
+            advice = "use output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
             raise TypeError(f"a ForwardBackwardOutput cannot be indexed or iterated over: {advice}")
 
 
