@@ -114,9 +114,17 @@ else:  # type checkers know the names above; with this function they would belie
             "Client": "tinker.ServiceClient",
             "Adam": "tinker.AdamParams",
             "AdamW": "tinker.AdamParams",
+            "AutoModelForCausalLM": "tinker.ServiceClient().create_lora_training_client(base_model=...)",
+            "AutoTokenizer": "tinker.get_tokenizer(model_name)",
+            "DPOConfig": "forward_backward_custom and optim_step in a loop",
             "DPOTrainer": "forward_backward_custom and optim_step in a loop",
+            "GRPOConfig": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
             "GRPOTrainer": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
+            "SFTConfig": "forward_backward and optim_step in a loop, or the command `tinker train`",
             "SFTTrainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
+            "Trainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
+            "get_peft_model": "tinker.ServiceClient().create_lora_training_client(base_model=...)",
+            "load_dataset": "datasets.load_dataset, and make a tinker.Datum of each row",
         },
     )
     __getattr__, __dir__ = _names.load, _names.list

@@ -176,6 +176,13 @@ def warn_of_unshifted_targets(datum: Datum) -> None:
             warn(f"data[0]: the targets equal the input; each should be the next token: {advice}")
 
 
+def warn_of_zero_weights(data: Sequence[Datum]) -> None:
+    """Warn where every weight of every datum is 0. Some such data are valid, as padding of a batch."""
+    given = (datum.loss_fn_inputs.get("weights") for datum in data)
+    if all(weights is not None and not weights.values.any() for weights in given):
+        warn("every weight in data is 0, so nothing is learned; give the tokens to learn a weight of 1")
+
+
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:
     """Raise ValueError for a loss, or a setting of it, that the server does not have. ``known`` None: it has not said."""
     if known is None:
@@ -196,12 +203,22 @@ def check_optim_params(params: AdamParams | DimuonParams | None) -> AdamParams |
     return params
 
 
-def check_base_model(base_model: str) -> None:
-    """Raise TypeError unless it is text; whether there is such a model is for the server to say."""
+def check_base_model(base_model: str, advice: str) -> None:
+    """Raise TypeError unless it is text, ValueError for a checkpoint; whether the model exists is for the server to say."""
     __tracebackhide__ = True
     if not isinstance(base_model, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(base_model).__name__
         raise TypeError(f"base_model must be the name of a model, got {got}; get_server_capabilities() lists the models")
+    if base_model.startswith(SCHEME):
+        raise ValueError(f"base_model must be the name of a model, got the checkpoint {base_model!r}: {advice}")
+
+
+def check_rank(rank: object) -> None:
+    """Raise TypeError for a whole configuration of LoRA, ours or PEFT's, or its fields."""
+    __tracebackhide__ = True
+    got = type(rank).__name__
+    if isinstance(rank, Mapping) or hasattr(rank, "rank") or hasattr(rank, "r"):
+        raise TypeError(f"rank must be an integer, got {got}: pass its fields as arguments, such as rank=8 (PEFT's r)")
 
 
 def check_optimizer(optimizer: OptimizerConfig | Mapping[str, object] | None) -> None:

@@ -54,6 +54,7 @@ class SamplingClient(Signposted, ReadyClient):
         **dict.fromkeys(("forward_backward", "optim_step"), "a TrainingClient: create_lora_training_client(base_model)"),
         "stream": "sample_stream(prompt, num_samples, sampling_params)",
         "logprobs": "compute_logprobs(prompt)",
+        "tokenizer": "get_tokenizer()",
     }
 
     @name_maker("ServiceClient.create_sampling_client(base_model=...)")

@@ -18,7 +18,7 @@ from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, log_unfinished, open_runtime, run
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
-from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer
+from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer, check_rank
 from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
@@ -205,8 +205,9 @@ class ServiceClient(Signposted, Described):
         """
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("train_mlp, train_attn and train_unembed are all False, so nothing would get an adapter")
-        check_base_model(base_model)
+        check_base_model(base_model, "use create_training_client_from_state(path)")
         check_optimizer(optimizer)
+        check_rank(rank)
         lora = LoraConfig(
             rank=rank,
             seed=seed,
@@ -311,7 +312,7 @@ class ServiceClient(Signposted, Described):
         if model_path is None and base_model is None:
             raise ValueError("pass model_path for saved weights, or base_model")
         if base_model is not None:
-            check_base_model(base_model)
+            check_base_model(base_model, "pass it as model_path")
         if model_path is not None:
             check_model_path("model_path", model_path, "sampler_weights")
             if base_model is not None:

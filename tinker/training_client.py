@@ -27,6 +27,7 @@ from tinker._validate import (
     read_ttl,
     warn_of_narrow_clipping,
     warn_of_unshifted_targets,
+    warn_of_zero_weights,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
@@ -526,5 +527,7 @@ class TrainingClient(Signposted, ReadyClient):
         check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
         warn_of_unshifted_targets(batch[0])
         warn_of_narrow_clipping(config or {})
+        if operation == "forward_backward" and loss_fn == "cross_entropy":
+            warn_of_zero_weights(batch)
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)

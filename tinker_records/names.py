@@ -63,6 +63,7 @@ _ALIASES = {
     "epsilon": "eps",
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
+    "lora_config": "rank",
     "lora_r": "rank",
     "lora_rank": "rank",
     "lr": "learning_rate",
@@ -72,6 +73,7 @@ _ALIASES = {
     "n": "num_samples",
     "num_return_sequences": "num_samples",
     "params": "sampling_params",
+    "peft_config": "rank",
     "r": "rank",
     "stop_sequences": "stop",
 }

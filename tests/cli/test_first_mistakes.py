@@ -19,6 +19,7 @@ FILES = {
     "words.txt": "hello world\n",
     "broken.jsonl": '{"prompt": "a", "completion": "b"}\n{"prompt": \n',
     "answers.jsonl": '{"question": "a", "answer": "b"}\n',
+    "roles.jsonl": '{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
     "array.json": '[{"prompt": "a", "completion": "b"}]',
 }
 

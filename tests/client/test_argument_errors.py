@@ -7,6 +7,7 @@ import inspect
 import pickle
 import re
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -339,6 +340,16 @@ def test_misspelled_losses_that_the_server_refuses(
 
 
 POLICY_INPUTS = {"logprobs": [0.0, 0.0], "advantages": [1.0, 1.0]}
+
+
+def test_padding_of_weight_zero_is_not_warned_of(training: tinker.TrainingClient) -> None:
+    """No warning is given if only some of the data have weights of 0, if none have weights, or by forward."""
+    padding = tinker.Datum(PROMPT, {"target_tokens": [2, 3], "weights": [0.0, 0.0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.forward_backward([padding, DATUM], "cross_entropy").result(10)
+        training.forward_backward([DATUM], "cross_entropy").result(10)
+        training.forward([padding], "cross_entropy").result(10)
 
 
 def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire: Any) -> None:

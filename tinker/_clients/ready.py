@@ -24,8 +24,8 @@ def name_maker(call: str) -> Callable[[F], F]:
 
     def decorate(construct: F) -> F:
         @wraps(construct)
-        def construct_client(self: object, *arguments: object) -> None:
-            if len(arguments) != 1 or not hasattr(arguments[0], "created"):
+        def construct_client(self: object, *arguments: object, **named: object) -> None:
+            if named or len(arguments) != 1 or not hasattr(arguments[0], "created"):
                 raise TypeError(f"use {call} to create a {type(self).__name__}")
             construct(self, *arguments)
 

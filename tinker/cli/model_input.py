@@ -38,6 +38,17 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
         raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None
 
 
+def check_start(model: str | None, path: str | None) -> None:
+    """CommandFailed for a checkpoint given as a model, and for a path that is none or names weights to sample from."""
+    if model is not None and model.startswith("tinker://"):
+        raise CommandFailed(f"{model} is a checkpoint, not a model", "To start from a checkpoint, give its path with --from.")
+    if path is not None and "://" not in path:
+        parse_path(path)
+    if path is not None and "/sampler_weights/" in path:
+        advice = f"`tinker train` also saves one to train on: --from {path.replace('/sampler_weights/', '/weights/')}"
+        raise CommandFailed(f"{path} is a sampler checkpoint, from which training cannot continue", advice)
+
+
 def first_sampleable(models: Sequence[SupportedModel]) -> str:
     """Return the first model that can be sampled. CommandFailed where the server offers none."""
     if named := [entry.model_name for entry in models if entry.model_name is not None and entry.sampleable is not False]:
@@ -287,6 +298,9 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
+_PLAIN_ROLES = "system, developer, user, assistant, tool"
+
+
 def encode_chat(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[object] | None = None, *, is_prompt: bool
 ) -> list[int]:
@@ -296,6 +310,9 @@ def encode_chat(
     if not has_template(tokenizer):
         if tools or any(message.get("tool_calls") for message in messages):
             raise ValueError("tools and tool calls need a tokenizer with a chat template: choose one with --tokenizer")
+        for position, message in enumerate(messages):
+            if (role := message["role"]) not in _PLAIN_ROLES.split(", "):
+                raise ValueError(f'message {position} has the role "{role}"; without a chat template use {_PLAIN_ROLES}')
         return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
     options = {"tools": list(tools)} if tools else {}
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)

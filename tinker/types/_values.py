@@ -34,7 +34,8 @@ class Signposted:
 
         def __getattr__(self, name: str) -> object:
             kind = type(self)
-            advice = f": use {kind._elsewhere[name]}" if name in kind._elsewhere else ""
+            where = "it directly, as it is not a future" if name == "result" else kind._elsewhere.get(name)
+            advice = f": use {where}" if where else ""
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)
 
 

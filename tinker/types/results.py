@@ -72,6 +72,11 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
                 self._refuse_loss()
             return super().__getattr__(name)
 
+        def __getitem__(self, _: object) -> NoReturn:
+            """Say where the parts are; iterating ends here too."""
+            advice = "use output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
+            raise TypeError(f"a ForwardBackwardOutput cannot be indexed or iterated over: {advice}")
+
 
 @attrs.frozen
 class TopkLogprobs(AttrsValue):

@@ -275,12 +275,15 @@ def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) ->
     try:
         raw = np.asarray([] if data is None else data)
         if raw.dtype.kind == "O":
-            raise ValueError("data must be numbers")
+            raise ValueError
         array = cast_exactly("data", raw, dtype)
-    except ValueError:
+    except ValueError as error:
         if isinstance(data, (list, tuple)):
             rectangular(data, "data")  # it says what is wrong; numbers spelled as text are taken
-        raise
+        if "must be integers" in str(error):
+            raise
+        got = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise ValueError(f"data must be a list or an array of numbers, got {got}") from None
     return cast("NumericArray", array if array.flags.writeable else array.copy())
 
 

@@ -17,11 +17,11 @@ from tinker.cli.examples import ExampleRow, check_lines, read_examples
 from tinker.cli.model_input import (
     TRAINED_CHECKPOINT,
     Capacity,
+    check_start,
     explain_refusal,
     find_tokenizer,
     has_template,
     load_tokenizer,
-    parse_path,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import format_count, progress, say, show_properties
@@ -77,8 +77,7 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
         raise click.UsageError(f"{option_of(unused)} needs --grpo.")
     if plan.start and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
-    if plan.start and "://" not in plan.start:
-        parse_path(plan.start)
+    check_start(plan.model, plan.start)
     if plan.grpo and (run.eval_file or run.estimate):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
     if run.eval_every and not run.eval_file:

@@ -32,10 +32,10 @@ from tinker.local.storage.sessions import ServerEvents
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker_records import prepare
 
-SAVING_METHODS = {
-    "weights": "save_state",
-    "sampler_weights": "save_weights_for_sampler",
-    "external_weights": "save_weights_external",
+#: What is said of a checkpoint that is not of the one kind that a request takes.
+OTHER_KINDS = {
+    "weights": "from which training cannot continue; save_state makes one from which it can",
+    "sampler_weights": "which cannot be sampled; save_weights_for_sampler makes one that can",
 }
 RECORD_FILE = "checkpoint.json"
 # Folders that are not checkpoints: one that is being written, one that is being replaced, one that is being deleted.
@@ -70,8 +70,7 @@ class Checkpoints:
             raise EngineError(str(error)) from error
         found, _, name = parsed.checkpoint_id.partition("/")
         if found not in kinds:
-            wanted = " or ".join(f"{kind}, which {SAVING_METHODS[kind]} makes" for kind in kinds)
-            raise EngineError(f"{path} is a checkpoint of {found}; this request needs one of {wanted}")
+            raise EngineError(f"{path} is a checkpoint of {found}, {OTHER_KINDS[kinds[0]]}")
         folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)
         if record is None:

@@ -13,7 +13,7 @@ import tinker
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.commands.checkpoint.show import parse_pair
 from tinker.cli.errors import CommandFailed, read_message
-from tinker.cli.model_input import parse_path
+from tinker.cli.model_input import check_start, parse_path
 from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, say, show_json, show_properties
 
@@ -90,6 +90,7 @@ def create(
         raise click.UsageError("Give either --model or --from.")
     if start is not None and any(value is not None for value in (rank, seed, *layers)):
         raise click.UsageError("--rank, --seed and --train-... cannot be used with --from: the adapter is a copy.")
+    check_start(model, start)
     pairs = dict(map(parse_pair, metadata)) or None
     with service_client(options) as service:
         if start is not None:
