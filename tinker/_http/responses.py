@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -56,20 +55,12 @@ def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() not in secret}
 
 
-@lru_cache(maxsize=128)
-def _parse_url(url: str) -> httpx.URL:
-    """Parse a URL; a storm of refusals names few."""
-    import httpx
-
-    return httpx.URL(url)
-
-
 def _redact_request(request: PreparedRequest) -> httpx.Request:
     """Return the request without body and credentials, for errors."""
     import httpx
 
     headers = {name: value for name, value in headers_without_secrets(request).items() if name != "Content-Length"}
-    return httpx.Request(request.method, _parse_url(request.redacted_url), headers=headers)
+    return httpx.Request(request.method, request.redacted_url, headers=headers)
 
 
 def _redact_response(response: RawResponse) -> httpx.Response:

@@ -276,14 +276,14 @@ def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) ->
         raw = np.asarray([] if data is None else data)
         if raw.dtype.kind == "O":
             raise ValueError
-        array = cast_exactly("data", raw, dtype)
-    except ValueError as error:
+        if raw.dtype.kind in "US":
+            raw = raw.astype(dtype)  # numbers spelled as text are taken
+    except ValueError:
         if isinstance(data, (list, tuple)):
-            rectangular(data, "data")  # it says what is wrong; numbers spelled as text are taken
-        if "must be integers" in str(error):
-            raise
+            rectangular(data, "data")  # it says what is wrong
         got = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
         raise ValueError(f"data must be a list or an array of numbers, got {got}") from None
+    array = cast_exactly("data", raw, dtype)
     return cast("NumericArray", array if array.flags.writeable else array.copy())
 
 
