@@ -133,6 +133,25 @@ def test_run_info(ask: Ask, call: Call, run: Any) -> None:
         assert text in table
 
 
+def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
+    """Commands take the name of a run for its ID if no other run has it; for the name of two runs they show an ID."""
+    with tinker.ServiceClient(base_url=server) as service:
+        names = ("pig latin", "again", "again")
+        only, _, latest = [
+            service.create_lora_training_client("tinker/toy", user_metadata={"name": name}).result(10).model_id
+            for name in names
+        ]
+    assert ask("run", "info", "pig latin")["training_run_id"] == only
+    assert ask("run", "usage", "pig latin")["training_run_id"] == only
+    assert ask("run", "compare", "pig latin", only)["runs"][0]["log"] == only
+    assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
+    result = call("run", "info", "again")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: 2 runs have the name 'again': give the ID of one, the latest is {latest}\n",
+    )
+
+
 # Checkpoints
 
 
