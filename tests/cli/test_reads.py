@@ -241,13 +241,16 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
 
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
-    """What is stored now, with the rate in every row."""
+    """What is stored now: as CSV with the price in every row, as a table with units in the headings and the price above."""
     value = ask("billing", "checkpoint-storage")
     assert list(value) == ["effective_rate_usd_per_gigabyte_month", "data"]
     assert {tuple(one) for one in value["data"]} == {tuple(STORED)}  # a row for each project
     heading = "effective_rate_usd_per_gigabyte_month," + ",".join(STORED)
     assert call("billing", "checkpoint-storage", "--csv", "-").stdout.splitlines()[0] == heading
-    assert call("billing", "checkpoint-storage").stdout.splitlines()[0].split() == heading.split(",")
+    table = call("billing", "checkpoint-storage")
+    columns = ["Project", "User", "Checkpoints", "Size (GB)", "Cost per Month (USD)"]
+    assert re.split(" {2,}", table.stdout.splitlines()[0]) == columns
+    assert "Checkpoint storage now, at an unknown price" in table.stderr
 
 
 def test_export_trace(ask: Ask, call: Call, run: Any, tmp_path: Path, scripted: Callable[..., str]) -> None:
