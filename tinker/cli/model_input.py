@@ -55,9 +55,7 @@ def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice
         yield
     except (tinker.APIStatusError, tinker.RequestFailedError) as error:
         if model.startswith("tinker://") and checkpoint_advice == TRAINED_CHECKPOINT:
-            raise CommandFailed(
-                f"{model} is a checkpoint, not a base model", f"To use a checkpoint, {TRAINED_CHECKPOINT}"
-            ) from error
+            raise CommandFailed(f"{model} is a checkpoint, not a base model; {checkpoint_advice}") from error
         if model.startswith("tinker://") and "/weights/" in model:
             advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {model} --sampler"
             raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
