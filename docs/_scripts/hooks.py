@@ -27,11 +27,12 @@ _BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the 
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
 _TYPE_MODULES = ("tinker.types", "tinker.types.params", "tinker.types.results", "tinker_wire.models", "tinker.training_client")
-# Put before the code of the search, which completes words: `to` would find titles with `tokens`, and `use` those with `users`.
+# Put before the code of the search, which completes words: `to` would find titles with `tokens`, `C` all that begins with it.
+# A dash before a word would exclude it, and one within a word is a space in the index: `-100`, `Ctrl-C`.
 _WITHOUT_STOP_WORDS = r"""addEventListener("message", ({ data }) => {
   if (data.type !== 2) return; // not a query
-  const says = (part) => !/\w/.test(part) || (lunr.stopWordFilter(part.toLowerCase()) && !/^us(e|ing)$/i.test(part));
-  const parts = data.data.split(/(\s+|")/).filter(says);
+  const says = (part) => !/\w/.test(part) || (lunr.stopWordFilter(part.toLowerCase()) && !/^([a-z]|us(e|ing))$/i.test(part));
+  const parts = data.data.replace(/-(?=\w)/g, " ").split(/(\s+|")/).filter(says);
   if (parts.some((part) => /[^\s"]/.test(part))) data.data = parts.join("");
 });
 """

@@ -30,6 +30,12 @@ SEARCHES = {
     "log to tensorboard": "observing/", "use with wandb": "observing/", "loss in torch": "custom-loss/", "to": "tokenization/",
     "push to hub": "reference/checkpoints/", "mask prompt": "sft/#build-examples-and-mask-the-prompt", "typing": "installation/",
     "environment variables": "configuration/", "docker": "servers/#run-the-server-in-a-container-docker",
+    "eos token": "tokenization/#stop-at-the-eos-token-or-at-another-stop-token",
+    "stop token": "tokenization/#stop-at-the-eos-token-or-at-another-stop-token",
+    "system prompt": "sft/#add-a-system-prompt", "early stopping": "evaluation/#stop-early-early-stopping",
+    "-100": "from-trl/#labels-and-100", "Ctrl-C": "concurrency/#press-ctrl-c", "parquet": "sft/",
+    "gradient accumulation": "sft/#accumulate-gradients", "wandb": "observing/",
+    "merge adapter": "checkpoints/#merge-the-adapter-or-use-it-in-transformers-or-vllm",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -21,6 +21,7 @@ FILES = {
     "answers.jsonl": '{"question": "a", "answer": "b"}\n',
     "roles.jsonl": '{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
     "array.json": '[{"prompt": "a", "completion": "b"}]',
+    "adapter/adapter_config.json": '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}',
 }
 
 
@@ -33,6 +34,7 @@ def machine(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text, encoding="utf-8")
 
 

@@ -133,6 +133,25 @@ def test_run_info(ask: Ask, call: Call, run: Any) -> None:
         assert text in table
 
 
+def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
+    """Commands take the name of a run for its ID if no other run has it; for the name of two runs they show an ID."""
+    with tinker.ServiceClient(base_url=server) as service:
+        names = ("pig latin", "again", "again")
+        only, _, latest = [
+            service.create_lora_training_client("tinker/toy", user_metadata={"name": name}).result(10).model_id
+            for name in names
+        ]
+    assert ask("run", "info", "pig latin")["training_run_id"] == only
+    assert ask("run", "usage", "pig latin")["training_run_id"] == only
+    assert ask("run", "compare", "pig latin", only)["runs"][0]["log"] == only
+    assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
+    result = call("run", "info", "again")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: 2 runs have the name 'again': give the ID of one, the latest is {latest}\n",
+    )
+
+
 # Checkpoints
 
 
@@ -222,13 +241,16 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
 
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
-    """What is stored now, with the rate in every row."""
+    """What is stored now: as CSV with the price in every row, as a table with units in the headings and the price above."""
     value = ask("billing", "checkpoint-storage")
     assert list(value) == ["effective_rate_usd_per_gigabyte_month", "data"]
     assert {tuple(one) for one in value["data"]} == {tuple(STORED)}  # a row for each project
     heading = "effective_rate_usd_per_gigabyte_month," + ",".join(STORED)
     assert call("billing", "checkpoint-storage", "--csv", "-").stdout.splitlines()[0] == heading
-    assert call("billing", "checkpoint-storage").stdout.splitlines()[0].split() == heading.split(",")
+    table = call("billing", "checkpoint-storage")
+    columns = ["Project", "User", "Checkpoints", "Size (GB)", "Cost per Month (USD)"]
+    assert re.split(" {2,}", table.stdout.splitlines()[0]) == columns
+    assert "Checkpoint storage now, at an unknown price" in table.stderr
 
 
 def test_export_trace(ask: Ask, call: Call, run: Any, tmp_path: Path, scripted: Callable[..., str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.api import Api, MakeApi
+from support.api import Api, MakeApi, datum
 
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.records import HistoryPoint, RunHistory
@@ -93,6 +93,18 @@ def test_losses_before_one_step_are_one_point() -> None:
         ),
         HistoryPoint(2, 8.0, {}),
     ]
+
+
+def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
+    """Weights below 0 are a gradient, so from then on the run has a curve of the sum of its losses and none per token."""
+    api = make_api()
+    model = api.model(api.session())
+    for number, weights in ((1, [1.0, 1.0]), (3, [1.0, -0.5]), (5, [1.0, 1.0])):
+        api.wait(api.loss(model, number, data=[datum([104, 101], [101, 108], weights=weights)]))
+        api.wait(api.step(model, number + 1))
+    curves = overview(api, model)["curves"]
+    assert [step for step, _ in curves["loss per token"]] == [1]
+    assert [step for step, _ in curves["loss:sum"]] == [1, 2, 3]
 
 
 def test_long_curves_are_thinned_and_keep_their_last_point() -> None:

@@ -344,9 +344,10 @@ def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
 
 
 def test_the_command_lists_and_reports_to_a_pipe(server: str) -> None:
-    """--list checks nothing; --json - writes nothing but JSON."""
-    listed = command("--list").output
-    assert all(check_id in listed for check_id in check_ids(slow=True, destructive=True))
+    """--list checks nothing and has each check on one line; --json - writes nothing but JSON."""
+    _, *lines = command("--list").output.splitlines()
+    assert {line.split()[0] for line in lines} == set(check_ids(slow=True, destructive=True))
+    assert len(lines) == len(check_ids(slow=True, destructive=True))
     report = json.loads(command("--base-url", server, "--check", "service.health", "--json", "-").output)
     assert report["counts"]["supported"] == 1
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 2.0
 _SEARCH_PAGE = 200
+_SEARCHED_RUNS = 100
 
 # The clients are imported on use, so that the help of commands is quick.
 
@@ -146,6 +147,19 @@ def service_client(options: GlobalOptions, *, interactive: bool = False) -> Gene
     finally:
         with suppress(TimeoutError, tinker.TinkerError):
             service.close(reason).result(CLOSE_SECONDS)
+
+
+def find_run(rest: tinker.RestClient, text: str) -> str:
+    """Return the ID of the one run with this name, or else the text, which is an ID. CommandFailed for several such runs."""
+    if ":" in text:
+        return text
+    with suppress(tinker.APIStatusError):  # a server without the list takes IDs
+        runs = rest.list_training_runs(_SEARCHED_RUNS).result().training_runs
+        found = [run.training_run_id for run in runs if (run.user_metadata or {}).get("name") == text]
+        if len(found) > 1:
+            raise CommandFailed(f"{len(found)} runs have the name {text!r}: give the ID of one, the latest is {found[0]}")
+        return found[0] if found else text
+    return text
 
 
 class Listing(NamedTuple, Generic[T]):

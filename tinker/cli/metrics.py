@@ -64,7 +64,7 @@ MetricsReader: TypeAlias = Callable[[], RunMetrics]
 
 
 def open_run(options: GlobalOptions, run: str) -> MetricsReader:
-    """Return a reader of a run: a file of that name, else a run of the server, by its ID.
+    """Return a reader of a run: a file of that name, else a run of the server, by its ID or name.
 
     CommandFailed where there is neither.
     """
@@ -72,10 +72,11 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
         return lambda: _read_file(Path(run))
     if run.endswith((".jsonl", ".json", ".log")) or "/" in run:
         raise CommandFailed(f"There is no file {run}")
-    from tinker.cli.clients import connect
+    from tinker.cli.clients import connect, find_run
 
     runtime = connect(options)
-    return lambda: _read_live(runtime, run)
+    run_id = find_run(tinker.RestClient(runtime), run)
+    return lambda: _read_live(runtime, run_id)
 
 
 def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:

@@ -58,15 +58,20 @@ def first_sampleable(models: Sequence[SupportedModel]) -> str:
 
 @contextmanager
 def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT) -> Generator[None]:
-    """Explain a refused sampling client: a training checkpoint, a misspelled model, or a checkpoint without its path."""
+    """Explain a refused sampling client: a training checkpoint, an adapter's folder, a misspelled model, or no path."""
+    from tinker.local.engines.opening import explain_adapter
     from tinker_records import find_closest
 
     try:
         yield
     except (tinker.APIStatusError, tinker.RequestFailedError) as error:
+        if model.startswith("tinker://") and checkpoint_advice == TRAINED_CHECKPOINT:
+            raise CommandFailed(f"{model} is a checkpoint, not a base model; {checkpoint_advice}") from error
         if model.startswith("tinker://") and "/weights/" in model:
             advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {model} --sampler"
             raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
+        if (problem := explain_adapter(Path(model))) is not None:
+            raise CommandFailed(problem) from error
         names = [one.model_name for one in service.get_server_capabilities().supported_models if one.model_name]
         closest = None if model in names else find_closest(model, names)
         if closest is not None and closest not in "\n".join([read_message(error), *getattr(error, "__notes__", ())]):

@@ -11,15 +11,23 @@ from typing import Annotated, Any, TypeAlias
 
 import click
 
+import tinker
 from tinker.cli.clients import admin_client
 from tinker.cli.options import GlobalOptions, Option, command, parse_time
-from tinker.cli.output import format_count, format_value, show, show_table
+from tinker.cli.output import Columns, format_count, format_value, show, show_items, show_table
 
 _UsageRow: TypeAlias = Mapping[str, object]
 
 _COST = "estimated_cost_usd"
 _TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
 _STORAGE_RATE = "effective_rate_usd_per_gigabyte_month"
+_STORED: Columns[tinker.types.CurrentCheckpointStorageUsageItem] = [
+    ("Project", lambda one: one.project_id),
+    ("User", lambda one: one.user_email or one.user_name or one.org_user_urn),
+    ("Checkpoints", lambda one: one.checkpoint_count),
+    ("Size (GB)", lambda one: f"{one.size_gigabytes:,.4f}"),
+    ("Cost per Month (USD)", lambda one: one.estimated_monthly_cost_usd),
+]
 CSVFile: TypeAlias = Annotated[
     str | None,
     click.Path(dir_okay=False, allow_dash=True),
@@ -99,13 +107,14 @@ def checkpoint_storage(
 
     A month is 720 hours at today's price, before credits. The data can be an hour or two late.
     """
-    value = admin_client(options).get_current_checkpoint_storage_usage(project_id).result().model_dump(mode="json")
-    rate = {_STORAGE_RATE: value[_STORAGE_RATE]}
-    rows: list[_UsageRow] = [{**rate, **item} for item in value["data"]]
+    answer = admin_client(options).get_current_checkpoint_storage_usage(project_id).result()
+    value, price = answer.model_dump(mode="json"), answer.effective_rate_usd_per_gigabyte_month
     if csv_path is not None:
+        rows: list[_UsageRow] = [{_STORAGE_RATE: price, **item} for item in value["data"]]
         _write_csv(csv_path, _names(rows), rows)
         return
-    show(options, value, lambda: _show_rows(rows, "Current checkpoint storage"))
+    title = f"Checkpoint storage now, at {'an unknown price' if price is None else f'{price:g} USD per GB and month'}"
+    show(options, value, lambda: show_items(answer.data, _STORED, title))
 
 
 def _flatten(event: Mapping[str, Any]) -> _UsageRow:

@@ -9,7 +9,7 @@ import click
 
 import tinker
 from tinker.cli.options import CommandURL, GlobalOptions, Option, command
-from tinker.cli.output import show
+from tinker.cli.output import show, show_table
 
 ReportFile: TypeAlias = Annotated[Path, click.Path(dir_okay=False, allow_dash=True, path_type=Path)]
 _CONTRADICTED, _CUT_SHORT = 1, 3
@@ -73,7 +73,9 @@ def conformance(
 
     if list_only:
         checks = all_checks()
-        show(options, list(map(files.describe_check, checks)), lambda: table.show_checks(checks, table.console()))
+        rows = [(one.name, one.statement, ", ".join(one.operations)) for one in checks]
+        columns = ("Check", "Requirement", "Operations")
+        show(options, list(map(files.describe_check, checks)), lambda: show_table(columns, rows))
         return
     try:
         config = load_config(base_url=base_url or options.base_url, api_key=api_key)

@@ -28,7 +28,7 @@ def watch(
     metric: Annotated[str | None, Option("Metric to plot. Default: a loss or a reward.")] = None,
     once: Annotated[bool, Option("Show the current state and exit.")] = False,
 ) -> None:
-    """Follow a RUN until it ends: a JSONL file of metrics, or the ID of a run on a local server.
+    """Follow a RUN until it ends: a JSONL file of metrics, or the ID or name of a run on a local server.
 
     The file comes from `tinker train --log` or from any script that writes one JSON object of numbers per line. The step is
     `step`, `progress/batch` or similar, else the line number. On a terminal the curve is redrawn every second; in a pipe each
@@ -101,7 +101,7 @@ def compare(
 ) -> None:
     """Compare RUNS in a table with one row per run, and plot their curves together.
 
-    Each run is a file or an ID, as in `tinker run watch`.
+    Each run is a file, an ID or a name, as in `tinker run watch`.
     """
     read = [open_run(options, run)() for run in runs]
     name = choose_metric(read, metric)

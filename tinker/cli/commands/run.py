@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 import click
 
 import tinker
-from tinker.cli.clients import fetch_pages, rest_client
+from tinker.cli.clients import fetch_pages, find_run, rest_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
@@ -83,8 +83,9 @@ def _columns(names: str) -> list[_Column]:
 
 @command("tinker run info RUN")
 def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
-    """Show one training run."""
-    run = rest_client(options).get_training_run(run_id, access_scope).result()
+    """Show one training run, given by its ID or by a name that no other run has."""
+    rest = rest_client(options)
+    run = rest.get_training_run(find_run(rest, run_id), access_scope).result()
     properties = [
         ("Run ID", run.training_run_id),
         ("Base Model", run.base_model),
@@ -118,6 +119,7 @@ def usage(
     same session are listed. This needs administrator rights, and the data can be several hours late.
     """
     prices, rest = read_prices(prices_path), rest_client(options)
+    run_id = find_run(rest, run_id)
     session_id, is_known, _ = run_id.partition(_TRAIN)
     if not is_known:
         raise CommandFailed(f"The session of {run_id} is not known", f"A run's ID is <session>{_TRAIN}<number>.")

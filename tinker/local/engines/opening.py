@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Generator, Mapping, Sequence
@@ -120,10 +121,22 @@ def is_path(model: str) -> bool:
     return model.count("/") > 1 or model.startswith((".", "/", "~"))
 
 
+def explain_adapter(folder: Path) -> str | None:
+    """Return that a folder has an adapter and no model, and where the adapter belongs; else None."""
+    config = folder / "adapter_config.json"
+    if not config.is_file() or (folder / "config.json").exists():
+        return None
+    base = json.loads(config.read_bytes()).get("base_model_name_or_path") or "another model"
+    upload = f"upload it to a server of {base} with `tinker checkpoint upload {folder}`"
+    return f"{folder} is an adapter of {base}, not a base model; {upload}"
+
+
 def check_directory(model: str | None) -> None:
-    """Raise FileNotFoundError when the model is a path and no directory is there."""
+    """Raise FileNotFoundError when the model is a path and no directory is there, ValueError when there is an adapter."""
     if model is not None and is_path(model) and not Path(model).is_dir():
         raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
+    if model is not None and (problem := explain_adapter(Path(model))) is not None:
+        raise ValueError(problem)
 
 
 def check_source(engine: EngineName | None, model: str | None, meant: Mapping[str, str]) -> None:

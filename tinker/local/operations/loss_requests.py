@@ -87,7 +87,8 @@ def compute_loss(
     with state.lock() as shared:
         key = model.session.usage_key(model.base_model)
         if loss.backward:
-            model.history.add_loss(result.metrics)
+            weights = [np.asarray(example.loss_inputs.get("weights", 0), np.float32) for example in examples]
+            model.history.add_loss(result.metrics, is_gradient=any(one.min(initial=0) < 0 for one in weights))
         shared.usage.count("training", sum(len(example.tokens) for example in examples), key)
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 

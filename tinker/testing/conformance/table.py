@@ -8,7 +8,6 @@ from rich.text import Text
 
 from tinker.testing.conformance.findings import Finding, findings
 from tinker.testing.conformance.outcome import Outcome, Report, Row
-from tinker.testing.conformance.registry import Check
 
 STYLES = {
     Outcome.SUPPORTED: "green",
@@ -90,11 +89,3 @@ def summary(report: Report) -> Text:
         option = f", {reason}" if reason in ("skipped", "interrupted") else f", {reason} (--{reason})"
         told.append(f"\nnot run{option}: {', '.join(names)}", "dim")
     return told
-
-
-def show_checks(checks: tuple[Check, ...], to: Console) -> None:
-    """Print what there is to check."""
-    table = _table("check", "requirement", "operations")
-    for one in checks:
-        table.add_row(one.name, one.statement, ", ".join(one.operations))
-    to.print(table)

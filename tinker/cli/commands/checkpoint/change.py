@@ -87,7 +87,9 @@ def create(
     """
     layers = (train_mlp, train_attn, train_unembed)
     if (model is None) == (start is None):
-        raise click.UsageError("Give either --model or --from.")
+        raise click.UsageError(
+            "Give either --model NAME for a new adapter (see `tinker model list`), or --from PATH for a copy."
+        )
     if start is not None and any(value is not None for value in (rank, seed, *layers)):
         raise click.UsageError("--rank, --seed and --train-... cannot be used with --from: the adapter is a copy.")
     check_start(model, start)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import click
 
 import tinker
-from tinker.cli.clients import Listing, fetch_pages, rest_client, search_pages
+from tinker.cli.clients import Listing, fetch_pages, find_run, rest_client, search_pages
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import parse_path
 from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, command
@@ -29,7 +29,7 @@ _COLUMNS: Columns[tinker.Checkpoint] = [
 @command("tinker checkpoint list --run-id RUN")
 def list_command(
     options: GlobalOptions,
-    run_id: Annotated[str | None, Option("Show all checkpoints of this training run.", metavar="ID")] = None,
+    run_id: Annotated[str | None, Option("Show all checkpoints of this training run, by its ID or name.", metavar="ID")] = None,
     limit: Annotated[Natural, Option("Without --run-id: maximum number to show, newest first; 0 shows all.")] = 20,
     offset: OffsetOption = 0,
 ) -> None:
@@ -44,6 +44,7 @@ def list_command(
         listing = fetch_pages(options, "Fetching checkpoints", page, limit, _PAGE, offset)
         value = listing.to_json("checkpoints")
     else:
+        run_id = find_run(rest, run_id)
         found = list(rest.list_checkpoints(run_id).result().checkpoints[offset:])
         listing = Listing(found, len(found))
         value = {"run_id": run_id, **listing.to_json("checkpoints")}

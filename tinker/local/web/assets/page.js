@@ -157,7 +157,7 @@ function Runs({ facts, run, choose, beside, setBeside }) {
     <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => name === "loss per token"} /></section>
     <section><h2>Rewards and other metrics</h2>
       <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
-      <p class="faint">The server sees what losses and optimizer steps report. Rewards appear here if your loss reports them as metrics.</p></section>`;
+      <p class="faint">The server sees what losses and optimizer steps report. Rewards appear here if your loss reports them as metrics. To draw those of <code>tinker train --grpo</code>, use its <code>--log FILE</code> and <code>tinker run watch FILE</code>.</p></section>`;
 }
 
 function Checkpoints({ facts, sampleFrom }) {
