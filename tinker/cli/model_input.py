@@ -39,9 +39,9 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
 
 
 def check_start(model: str | None, path: str | None) -> None:
-    """CommandFailed for a checkpoint given as a model, and for a path that is none or names weights to sample from."""
+    """Raise CommandFailed for a checkpoint given as a model, and for a path that is none or names weights to sample from."""
     if model is not None and model.startswith("tinker://"):
-        raise CommandFailed(f"{model} is a checkpoint, not a model", "To start from a checkpoint, give its path with --from.")
+        raise CommandFailed(f"{model} is a checkpoint, not a base model", f"To start from one, {TRAINED_CHECKPOINT}")
     if path is not None and "://" not in path:
         parse_path(path)
     if path is not None and "/sampler_weights/" in path:
@@ -65,8 +65,6 @@ def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice
     try:
         yield
     except (tinker.APIStatusError, tinker.RequestFailedError) as error:
-        if model.startswith("tinker://") and checkpoint_advice == TRAINED_CHECKPOINT:
-            raise CommandFailed(f"{model} is a checkpoint, not a base model; {checkpoint_advice}") from error
         if model.startswith("tinker://") and "/weights/" in model:
             advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {model} --sampler"
             raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
