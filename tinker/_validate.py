@@ -178,8 +178,11 @@ def warn_of_unshifted_targets(datum: Datum) -> None:
 
 def warn_of_zero_weights(data: Sequence[Datum]) -> None:
     """Warn where every weight of every datum is 0. Some such data are valid, as padding of a batch."""
-    given = (datum.loss_fn_inputs.get("weights") for datum in data)
-    if all(weights is not None and not weights.values.any() for weights in given):
+    for datum in data:
+        weights = datum.loss_fn_inputs.get("weights")
+        if weights is None or weights.values.any():
+            return
+    if data:
         warn("every weight in data is 0, so nothing is learned; give the tokens to learn a weight of 1")
 
 
