@@ -134,7 +134,11 @@ def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
     ("path", "kinds", "words"),
     [
         ("tinker://run/weights/b", ("weights",), "there is no checkpoint"),
-        ("tinker://run/weights/a", ("sampler_weights",), "of weights, which cannot be sampled; save_weights_for_sampler makes one"),
+        (
+            "tinker://run/weights/a",
+            ("sampler_weights",),
+            "of weights, which cannot be sampled; save_weights_for_sampler makes one",
+        ),
         ("nonsense", ("weights",), "nonsense|tinker://"),
     ],
 )
