@@ -263,10 +263,10 @@ def run_tests(folder: Path, run: Run) -> int:
 
 def measure(tests: Sequence[str], jobs: int) -> None:
     """Measure what these tests reach, or else all tests, which begins anew."""
-    if not tests:
+    if not tests or not REACHED.exists():
         shutil.rmtree(REACHED, ignore_errors=True)
         shutil.copytree(ROOT / "tinker", REACHED / "tinker", ignore=shutil.ignore_patterns("__pycache__", "assets"))
-        tests = sorted(str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("test_*.py"))
+    tests = tests or sorted(str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("test_*.py"))
     kept = SECONDS.read_text().splitlines(keepends=True) if SECONDS.exists() else []
     SECONDS.write_text("".join(line for line in kept if line.split(" ")[1].partition("::")[0] not in tests))
     with tempfile.TemporaryDirectory() as copies:
