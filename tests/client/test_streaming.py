@@ -146,17 +146,28 @@ def test_a_stream_that_is_dropped_ends(sampler: tinker.SamplingClient, engine: G
     until(lambda: engine.stopped)
 
 
+def test_a_with_block_ends_the_stream(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
+    """Leaving the block stops the work on the server, although the stream is still there."""
+    stream = sampler.sample_stream(PROMPT, 1, LONG)
+    with stream:
+        next(stream)
+    until(lambda: engine.stopped)
+    assert "ended" in repr(stream)
+
+
 def test_async_for(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
     """The same stream in a coroutine: chunks are awaited, and leaving the block stops the work."""
+    stream = sampler.sample_stream(PROMPT, 1, LONG)
 
     async def scenario() -> int:
-        async with sampler.sample_stream(PROMPT, 1, LONG) as stream:
+        async with stream:
             async for chunk in stream:
                 return len(chunk.tokens)
         return 0
 
     assert asyncio.run(scenario()) > 0
     until(lambda: engine.stopped)
+    assert "ended" in repr(stream)
 
 
 def test_a_cancelled_wait_loses_nothing(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
@@ -295,6 +306,14 @@ def test_a_refused_request_raises_its_error(client: tinker.SamplingClient) -> No
     assert caught.value.category == "user"
 
 
+def test_a_refusal_of_the_stream_is_no_lack_of_streams(client: tinker.SamplingClient, wire: Any) -> None:
+    """A request that is refused as a stream is not sent again as a sample."""
+    wire.fail("stream_sample", 400)
+    with pytest.raises(tinker.BadRequestError):
+        list(client.sample_stream(PROMPT, 1, SHORT))
+    assert len(wire.requests("asample")) == 0
+
+
 def test_a_failed_stream_holds_nothing(client: tinker.SamplingClient) -> None:
     """Whoever reads a stream that fails is collected with its error."""
     stream = client.sample_stream(PROMPT, 1, tinker.SamplingParams(max_tokens=10**6))
@@ -359,6 +378,19 @@ def test_text(client: tinker.SamplingClient, wire: Any) -> None:
     assert "".join(chunk.text or "" for chunk in chunks) == "naïve 😀\ufffd"
     assert [chunk.text for chunk in chunks[2:4]] == ["", "ï"]
     assert all(chunk.text is None for chunk in client.sample_stream(PROMPT, 1, SHORT))
+
+
+class Words:
+    """A tokenizer that leaves out the space before the first word, as many do."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(str(token) for token in token_ids)
+
+
+def test_text_depends_on_the_tokens_before(client: tinker.SamplingClient, wire: Any) -> None:
+    """The texts of the chunks are together the text of all tokens."""
+    answer(wire, *(event(type="tokens", tokens=[token]) for token in (7, 8, 9)), DONE)
+    assert [chunk.text for chunk in client.sample_stream(PROMPT, 1, SHORT, tokenizer=Words())] == ["7", " 8", " 9"]
 
 
 @pytest.mark.parametrize(
