@@ -27,7 +27,7 @@ from tinker._validate import (
     read_ttl,
     warn_of_narrow_clipping,
     warn_of_unshifted_targets,
-    warn_of_zero_weights,
+    warn_of_weights,
 )
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
@@ -98,7 +98,8 @@ class TrainingClient(Signposted, ReadyClient):
         return {"run": name, "base model": run and run.base_model}
 
     def __repr__(self) -> str:
-        return f"<TrainingClient {self._facts()['run']}>"
+        name, base_model = self._facts().values()
+        return f"<TrainingClient {name}{f' of {base_model}' if base_model else ''}>"
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""
@@ -528,6 +529,6 @@ class TrainingClient(Signposted, ReadyClient):
         warn_of_unshifted_targets(batch[0])
         warn_of_narrow_clipping(config or {})
         if operation == "forward_backward" and loss_fn == "cross_entropy":
-            warn_of_zero_weights(batch)
+            warn_of_weights(batch)
         job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
         return self._run.compute_loss(operation, batch, job)

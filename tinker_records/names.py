@@ -59,7 +59,9 @@ def suggest_loss(what: str, name: str, known: Iterable[str]) -> str:
 
 #: Names that other libraries use.
 _ALIASES = {
+    "adam_epsilon": "eps",
     "betas": "beta1 beta2",
+    "do_sample": "temperature",
     "epsilon": "eps",
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
@@ -76,6 +78,8 @@ _ALIASES = {
     "peft_config": "rank",
     "r": "rank",
     "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "stop_token_ids": "stop",
 }
 
 

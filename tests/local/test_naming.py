@@ -114,8 +114,12 @@ def test_one_model_under_every_name_says_so(make_api: MakeApi, caplog: pytest.Lo
             api.model(created["session_id"], number, base_model=name)
     (message,) = caplog.messages
     assert "'Qwen/Qwen3-8B'" in message
-    for quiet in (make_api(), make_api(any_base_model=True)):
-        assert quiet.ok("create_session", {"tags": [], "sdk_version": "1"}).get("warning_message") is None
+    caplog.clear()
+    for quiet, name in ((make_api(), "tinker/toy"), (make_api(any_base_model=True), "Qwen/Qwen3-8B")):
+        created = quiet.ok("create_session", {"tags": [], "sdk_version": "1"})
+        quiet.model(created["session_id"], 0, base_model=name)
+        assert created.get("warning_message") is None
+    assert not caplog.messages
 
 
 def _check_tokenizers(url: str, name: str) -> None:

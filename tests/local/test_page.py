@@ -107,6 +107,16 @@ def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
     assert [step for step, _ in curves["loss:sum"]] == [1, 2, 3]
 
 
+def test_a_loss_of_a_policy_has_no_loss_per_token(make_api: MakeApi) -> None:
+    """The sum of a policy's loss says nothing when it is divided by the number of tokens."""
+    api = make_api()
+    model = api.model(api.session())
+    data = [datum([104], [101], logprobs=[-1.0], advantages=[1.0])]
+    api.wait(api.loss(model, 1, loss_fn="importance_sampling", data=data))
+    api.wait(api.step(model, 2))
+    assert "loss per token" not in overview(api, model)["curves"]
+
+
 def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
     """The number of points of a curve is bounded, its last point stays, and values that are not numbers are left out."""
     points = [HistoryPoint(step, 0.0, {"loss": float(step), "bad": float("nan")}) for step in range(1, 1502)]

@@ -87,6 +87,8 @@ def test_what_arrived_is_read_in_any_format(server: FaultyServer, sampler: tinke
     for wire in ("proto", "json"):
         training = server.service(wire=wire).create_lora_training_client("tinker/toy", rank=4)
         training.forward_backward([DATUM], "cross_entropy").result(30)
+        training.optim_step(tinker.AdamParams(learning_rate=0.5)).result(30)
+    assert {asked.adam_params.learning_rate for asked in server.requests("optim_step")} == {0.5}
     first, second = server.requests("forward_backward")
     assert (first.loss_fn, second.loss_fn) == ("cross_entropy", "cross_entropy")
     assert (first.loss_fn_config, second.loss_fn_config) == ({}, {})

@@ -78,7 +78,9 @@ def save_state(
         )
         return weights_api.save_weights(body, x_tinker_known_failure=target.known_failure)
 
-    spec = ResultSpec("SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path))
+    spec = ResultSpec(
+        "SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path, type=answer.type)
+    )
     return RunRequest(operation="save_state", fill=fill, spec=spec, changes_run=False)
 
 
@@ -102,7 +104,7 @@ def save_weights_for_sampler(
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
-        lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path")),
+        lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path"), type=answer.type),
     )
     return RunRequest(operation="save_weights_for_sampler", fill=fill, spec=spec, changes_run=False)
 

@@ -28,12 +28,7 @@ else:
             missing = (error.name or "").partition(".")[0]
             if missing not in ("starlette", "uvicorn"):
                 raise
-            raise ImportError(f"a local server needs {missing}: {_advice()}") from error
+            from tinker._installation import install_command
 
-
-def _advice() -> str:
-    """Return the commands that install the dependencies of the toy engine, and those of real models."""
-    from tinker._installation import install_command
-
-    everything, toy = install_command("local"), install_command("server")
-    return everything if everything == toy else f"{toy} (the extra server: a toy model), or {everything} (local: real models)"
+            advice = f"pip install '.[local]' in a checkout of this package, or {install_command('local')}"
+            raise ImportError(f"a local server needs {missing}: {advice}") from error

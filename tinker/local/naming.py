@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinker.local.call import APICall
-from tinker.local.engines.opening import PACKAGED_FOLDER, explain_absence
+from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL, explain_absence
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import State
@@ -30,9 +30,10 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
     if not state.settings.any_base_model:
         offered = f"base model {name!r} is not offered; this server has {join_names(engines)}"
         raise APIProblem(400, offered + (explain_absence(name) or _suggest(name, engines)), code="base_model_not_offered")
-    if name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
+    warning = other_names_warning(engines)
+    if warning and name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
         state.other_model_names.add(name)
-        log.warning("a client requested the model %r: %s", name, other_names_warning(engines))
+        log.warning("a client requested the model %r: %s", name, warning)
     return engines[0], name
 
 
@@ -61,8 +62,10 @@ def join_names(engines: Sequence[Engine]) -> str:
     return ", ".join(repr(engine.base_model) for engine in engines)
 
 
-def other_names_warning(engines: Sequence[Engine]) -> str:
-    """Return the warning of a server that serves its model under any name."""
+def other_names_warning(engines: Sequence[Engine]) -> str | None:
+    """Return the warning of a server that serves its model under any name; None for the toy, whose text means nothing anyway."""
+    if engines[0].base_model == TOY_MODEL:
+        return None
     names = "every name" if len(engines) == 1 else f"every name but {join_names(engines[1:])}"
     return (
         f"this server serves {engines[0].base_model!r} under {names}; use the tokenizer that get_tokenizer() gives, "

@@ -27,7 +27,7 @@ from tinker.testing.port import Port
 from tinker.testing.script import Answer, AnswerRule, LogprobRule, LossRule, ModelScript
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
-from tinker.types.params import SamplingParams
+from tinker.types.params import AdamParams, SamplingParams
 from tinker.types.requests import SampleRequest
 from tinker.wire import ForwardBackwardCall, decode_forward_backward
 
@@ -79,6 +79,12 @@ class ReceivedRequest:
     def loss_fn_config(self) -> dict[str, float | str]:
         """Return the settings of the loss of a ``forward`` or ``forward_backward``."""
         return self._loss.loss_fn_config
+
+    @property
+    def adam_params(self) -> AdamParams:
+        """Return the parameters of an ``optim_step`` with Adam."""
+        self._check_operation("optim_step")
+        return AdamParams.model_validate(self.json["adam_params"])
 
     @property
     def prompt(self) -> ModelInput:

@@ -388,7 +388,7 @@ class SaveWeightsResponse(_Saved):
 
     Attributes:
         path: The path, ``tinker://<training run>/weights/<name>``.
-        type: The server's name for the kind of response; None if it sends none.
+        type: The server's name for the kind of response.
     """
 
     def get_console_url(self) -> str:
@@ -401,7 +401,7 @@ class SaveWeightsForSamplerResponse(_Saved):
 
     Attributes:
         path: The path, ``tinker://<training run>/sampler_weights/<name>``.
-        type: The server's name for the kind of response; None if it sends none.
+        type: The server's name for the kind of response.
     """
 
     def get_console_url(self) -> str:
@@ -418,7 +418,7 @@ class SaveWeightsExternalResponse(_Saved):
 
     Attributes:
         path: The path, ``tinker://<training run>/external_weights/<name>``.
-        type: The server's name for the kind of response; None if it sends none.
+        type: The server's name for the kind of response.
     """
 
 

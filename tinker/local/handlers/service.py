@@ -6,7 +6,6 @@ from msgspec import structs
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines.opening import TOY_MODEL
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.naming import other_names_warning
 from tinker.local.operations.descriptions import summarize_session, to_string_map
@@ -40,8 +39,7 @@ async def create_session(state: State, call: APICall) -> models.CreateSessionRes
     """Open a session."""
     request = call.read(models.CreateSessionRequest)
     engines = await state.engines()
-    is_toy = engines[0].base_model == TOY_MODEL  # whose text means nothing anyway
-    warning = other_names_warning(engines) if state.settings.any_base_model and not is_toy else None
+    warning = other_names_warning(engines) if state.settings.any_base_model else None
     with state.lock() as shared:
         session = shared.store.create_session(request)
         write_down(state, call, session.session_id, lambda: shared.store.discard(session))

@@ -88,7 +88,8 @@ def compute_loss(
         key = model.session.usage_key(model.base_model)
         if loss.backward:
             weights = [np.asarray(example.loss_inputs.get("weights", 0), np.float32) for example in examples]
-            model.history.add_loss(result.metrics, is_gradient=any(one.min(initial=0) < 0 for one in weights))
+            is_sum = loss.name != "cross_entropy" or any(one.min(initial=0) < 0 for one in weights)
+            model.history.add_loss(result.metrics, is_sum=is_sum)
         shared.usage.count("training", sum(len(example.tokens) for example in examples), key)
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 

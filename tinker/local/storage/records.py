@@ -252,14 +252,15 @@ class RunHistory:
         self.step_count: int = self.points[-1].step if self.points else 0
         self._sums: dict[str, float] = {}
         self._calls: dict[str, int] = {}
-        self._is_gradient = False
+        self._is_sum = False
 
-    def add_loss(self, metrics: Mapping[str, float], *, is_gradient: bool = False) -> None:
+    def add_loss(self, metrics: Mapping[str, float], *, is_sum: bool = False) -> None:
         """Add the metrics of a forward_backward; several before one step are combined by the reduction in their names.
 
-        ``is_gradient``: weights below 0 are the gradient of a loss of the client's. From then on the run has no loss per token.
+        ``is_sum``: the loss divided by the weights says nothing: it is one of a policy, or the gradient of a loss of the
+        client's, with weights below 0. From then on the run has no loss per token.
         """
-        self._is_gradient = self._is_gradient or is_gradient
+        self._is_sum = self._is_sum or is_sum
         for name, value in metrics.items():
             before = self._sums.get(name)
             join = _JOIN.get(name.rpartition(":")[2], _JOIN["sum"])
@@ -269,7 +270,7 @@ class RunHistory:
     def add_step(self, metrics: Mapping[str, float], at: float) -> None:
         """Add an optimizer step, with the metrics added since the previous one."""
         joined = {name: self._settle(name, value) for name, value in self._sums.items()}
-        if LOSS in joined and joined.get(WEIGHTS) and not self._is_gradient:
+        if LOSS in joined and joined.get(WEIGHTS) and not self._is_sum:
             joined = {PER_TOKEN: joined[LOSS] / joined[WEIGHTS], **joined}
         self.step_count += 1
         self.points.append(HistoryPoint(self.step_count, at, {**joined, **metrics}))

@@ -131,7 +131,8 @@ function Runs({ facts, run, choose, beside, setBeside }) {
   const [open, setOpen] = useState(false);
   const shown = facts.runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase())
     && (!trained || one.steps > 0) && (!open || one.state === "open"));
-  const drawn = [run, ...beside].map((id) => facts.runs.find((one) => one.id === id)).filter(Boolean);
+  const found = [run, ...beside].map((id) => (text ? shown : facts.runs).find((one) => one.id === id)).filter(Boolean);
+  const drawn = found.length ? found : shown.slice(0, 1); // what the filter leaves out is not drawn
   const box = useRef(null);
   useEffect(() => { // a link may name a run that is far down
     const row = box.current?.querySelector(".chosen");
@@ -150,7 +151,7 @@ function Runs({ facts, run, choose, beside, setBeside }) {
         <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
         <td data-name="project">${one.project}</td><td>${one.base_model}</td>
         <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>
-        <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" ? "good" : "faint"} title=${one.reason}>${one.state}</td>
+        <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td>
         <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>
       ${shown.length === 0 && html`<p class="faint">No run matches.</p>`}`}
     </section>
@@ -167,7 +168,7 @@ function Checkpoints({ facts, sampleFrom }) {
     ${facts.checkpoints.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>path</th><th>base model</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
       <tbody>${facts.checkpoints.map((one) => html`<tr><td class="id" title=${one.path}>${brief(one.path)}</td><td>${one.base_model}</td><td>${one.kind}</td>
         <td>${ago(facts.now - one.created_at)}</td><td class="number">${bytes(one.nbytes)}</td>
-        <td>${isSampled(one) && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
+        <td><button onClick=${() => navigator.clipboard.writeText(one.path)}>Copy path</button> ${isSampled(one) && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
   </section>`;
 }
 
