@@ -222,7 +222,7 @@ def test_a_phone_shows_every_column(page: Any) -> None:
     enter_key(page)
     first = page.locator("#runs tbody tr").first
     assert [first.get_by_text(text, exact=True).count() for text in ("4", "open", "tinker/toy")] == [1, 1, 1]
-    assert page.locator("#checkpoints").get_by_role("button").count() == 4
+    assert page.locator("#checkpoints").get_by_role("button").count() == 6
     beyond = "found => found.filter(one => one.getBoundingClientRect().right > 400).map(one => one.textContent)"
     assert page.locator("td, button, select").evaluate_all(beyond) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 400

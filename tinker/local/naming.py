@@ -63,7 +63,7 @@ def join_names(engines: Sequence[Engine]) -> str:
 
 
 def other_names_warning(engines: Sequence[Engine]) -> str | None:
-    """Return the warning of a server that serves its model under any name; None for the toy, whose text means nothing anyway."""
+    """Return the warning of a server that serves its model under any name; None for the toy, whose text means nothing."""
     if engines[0].base_model == TOY_MODEL:
         return None
     names = "every name" if len(engines) == 1 else f"every name but {join_names(engines[1:])}"
