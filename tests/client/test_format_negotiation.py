@@ -92,7 +92,7 @@ def test_state_is_loaded_into_a_new_model(
     wire.fail("load_weights", 422, body={"detail": "model_id missing"})
     known: dict[str, Any] = {"base_model": "tinker/toy", "is_lora": True, "lora_rank": 4}
     if knows_weights_info:
-        wire.fail("weights_info", 200, body={**known, "train_unembed": True})
+        wire.fail("weights_info", 200, body={**known, "train_unembed": False, "train_attn": True})
     else:
         wire.fail("weights_info", 404)
         run = {"training_run_id": training.model_id, "model_owner": "me", "last_request_time": "2026-01-01T00:00:00Z"}
@@ -100,10 +100,28 @@ def test_state_is_loaded_into_a_new_model(
     again = service.create_training_client_from_state_with_optimizer(path)
     one, other = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again))
     assert one == other
-    assert wire.requests("create_model")[-1].json["lora_config"]["rank"] == 4
+    lora = wire.requests("create_model")[-1].json["lora_config"]
+    assert lora == {"rank": 4, "train_attn": True, "train_mlp": True, "train_unembed": not knows_weights_info}
     load = wire.requests("load_weights")[-1].json
     assert (load["seq_id"], load["model_id"], load["optimizer"]) == (1, again.model_id, True)
     assert wire.requests("forward_backward")[-1].seq_id == 2
+
+
+@pytest.mark.parametrize("source", ["weights_info", "training_runs"])
+def test_the_rank_of_a_state_of_unknown_rank(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, source: str
+) -> None:
+    """The new model for a state whose rank the server does not say has the default rank."""
+    path = training.save_state("s").result(10).path
+    wire.fail("load_weights", 422, body={"detail": "model_id missing"})
+    if source == "weights_info":
+        wire.fail("weights_info", 200, body={"base_model": "tinker/toy", "is_lora": True})
+    else:
+        wire.fail("weights_info", 404)
+        run = {"training_run_id": training.model_id, "model_owner": "me", "last_request_time": "2026-01-01T00:00:00Z"}
+        wire.fail(f"training_runs/{training.model_id}", 200, body={"base_model": "tinker/toy", "is_lora": True, **run})
+    service.create_training_client_from_state(path).save_state("again").result(10)
+    assert wire.requests("create_model")[-1].json["lora_config"]["rank"] == 32
 
 
 def test_one_stop_text_is_a_list_of_one(service: tinker.ServiceClient, wire: Any) -> None:
