@@ -105,7 +105,7 @@ def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
 
 def test_a_run_without_a_session(call: Call) -> None:
     """An id that names no session is refused, and one that the server does not know is not found."""
-    assert "The session of nonsense is not known" in call("run", "usage", "nonsense").stderr
+    assert "There is no run nonsense" in call("run", "usage", "nonsense").stderr
     assert (
         "Error: The server has no usage of nonsense:train:0\nUsage is counted"
         in call("run", "usage", "nonsense:train:0").stderr

@@ -23,6 +23,8 @@ def test_search_combines_conditions(call: Call, ask: Ask, run: Any) -> None:
     assert {one["checkpoint_type"] for one in found["checkpoints"]} == {"training"}
     assert ask("checkpoint", "search", "--metadata", "step=none")["checkpoints"] == []
     assert len(ask("checkpoint", "search", "--limit", "2")["checkpoints"]) == 2
+    assert "There are more" in call("checkpoint", "search", "--limit", "2").stderr
+    assert "There are more" not in call("checkpoint", "search", "--limit", "0").stderr
     assert run.external in call("checkpoint", "search", "--type", "external", "--accessible").stdout.replace("\n", "")
 
 

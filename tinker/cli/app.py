@@ -71,7 +71,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     "sample": Entry("sample", "Sample from a model or a checkpoint."),
     "serve": Entry("serve", "Serve the API from this machine."),
     "session": LazyGroup(
-        "List and inspect sessions.",
+        "List sessions, and export the trace of one.",
         {
             "export-trace": Entry("session", "Save what ran when, to look at in Perfetto."),
             "list": Entry("session", "List sessions."),

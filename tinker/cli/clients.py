@@ -221,4 +221,6 @@ def search_pages(
             if page.next_cursor is None:
                 break
             request = request.model_copy(update={"cursor": page.next_cursor})
+        else:
+            say("There are more; use --limit to see them.")
     return found
