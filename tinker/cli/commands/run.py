@@ -122,7 +122,8 @@ def usage(
     run_id = find_run(rest, run_id)
     session_id, is_known, _ = run_id.partition(_TRAIN)
     if not is_known:
-        raise CommandFailed(f"There is no run {run_id}", f"A run's ID is <session>{_TRAIN}<number>; `tinker run list` shows them.")
+        advice = f"A run's ID is <session>{_TRAIN}<number>; `tinker run list` shows them."
+        raise CommandFailed(f"There is no run {run_id}", advice)
     counts = _count(options, rest, session_id, days)
     others = _find_others(rest, session_id, run_id, has_usage=bool(counts))
     cost = cost_of(prices, counts)
