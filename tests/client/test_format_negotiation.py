@@ -107,6 +107,19 @@ def test_state_is_loaded_into_a_new_model(
     assert wire.requests("forward_backward")[-1].seq_id == 2
 
 
+def test_a_load_that_may_have_arrived_keeps_its_number(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any
+) -> None:
+    """If a load into a new model is refused after an attempt whose response was lost, the model created instead has another number."""
+    path = training.save_state("s").result(10).path
+    wire.drop("load_weights", apply=True)
+    wire.fail("load_weights", 400, outside="the server has accepted the load before")
+    again = service.create_training_client_from_state(path)
+    assert again.save_state("again").result(10).path
+    (loaded,) = {one.json["model_seq_id"] for one in wire.requests("load_weights") if one.json.get("session_id")}
+    assert wire.requests("create_model")[-1].json["model_seq_id"] != loaded
+
+
 @pytest.mark.parametrize("source", ["weights_info", "training_runs"])
 def test_the_rank_of_a_state_of_unknown_rank(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, source: str

@@ -79,6 +79,8 @@ class SavedAdapter:
         except APIStatusError as error:
             if not is_format_refused(error):
                 raise
+            if error.may_have_arrived:  # the server may have given the number to a model
+                body = msgspec.structs.replace(body, model_seq_id=next(runtime.session.model_numbers))
             return await _create_then_load(runtime, numbers, future, context, body)
         loaded = await context.results.wait(submission, LOADED, future)
         return loaded.model_id or f"{context.session_id}:train:{number}"
