@@ -145,6 +145,8 @@ def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
     assert ask("run", "usage", "pig latin")["training_run_id"] == only
     assert [run["log"] for run in ask("run", "compare", "pig latin", only)["runs"]] == ["pig latin", only]
     assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
+    shown = "pig latin is a run; `tinker checkpoint list --run-id 'pig latin'` shows its checkpoints.\n"
+    assert shown in call("sample", "hello", "-m", "pig latin").stderr
     result = call("run", "info", "again")
     assert (result.exit_code, result.stderr) == (0, "2 runs are named 'again'; this is the latest\n")
     assert latest in result.stdout

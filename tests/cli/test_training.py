@@ -408,7 +408,7 @@ def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> No
     assert (result.exit_code, first, advice) == (
         1,
         "Error: Invalid checkpoint path: pig-latin",
-        "`tinker checkpoint list` shows the paths.",
+        "`tinker checkpoint list` shows the paths. If pig-latin is a run, `tinker checkpoint list --run-id pig-latin` shows its checkpoints.",
     )
     assert form.startswith("It must be tinker://RUN/KIND/NAME")
 
