@@ -134,7 +134,7 @@ def test_run_info(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
-    """Commands take the name of a run for its ID if no other run has it; for the name of two runs they show an ID."""
+    """Commands take the name of a run for its ID and show the name; of two runs with the name they take the latest."""
     with tinker.ServiceClient(base_url=server) as service:
         names = ("pig latin", "again", "again")
         only, _, latest = [
@@ -143,13 +143,13 @@ def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
         ]
     assert ask("run", "info", "pig latin")["training_run_id"] == only
     assert ask("run", "usage", "pig latin")["training_run_id"] == only
-    assert ask("run", "compare", "pig latin", only)["runs"][0]["log"] == only
+    assert [run["log"] for run in ask("run", "compare", "pig latin", only)["runs"]] == ["pig latin", only]
     assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
+    shown = "pig latin is a run; `tinker checkpoint list --run-id 'pig latin'` shows its checkpoints.\n"
+    assert shown in call("sample", "hello", "-m", "pig latin").stderr
     result = call("run", "info", "again")
-    assert (result.exit_code, result.stderr) == (
-        1,
-        f"Error: 2 runs have the name 'again': give the ID of one, the latest is {latest}\n",
-    )
+    assert (result.exit_code, result.stderr) == (0, "2 runs are named 'again'; this is the latest\n")
+    assert latest in result.stdout
 
 
 # Checkpoints

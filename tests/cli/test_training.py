@@ -257,6 +257,10 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
     assert ask("run", "list", "--limit", "0")["runs"] == before
 
 
+PARQUET = """data.parquet is a Parquet file
+This writes JSON Lines: datasets.load_dataset("parquet", data_files="data.parquet", split="train").to_json("train.jsonl")"""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -266,6 +270,8 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
         ("data.csv", b"anything\n", "data.csv is a table (CSV), not JSON Lines"),
         ("data.txt", b"prompt,completion\na,b\n", "data.txt is a table (CSV), not JSON Lines"),
         ("data.jsonl", b"\xff\xfet\x00", "data.jsonl is not text in UTF-8"),
+        ("data.parquet", b"PAR1\x15\xff", PARQUET),
+        ("data.parquet", b"PAR1\x15\n", PARQUET),
     ],
 )
 def test_files_that_are_no_json_lines(call: Call, data: str, tmp_path: Path, name: str, content: bytes, words: str) -> None:
@@ -312,6 +318,25 @@ def test_chats_without_a_template(call: Call, data: str, tmp_path: Path) -> None
     )
     assert call("train", "chats.jsonl", "--eval-file", "chats.jsonl", "--max-steps", "1").stderr.count(note) == 1
     assert note not in call("train", data, "--max-steps", "1").stderr
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
+    grpo = ("--grpo", "reward.py", "--max-tokens", "2", "--max-steps", "1")
+    assert call("train", "chats.jsonl", *grpo).stderr.count(note) == 1
+    assert note not in call("train", data, *grpo).stderr
+
+
+def test_a_loss_that_rises(call: Call, serve_app: Any, data: str, tmp_path: Path) -> None:
+    """A run whose loss is higher at its end says so after the result; a run that learns does not, nor does one with rewards."""
+    note = "The loss did not fall: try another --learning-rate (--lr).\n"
+    assert call("train", data, "--epochs", "9", "--lr", "50").stderr.endswith(note)
+    assert note not in call("train", data, *TRAIN).stderr
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
+    rewarded = call("train", data, "--grpo", "reward.py", "--max-tokens", "2", "--epochs", "2", "--lr", "50")
+    assert (rewarded.exit_code, note in rewarded.stderr) == (0, False)
+    state = State(lambda: ToyEngine(base_model="tinker/babble"), Settings(data_dir=tmp_path / "packaged"))
+    with serve_app(create_app(state)) as url:
+        result = call("train", data, "--epochs", "9", "--lr", "50", base_url=url)
+        assert result.stderr.endswith(f"{note[:-1]} For this model, start with 1e-3 to 1e-2.\n")
+    state.close()
 
 
 def test_options_that_are_seldom_meant(call: Call, data: str) -> None:
@@ -408,7 +433,7 @@ def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> No
     assert (result.exit_code, first, advice) == (
         1,
         "Error: Invalid checkpoint path: pig-latin",
-        "`tinker checkpoint list` shows the paths.",
+        "`tinker checkpoint list` shows the paths. If pig-latin is a run, `tinker checkpoint list --run-id pig-latin` shows its checkpoints.",
     )
     assert form.startswith("It must be tinker://RUN/KIND/NAME")
 

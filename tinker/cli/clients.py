@@ -150,14 +150,14 @@ def service_client(options: GlobalOptions, *, interactive: bool = False) -> Gene
 
 
 def find_run(rest: tinker.RestClient, text: str) -> str:
-    """Return the ID of the one run with this name, or else the text, which is an ID. CommandFailed for several such runs."""
+    """Return the ID of the latest run with this name, or else the text, which is an ID. Several such runs are reported."""
     if ":" in text:
         return text
     with suppress(tinker.APIStatusError):  # a server without the list takes IDs
         runs = rest.list_training_runs(_SEARCHED_RUNS).result().training_runs
         found = [run.training_run_id for run in runs if (run.user_metadata or {}).get("name") == text]
         if len(found) > 1:
-            raise CommandFailed(f"{len(found)} runs have the name {text!r}: give the ID of one, the latest is {found[0]}")
+            say(f"{len(found)} runs are named {text!r}; this is the latest")
         return found[0] if found else text
     return text
 

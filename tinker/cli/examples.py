@@ -142,7 +142,8 @@ def _prompt_example(tokenizer: Any, line: dict[str, Any], name: str) -> ExampleR
     prompt, answer = line["prompt"], line[name]
     kinds: set[type[object]] = {type(prompt), type(answer)}
     if kinds not in ({str}, {list}):
-        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages")
+        got = " and ".join("null" if one is None else type(one).__name__ for one in (prompt, answer))
+        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
     if not answer:
         raise ValueError(f"the {name} is empty")
     if kinds == {list}:

@@ -19,25 +19,28 @@ _SYNONYMS = {  # some are those of TRL's trainers
     **dict.fromkeys(("--model-name-or-path", "--base-model"), "--model"),
     **dict.fromkeys(("--reward-func", "--reward-funcs"), "--grpo"),
     **dict.fromkeys(("--max-completion-length", "--max-new-tokens"), "--max-tokens"),
-    **dict.fromkeys(("--warmup-ratio", "--warmup-steps"), "--warmup"),
+    **dict.fromkeys(("--do-eval", "--eval-dataset"), "--eval-file"),
+    **dict.fromkeys(("--eval-steps", "--eval-strategy"), "--eval-every"),
+    **dict.fromkeys(("--batch", "--per-device-train-batch-size"), "--batch-size"),
     **dict.fromkeys(("complete", "generate"), "sample"),
     **dict.fromkeys(("describe", "get", "show"), "info"),
     **dict.fromkeys(("finetune", "fit", "sft"), "train"),
     **dict.fromkeys(("remove", "rm"), "delete"),
     "--checkpoint": "--from --model",
-    "--eval-steps": "--eval-every",
+    "--dry-run": "--estimate",
     "--gradient-accumulation-steps": "--accumulate",
     "--lr-scheduler-type": "--schedule",
     "--max-grad-norm": "--grad-clip-norm",
     "--max-seq-length": "--max-length",
     "--num-generations": "--group-size",
     "--num-train-epochs": "--epochs",
-    "--per-device-train-batch-size": "--batch-size",
+    "--output-dir": "--output",
     "--report-to": "--log",
     "--resume-from-checkpoint": "--resume",
     "--save-steps": "--save-every",
     "--steps": "--max-steps",
     "--temp": "--temperature",
+    "--warmup-steps": "--warmup",
     "ls": "list",
 }
 _EXPLAINED = {  # what neither a command nor an option of another name does
@@ -46,21 +49,48 @@ _EXPLAINED = {  # what neither a command nor an option of another name does
     **dict.fromkeys(
         ("--dataset", "--dataset-name", "--train-file"), "Name the JSONL file without an option: tinker train DATA."
     ),
-    **dict.fromkeys(("--load-in-4bit", "--load-in-8bit"), "Models are not quantized."),
+    **dict.fromkeys(("--load-in-4bit", "--load-in-8bit", "--quantization", "--quantize"), "Models are not quantized."),
+    **dict.fromkeys(
+        ("--assistant-only-loss", "--completion-only-loss"),
+        'It is not needed: only answers are learned, except of lines with "text" or "tokens".',
+    ),
+    **dict.fromkeys(
+        ("--gpus", "--num-gpus"),
+        "Use --replicas for a process on each GPU, or --device-map to spread a model; CUDA_VISIBLE_DEVICES chooses the GPUs.",
+    ),
+    **dict.fromkeys(
+        ("--lora-target-modules", "--target-modules"),
+        "All linear layers get an adapter; so does the output layer, unless --no-train-unembed is given.",
+    ),
+    **dict.fromkeys(
+        ("--output", "--output-dir"),
+        "Checkpoints are on the server, under the --name; `tinker checkpoint download` copies them.",
+    ),
+    **dict.fromkeys(("--quiet", "-q"), "Progress goes to the error stream: `2> FILE` keeps it off the screen."),
     **dict.fromkeys(("--top-p", "--top-k"), "GRPO samples from all tokens; --temperature is its only setting."),
     **dict.fromkeys(("eval", "evaluate"), "Use `tinker train --eval-file FILE`, or score what `tinker sample --file` prints."),
+    **dict.fromkeys(("download", "export"), "Use `tinker checkpoint download`."),
     **dict.fromkeys(("login", "logout"), "Use `tinker auth login` or `tinker auth logout`."),
     "--api-key": "Run `tinker auth login`, or set TINKER_API_KEY.",
+    "--beta": "There is no KL penalty: see 'Stay near a reference model' in the documentation.",
+    "--config": "There is no configuration file: give the options themselves.",
+    "--gradient-checkpointing": "It is an option of the server: `tinker serve --recompute always`.",
     "--lora-alpha": "It is an argument of create_lora_training_client, and 32 here.",
     "--lora-dropout": "Adapters have no dropout.",
-    "--output-dir": "Checkpoints are on the server, under the --name; `tinker checkpoint download` copies them.",
     "--packing": "It is not needed: each example is a sequence of its own, without padding.",
     "--logging-steps": "Every step is shown.",
+    "--loss-type": "The loss is always a sum over tokens.",
+    "--num-iterations": "The optimizer takes one step on the answers of a step.",
+    "--optim": "The optimizer is always Adam; --weight-decay makes it AdamW.",
+    "--push-to-hub": "Use `tinker checkpoint push-hf` afterwards.",
+    "--save-total-limit": "All checkpoints are kept; `tinker checkpoint delete` deletes some.",
+    "--scale-rewards": "GRPO always divides the advantages by the standard deviation of the group.",
     "--use-vllm": "The server samples with vLLM: `tinker serve --sampler vllm`.",
+    "--warmup-ratio": "--warmup is a number of steps.",
     "--use-peft": "It is not needed: every run trains a LoRA adapter.",
-    "export": "Use `tinker checkpoint download`.",
     "grpo": "Use `tinker train --grpo REWARD.py`.",
     "merge": "Download the adapter with `tinker checkpoint download`, and merge it with PEFT.",
+    "upload": "Use `tinker checkpoint upload`.",
 }
 _SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
 _REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
@@ -148,7 +178,7 @@ def explain_wrong_options() -> Generator[None]:
 def _suggest(name: str, context: click.Context) -> str:
     known, plain = _list_options(context), name.replace("_", "-")  # TRL spells its options with underscores
     close = [one for one in _SYNONYMS.get(plain, "").split() if one in known]
-    hint = _EXPLAINED.get(plain) or _ask(close or difflib.get_close_matches(plain, known, 2, _SIMILAR))
+    hint = _ask(close) or _EXPLAINED.get(plain) or _ask(difflib.get_close_matches(plain, known, 2, _SIMILAR))
     return f"No such option '{name}'. {hint}".rstrip()
 
 

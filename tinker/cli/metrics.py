@@ -76,7 +76,7 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
 
     runtime = connect(options)
     run_id = find_run(tinker.RestClient(runtime), run)
-    return lambda: _read_live(runtime, run_id)
+    return lambda: _read_live(runtime, run_id)._replace(name=run)
 
 
 def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:

@@ -9,12 +9,14 @@ import importlib.util
 import json
 import logging
 import re
+import shlex
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tinker
+from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.reading import Prompt
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tinker._tokenizers import TokenizerSource
 
 SAMPLED_CHECKPOINT = "give its path as the model: tinker://RUN/sampler_weights/NAME"
+_LIST_OF_RUN = "tinker checkpoint list --run-id"
 TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
 
 
@@ -35,6 +38,8 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
     except ValueError:
         expected = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
         advice = "`tinker checkpoint list` shows the paths."
+        if "/" not in tinker_path:
+            advice = f"{advice} If {tinker_path} is a run, `{_LIST_OF_RUN} {shlex.quote(tinker_path)}` shows its checkpoints."
         raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None
 
 
@@ -74,7 +79,9 @@ def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice
         closest = None if model in names else find_closest(model, names)
         if closest is not None and closest not in "\n".join([read_message(error), *getattr(error, "__notes__", ())]):
             error.add_note(f"Did you mean {closest}?")
-        if closest is None and names and model not in names and "://" not in model:
+        if "/" not in model and find_run(service.create_rest_client(), model) != model:
+            error.add_note(f"{model} is a run; `{_LIST_OF_RUN} {shlex.quote(model)}` shows its checkpoints.")
+        elif closest is None and names and model not in names and "://" not in model:
             error.add_note(f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint list` shows the paths.")
         raise
 

@@ -6,6 +6,7 @@ import datetime
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -15,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from tinker.cli.errors import CommandFailed
-from tinker.cli.reading import STANDARD_INPUT
+from tinker.cli.reading import STANDARD_INPUT, explain_dataset
 
 Format: TypeAlias = Literal["table", "json"]
 Checked = TypeVar("Checked")
@@ -211,7 +212,13 @@ class _DataType(click.Path):
     """A file of examples; a dash is standard input."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return STANDARD_INPUT if value == "-" else Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            return STANDARD_INPUT if value == "-" else Path(os.fsdecode(super().convert(value, param, ctx)))
+        except click.BadParameter as error:
+            if re.fullmatch(r"\w[\w-]*/[\w.-]+(?<!\.jsonl)(?<!\.json)", str(value)):  # a name of the Hugging Face Hub
+                source = f'"{value}"'
+                error.message += f" Datasets of the hub are not read by name. {explain_dataset(source)}"
+            raise
 
 
 class _ChartType(click.Path):

@@ -19,6 +19,7 @@ Prompt: TypeAlias = str | list[Any]
 
 STANDARD_INPUT = Path("standard input")  #: What a dash means. Messages show the name; only this very object is meant.
 _EXPECTED = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
+_PARQUET = "PAR1"  # begins each file
 _TABLE_SUFFIXES = (".csv", ".tsv")
 #: Names of the keys in other data sets.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
@@ -78,6 +79,8 @@ def _read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     is_first = False
                     yield number, _parse(file, number, line.rstrip("\r\n"))
         except UnicodeDecodeError:
+            with open_data(file) as data:
+                _check_form(file, data.read(len(_PARQUET)).decode("latin-1"))
             raise CommandFailed(f"{file} is not text in UTF-8", _EXPECTED) from None
 
 
@@ -92,13 +95,21 @@ def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _check_form(file: Path, first: str) -> None:
-    """Raise CommandFailed if the first line is that of an array, of an object over several lines, or of a table."""
+    """Raise CommandFailed if the first line is that of an array, of an object over several lines, of a table or of Parquet."""
+    if first.startswith(_PARQUET):
+        source = f'"parquet", data_files="{file}"'
+        raise CommandFailed(f"{file} is a Parquet file", explain_dataset(source), _EXPECTED)
     if first.startswith("["):
         raise CommandFailed(f"{file} is a JSON array", _EXPECTED)
     if first == "{":
         raise CommandFailed(f"{file} has an object over several lines", _EXPECTED)
     if file.suffix.lower() in _TABLE_SUFFIXES or _is_header(first):
         raise CommandFailed(f"{file} is a table (CSV), not JSON Lines", _EXPECTED)
+
+
+def explain_dataset(source: str) -> str:
+    """Explain how to write a dataset into a file, with what it is loaded from."""
+    return f'This writes JSON Lines: datasets.load_dataset({source}, split="train").to_json("train.jsonl")'
 
 
 def _is_header(line: str) -> bool:

@@ -83,7 +83,7 @@ def _columns(names: str) -> list[_Column]:
 
 @command("tinker run info RUN")
 def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
-    """Show one training run, given by its ID or by a name that no other run has."""
+    """Show one training run, given by its ID or by its name."""
     rest = rest_client(options)
     run = rest.get_training_run(find_run(rest, run_id), access_scope).result()
     properties = [

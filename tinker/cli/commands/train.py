@@ -33,6 +33,7 @@ from tinker.cli.training.report import RunReport
 _NO_TEMPLATE = (
     "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too."
 )
+_PACKAGED = "tinker/babble"  # it is small, and learns at higher rates
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
@@ -177,11 +178,15 @@ class _TrainingJob:
         """Return the steps, and the examples of the evaluation file."""
         if self._reward is not None:
             prompts = read_prompts(self._data, tokenizer, self._plan, self._capacity)
+            self._note_plain_chats(any(prompt.is_chat for prompt in prompts), tokenizer)
             return GRPO(self._plan, prompts, self._reward, tokenizer), []
-        if self._has_chats and not has_template(tokenizer):
-            self._print(_NO_TEMPLATE)
+        self._note_plain_chats(self._has_chats, tokenizer)
         rows, file = self._read(self._data, tokenizer), self._run.eval_file
         return Supervised(self._plan, rows), [] if file is None else self._read(file, tokenizer)
+
+    def _note_plain_chats(self, has_chats: bool, tokenizer: Any) -> None:
+        if has_chats and not has_template(tokenizer):
+            self._print(_NO_TEMPLATE)
 
     def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
         return read_examples(file, tokenizer, self._plan.max_length, self._capacity)
@@ -238,6 +243,9 @@ class _TrainingJob:
                 *count_properties(self._options, usage.total, cost),
             ]
             show_properties(self._options, facts, "Training", properties)
+        if report.metric == "loss" and self._position is None and values and values[-1] > values[0]:
+            advice = " For this model, start with 1e-3 to 1e-2." if self._model == _PACKAGED else ""
+            say(f"The loss did not fall: try another --learning-rate (--lr).{advice}")
 
 
 def _open_bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:

@@ -145,21 +145,23 @@ class Reward:
 
 
 class PromptRow(NamedTuple):
-    """The tokens of a prompt, and the line of the file."""
+    """The tokens of a prompt, the line of the file, and whether the prompt is a list of messages."""
 
     tokens: list[int]
     example: dict[str, Any]
+    is_chat: bool
 
 
 def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> list[PromptRow]:
     """Read the prompt of every line. CommandFailed names a line without one, or with one that leaves no room for an answer."""
 
     def parse(record: dict[str, Any]) -> PromptRow:
-        tokens = encode_prompt(tokenizer, check_prompt(record))
+        prompt = check_prompt(record)
+        tokens = encode_prompt(tokenizer, prompt)
         if capacity.is_exceeded(len(tokens) + plan.max_tokens):
             lengths = f"{len(tokens):,} tokens and an answer of {plan.max_tokens:,}"
             raise RowError(f"{lengths}; {capacity}", "Shorten it, or give a smaller --max-tokens.")
-        return PromptRow(tokens, record)
+        return PromptRow(tokens, record, isinstance(prompt[0], dict))
 
     return read_rows(file, "prompts", parse)
 
