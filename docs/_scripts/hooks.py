@@ -24,6 +24,15 @@ _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)"
 _UNSEARCHED = ("conformance/", "coverage", "changelog")
 _LATER = ("reference/", "contract/", "server-page", "chaos", "architecture", "ecosystem", "glossary", "examples", "cli")
 _BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the names of a guide or of a method
+# Words that readers search for, for which one page is meant among all those that have them. A tag counts more than a heading.
+_TAGS = {
+    "checkpoints/": ["save", "download"],
+    "cli/": ["CLI"],
+    "from-trl/": ["padding"],
+    "sampling/": ["generate"],
+    "sft/": ["messages", "warmup"],
+    "tokenization/": ["tokenizer"],
+}
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
 _TYPE_MODULES = ("tinker.types", "tinker.types.params", "tinker.types.results", "tinker_wire.models", "tinker.training_client")
@@ -45,6 +54,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
     else:
         page.meta["search"] = {"boost": _BOOSTS.get(page.url, 0.5 if page.url.startswith(_LATER) else 2)}
+    if page.url in _TAGS:
+        page.meta["tags"] = _TAGS[page.url]
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
 

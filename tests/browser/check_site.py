@@ -26,7 +26,7 @@ SEARCHES = {
     "crash": "checkpoints/#continue-your-own-script-after-a-crash", "cancel": "errors/#cancel-a-request",
     "sample": "reference/clients/#tinker.SamplingClient.sample",
     "forward_backward": "reference/clients/#tinker.TrainingClient.forward_backward",
-    "cuda out of memory": "local-server/#if-the-server-runs-out-of-memory", "how to resume": "checkpoints/#resume-a-run",
+    "cuda out of memory": "local-server/#if-the-server-runs-out-of-memory-oom", "how to resume": "checkpoints/#resume-a-run",
     "log to tensorboard": "observing/", "use with wandb": "observing/", "loss in torch": "custom-loss/", "to": "tokenization/",
     "push to hub": "reference/checkpoints/", "mask prompt": "sft/#build-examples-and-mask-the-prompt", "typing": "installation/",
     "environment variables": "configuration/", "docker": "servers/#run-the-server-in-a-container-docker",
@@ -36,6 +36,10 @@ SEARCHES = {
     "-100": "from-trl/#labels-and-100", "Ctrl-C": "concurrency/#press-ctrl-c", "parquet": "sft/",
     "gradient accumulation": "sft/#accumulate-gradients", "wandb": "observing/",
     "merge adapter": "checkpoints/#merge-the-adapter-or-use-it-in-transformers-or-vllm",
+    "CLI": "cli/", "OOM": "local-server/#if-the-server-runs-out-of-memory-oom", "tokenizer": "tokenization/",
+    "generate": "sampling/", "padding": "from-trl/#packing", "warmup": "sft/", "save model": "checkpoints/",
+    "download adapter": "checkpoints/", "messages": "sft/", "inference": "sampling/", "overfitting": "evaluation/",
+    "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

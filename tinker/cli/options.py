@@ -217,7 +217,8 @@ class _DataType(click.Path):
         except click.BadParameter as error:
             if re.fullmatch(r"\w[\w-]*/[\w.-]+(?<!\.jsonl)(?<!\.json)", str(value)):  # a name of the Hugging Face Hub
                 source = f'"{value}"'
-                error.message += f" Datasets of the hub are not read by name. {explain_dataset(source)}"
+                problem = f"{error.message} Datasets of the hub are not read by name. {explain_dataset(source)}"
+                raise click.BadParameter(problem, ctx, param) from None
             raise
 
 
