@@ -9,16 +9,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1]
 COLUMNS = 80  # what a page at 1400 px shows without scrolling
-RECORDED = {
-    "coverage.md",
-    "methods.md",
-    "servers.md",
-    "ecosystem.md",
-    "skyrl.md",
-    "tuft.md",
-    "hatchery.md",
-    "openrl.md",
-}  # written by other scripts
+RECORDED = {"coverage.md", "methods.md", "servers.md", "ecosystem.md", "skyrl.md", "tuft.md", "hatchery.md", "openrl.md"}  # written by other scripts
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FORMAT = ("ruff", "format", "--quiet", "--line-length", str(COLUMNS), "--stdin-filename", "block.py", "-")
 

@@ -19,18 +19,7 @@ _DOUBLED = re.compile(r"``([^`]+)``")
 _DEFAULT = re.compile(r"_field\(default_factory=lambda: (.*)\)", re.DOTALL)
 ROOT = Path(__file__).resolve().parents[2]
 _COLUMNS = 76  # of code, in blocks of 80 columns
-_FORMAT = (
-    sys.executable,
-    "-m",
-    "ruff",
-    "format",
-    "--quiet",
-    "--line-length",
-    str(_COLUMNS),
-    "--stdin-filename",
-    "example.py",
-    "-",
-)
+_FORMAT = (sys.executable, "-m", "ruff", "format", "--quiet", "--line-length", str(_COLUMNS), "--stdin-filename", "example.py", "-")
 _STATEMENT = re.compile(r"^>>> .*\n?(?:^\.\.\.(?: .*)?\n?)*", re.MULTILINE)
 _ATTRIBUTES = re.compile(r"^Attributes:\n(?:(?: .*)?\n?)*", re.MULTILINE)
 _EXAMPLE = re.compile(r"(?:^>>> .*\n?)(?:^(?!\s*$).*\n?)*", re.MULTILINE)

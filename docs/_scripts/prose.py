@@ -9,16 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = {
-    "coverage.md",
-    "methods.md",
-    "servers.md",
-    "ecosystem.md",
-    "tuft.md",
-    "skyrl.md",
-    "hatchery.md",
-    "openrl.md",
-}  # written by other scripts
+RECORDED = {"coverage.md", "methods.md", "servers.md", "ecosystem.md", "tuft.md", "skyrl.md", "hatchery.md", "openrl.md"}  # written by other scripts
 BANNED = {  # a phrase, and what to write
     r"for ever\b": "forever",
     r"time-outs?\b": "timeout",
