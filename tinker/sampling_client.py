@@ -108,6 +108,13 @@ class SamplingClient(Signposted, ReadyClient):
         Raises:
             ValueError: At once, for invalid arguments.
             TypeError: At once, for an argument of the wrong type.
+
+        >>> import tinker
+        >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
+        >>> prompt, params = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=3, stop=[])
+        >>> response = sampler.sample(prompt, 2, params).result(timeout=30)
+        >>> [len(sequence.tokens) for sequence in response.sequences]
+        [3, 3]
         """
         check_prompt(prompt)
         options = SampleOptions(

@@ -202,6 +202,12 @@ class ServiceClient(Signposted, Described):
             ValueError: No kind of layer gets an adapter, the rank is negative, or ``lora_alpha`` is not above 0.
             TinkerError: The server is the hosted service and no API key is set.
             ClientClosedError: The service client is closed.
+
+        >>> import tinker
+        >>> service = tinker.ServiceClient(base_url="local://toy")
+        >>> training = service.create_lora_training_client("tinker/toy", rank=4, seed=0)
+        >>> training.get_info().lora_rank
+        4
         """
         if not (train_mlp or train_attn or train_unembed):
             raise ValueError("train_mlp, train_attn and train_unembed are all False, so nothing would get an adapter")

@@ -153,6 +153,14 @@ class TrainingClient(Signposted, ReadyClient):
                 NaN, or differs in length from the model input. The message names the index of the datum and the field.
                 Also if the server has reported its losses, and the loss or a setting is not among them.
             TypeError: At once, if an item is not a Datum, or a setting is neither a number nor a string.
+
+        >>> import tinker
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
+        >>> tokens = [104, 101, 108, 108, 111]
+        >>> datum = tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+        >>> output = training.forward_backward([datum], "cross_entropy").result(timeout=30)
+        >>> output.metrics["weights:sum"], output.loss_fn_outputs[0]["logprobs"].shape
+        (4.0, [4])
         """
         return self._loss("forward_backward", data, loss_fn, loss_fn_config)
 
@@ -230,6 +238,18 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             ValueError: At once, if both arguments are given.
             TypeError: At once, if neither argument is given, or the argument has the wrong type.
+
+        >>> import tinker
+        >>> service = tinker.ServiceClient(base_url="local://toy")
+        >>> training = service.create_lora_training_client("tinker/toy", rank=4, seed=0)
+        >>> tokens = [104, 101, 108, 108, 111]
+        >>> datum = tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+        >>> losses = []
+        >>> for _ in range(2):
+        ...     losses.append(training.forward_backward([datum], "cross_entropy"))
+        ...     step = training.optim_step(tinker.AdamParams(learning_rate=0.01))
+        >>> losses[0].result(timeout=30).loss > losses[1].result(timeout=30).loss
+        True
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("pass either optim_params or adam_params to optim_step, not both")
@@ -263,6 +283,11 @@ class TrainingClient(Signposted, ReadyClient):
 
         Raises:
             ValueError: At once, if the name, the time or ``keep_last`` is invalid.
+
+        >>> import tinker
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
+        >>> training.save_state("first").result(timeout=30).path.endswith("/weights/first")
+        True
         """
         check_name(name)
         seconds, overwrites = read_ttl(ttl_seconds), read_flag("overwrite", overwrite)
