@@ -179,15 +179,14 @@ def warn_of_unshifted_targets(datum: Datum) -> None:
 
 def warn_of_weights(data: Sequence[Datum]) -> None:
     """Warn where every weight of every datum is 0, of which some are valid as padding, or one of the first datum is -100."""
-    first = data[0].loss_fn_inputs.get("weights") if data else None
+    first = data[0].loss_fn_inputs.get("weights")
     if first is not None and (first.values == _IGNORED_LABEL).any():
         warn("data[0]: a weight is -100, which marks labels of transformers; a token that is not learned has the weight 0")
     for datum in data:
         weights = datum.loss_fn_inputs.get("weights")
         if weights is None or weights.values.any():
             return
-    if data:
-        warn("every weight in data is 0, so nothing is learned; give the tokens to learn a weight of 1")
+    warn("every weight in data is 0, so nothing is learned; give the tokens to learn a weight of 1")
 
 
 def check_loss(loss_fn: str, config: Mapping[str, float | str], known: Mapping[str, Sequence[str]] | None) -> None:

@@ -33,7 +33,6 @@ from tinker.cli.training.report import RunReport
 _NO_TEMPLATE = (
     "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too."
 )
-_PACKAGED = "tinker/babble"  # it is small, and learns at higher rates
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
@@ -244,7 +243,9 @@ class _TrainingJob:
             ]
             show_properties(self._options, facts, "Training", properties)
         if report.metric == "loss" and self._position is None and values and values[-1] > values[0]:
-            advice = " For this model, start with 1e-3 to 1e-2." if self._model == _PACKAGED else ""
+            from tinker.local.engines.opening import PACKAGED_MODEL
+
+            advice = " For this model, start with 1e-3 to 1e-2." if self._model == PACKAGED_MODEL else ""
             say(f"The loss did not fall: try another --learning-rate (--lr).{advice}")
 
 

@@ -168,7 +168,7 @@ function Checkpoints({ facts, sampleFrom }) {
     ${facts.checkpoints.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>path</th><th>base model</th><th>kind</th><th>saved</th><th class="number">size</th><th></th></tr></thead>
       <tbody>${facts.checkpoints.map((one) => html`<tr><td class="id" title=${one.path}>${brief(one.path)}</td><td>${one.base_model}</td><td>${one.kind}</td>
         <td>${ago(facts.now - one.created_at)}</td><td class="number">${bytes(one.nbytes)}</td>
-        <td><button onClick=${() => navigator.clipboard.writeText(one.path)}>Copy path</button> ${isSampled(one) && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
+        <td>${navigator.clipboard && html`<button onClick=${() => navigator.clipboard.writeText(one.path)}>Copy path</button> `}${isSampled(one) && html`<button onClick=${() => sampleFrom(0, one.path)}>Sample</button> <button onClick=${() => sampleFrom(1, one.path)}>Compare</button>`}</td></tr>`)}</tbody></table></div>`}
   </section>`;
 }
 
