@@ -29,6 +29,8 @@ def datum(tag: int) -> tinker.Datum:
 class Unknown:
     """The future of a call that was interrupted, and may have been made or not."""
 
+    operation = "unknown"
+
     def done(self) -> bool:
         return True
 
@@ -107,13 +109,15 @@ class Run:
             self.received |= {call.index, call.cause, *self._root(call)}
 
     def _root(self, call: Call) -> Iterator[int]:
-        """Return the failure that stopped a call, by the cause of its error."""
-        cause = None if call.error is None or not call.is_stopped else call.error.__cause__
-        for earlier in self.calls[: call.index] if cause is not None else ():
-            is_it = (type(earlier.error), str(earlier.error)) == (type(cause), str(cause))
-            if is_it and earlier.index not in call.seen:
-                yield earlier.index
-                return
+        """Return the failure that stopped a call, by what its error says; the first of several that read the same."""
+        error = call.error
+        if isinstance(error, tinker.PrecedingRequestFailed):
+            said = error.failed_operation, type(error.__cause__), str(error.__cause__)
+            for earlier in self.calls[: call.index]:
+                is_it = (earlier.future.operation, type(earlier.error), str(earlier.error)) == said
+                if is_it and earlier.index not in call.seen:
+                    yield earlier.index
+                    return
 
     def causes(self, call: Call) -> frozenset[int | str]:
         """Return the failures of which one is known to everybody who knows why a call has no effect."""
