@@ -341,10 +341,9 @@ def chaos(session: nox.Session) -> None:
         session.run("python", "tests/stress/two_models.py", "--minutes", "10")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def model(session: nox.Session) -> None:
     """The order of requests: every state of all programs of four, with two faults and a restart; `-- GSGS` for one."""
-    install(session, "-e", f"{ROOT}[local]", *dependencies("test"))
     session.run("python", "-m", "model.explore", *session.posargs, env={"PYTHONPATH": "tests"})
 
 

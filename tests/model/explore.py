@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from model.faults import fault_moves
 from model.invariants import INVARIANTS, LAST_INVARIANTS
-from model.protocol import PROTOCOL, Move, Rules, State, moves, start
+from model.protocol import PROTOCOL, Move, Moves, Phase, Rules, State, moves, start
 
 
 class Found(NamedTuple):
@@ -28,14 +28,27 @@ def explore(program: str, *, faults: int, restarts: int, rules: Rules = PROTOCOL
     queue = deque([first])
     while queue:
         state = queue.popleft()
-        onward = list(moves(program, state, rules))
+        onward = list(without_idle_looks(state, moves(program, state, rules)))
         if (broken := check(program, state, is_last=not onward)) is not None:
             return Found(len(origins), broken, way_to(state, origins))
-        for move, following in (*onward, *fault_moves(program, state, rules)):
+        for move, following in onward if has_looked(state) else (*onward, *fault_moves(program, state, rules)):
             if following not in origins:
                 origins[following] = state, move
                 queue.append(following)
     return Found(len(origins))
+
+
+def without_idle_looks(state: State, found: Moves) -> Moves:
+    """Leave out what leads to no other end: only a call depends on what was received, so errors are received just before it."""
+    if Phase.IDLE not in state.phase:
+        return (one for one in found if one[0][0] != "look")
+    return (one for one in found if one[0][0] in ("call", "look")) if has_looked(state) else found
+
+
+def has_looked(state: State) -> bool:
+    """Return whether an error was received since the last call."""
+    called = sum(phase is not Phase.IDLE for phase in state.phase)
+    return called > 0 and state.received != state.seen[called - 1]
 
 
 def check(program: str, state: State, *, is_last: bool) -> str | None:
