@@ -32,7 +32,9 @@ credentials.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     import httpx
@@ -62,6 +64,33 @@ def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict
     return error
 
 
+class ExchangeRecord(NamedTuple):
+    """What an error keeps of a request and its response, without credentials. httpx's objects are made when somebody looks."""
+
+    method: str
+    url: str
+    request_headers: Mapping[str, str]
+    status_code: int = 0
+    headers: Mapping[str, str] = {}  # names in lower case
+    content: bytes = b""
+
+    def request(self) -> httpx.Request:
+        import httpx
+
+        return httpx.Request(self.method, self.url, headers=self.request_headers)
+
+    def response(self, request: httpx.Request) -> httpx.Response:
+        import httpx
+
+        headers = [(_to_bytes(name), _to_bytes(value)) for name, value in self.headers.items()]
+        return httpx.Response(self.status_code, headers=headers, content=self.content, request=request)
+
+
+def _to_bytes(text: str) -> bytes:
+    """Return the bytes of a header name or value, whose encoding is unknown."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 class APIError(TinkerError):
     """An exchange with the server failed.
 
@@ -73,12 +102,20 @@ class APIError(TinkerError):
     """
 
     may_have_arrived: bool = False
+    _exchange: ExchangeRecord
 
-    def __init__(self, message: str, request: httpx.Request, *, body: object | None) -> None:
+    def __init__(self, message: str, request: httpx.Request | ExchangeRecord, *, body: object | None) -> None:
         super().__init__(message)
         self.message = message
-        self.request = request
         self.body = body
+        if isinstance(request, ExchangeRecord):
+            self._exchange = request
+        else:
+            self.request = request
+
+    @cached_property
+    def request(self) -> httpx.Request:
+        return self._exchange.request()
 
 
 class APIResponseValidationError(APIError):
@@ -107,13 +144,24 @@ class APIStatusError(APIError):
 
     status_code: int
 
-    def __init__(self, message: str, response: httpx.Response, body: object | None) -> None:
-        super().__init__(message, response.request, body=body)
-        self.response = response
+    def __init__(self, message: str, response: httpx.Response | ExchangeRecord, body: object | None) -> None:
+        if isinstance(response, ExchangeRecord):
+            super().__init__(message, response, body=body)
+        else:
+            super().__init__(message, response.request, body=body)
+            self.response = response
         self.status_code = response.status_code
         self.retry_after: float | None = None
         code = cast("dict[str, object]", body).get("code") if isinstance(body, dict) else None
         self.code: str | None = code if isinstance(code, str) else None
+
+    @cached_property
+    def response(self) -> httpx.Response:
+        return self._exchange.response(self.request)
+
+    def header(self, name: str) -> str | None:
+        """Return a header of the response; ``name`` is in lower case."""
+        return (self._exchange if "_exchange" in self.__dict__ else self.response).headers.get(name)
 
 
 class BadRequestError(APIStatusError):
@@ -187,14 +235,14 @@ class APIConnectionError(APIError):
     never_ran: bool = False
     wrong_address: bool = False
 
-    def __init__(self, request: httpx.Request, message: str = "Connection error.") -> None:
+    def __init__(self, request: httpx.Request | ExchangeRecord, message: str = "Connection error.") -> None:
         super().__init__(message, request, body=None)
 
 
 class APITimeoutError(APIConnectionError):
     """The response did not arrive in time."""
 
-    def __init__(self, request: httpx.Request, message: str = "Request timed out.") -> None:
+    def __init__(self, request: httpx.Request | ExchangeRecord, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
 
 

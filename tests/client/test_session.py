@@ -183,10 +183,12 @@ def test_errors_hold_no_secrets_and_pickle(connect: Connect, wire: Any) -> None:
     """An error keeps request and response, without the key, through pickle and deepcopy."""
     wire.fail("create_model", 422, body={"detail": "no"}, headers={"x-trace": "t1", "set-cookie": "key=1"})
     original = error_of(connect().create_lora_training_client("tinker/toy"))
+    assert not {"request", "response"} & original.__dict__.keys(), "these are made only when somebody looks"
     for error in (original, pickle.loads(pickle.dumps(original)), copy.deepcopy(original)):
         assert isinstance(error, tinker.UnprocessableEntityError)
         assert (error.status_code, error.body, error.operation) == (422, {"detail": "no"}, "create_model")
         assert error.response.headers["x-trace"] == "t1"
+        assert error.response.request is error.request
         seen = f"{error!r} {error} {error.request.headers!r} {error.response.headers!r} {error.__dict__!r}"
         assert "tml-secret" not in seen
         assert "key=1" not in seen

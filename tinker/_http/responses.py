@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -20,9 +20,6 @@ from tinker._http.statuses import (
     UNAUTHENTICATED_STATUS,
 )
 from tinker._wire import json
-
-if TYPE_CHECKING:
-    import httpx
 
 T = TypeVar("T")
 
@@ -55,26 +52,17 @@ def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() not in secret}
 
 
-def _redact_request(request: PreparedRequest) -> httpx.Request:
+def _redact_request(request: PreparedRequest) -> errors.ExchangeRecord:
     """Return the request without body and credentials, for errors."""
-    import httpx
-
     headers = {name: value for name, value in headers_without_secrets(request).items() if name != "Content-Length"}
-    return httpx.Request(request.method, request.redacted_url, headers=headers)
+    return errors.ExchangeRecord(request.method, request.redacted_url, headers)
 
 
-def _redact_response(response: RawResponse) -> httpx.Response:
-    import httpx
-
+def _redact_response(response: RawResponse) -> errors.ExchangeRecord:
     hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
-    headers = [(_to_bytes(name), _to_bytes(value)) for name, value in response.headers.items() if name.lower() not in hidden]
+    headers = {name.lower(): value for name, value in response.headers.items() if name.lower() not in hidden}
     content = response.content[:_KEPT_NBYTES]
-    return httpx.Response(response.status, headers=headers, content=content, request=_redact_request(response.request))
-
-
-def _to_bytes(text: str) -> bytes:
-    """Return the bytes of a header name or value, whose encoding is unknown."""
-    return text.encode("utf-8", "surrogateescape")
+    return _redact_request(response.request)._replace(status_code=response.status, headers=headers, content=content)
 
 
 _HINTS = {
@@ -152,7 +140,8 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = msgspec.structs.replace(response, content=b"")
     message = f"The server's response does not match the contract: {shorten(said)}"
-    error = errors.APIResponseValidationError(_redact_response(response), parse_body(response), message=message)
+    shown = _redact_response(response)
+    error = errors.APIResponseValidationError(shown.response(shown.request()), parse_body(response), message=message)
     error.operation = response.request.operation
     return error
 

@@ -112,7 +112,7 @@ def judge(error: BaseException) -> Verdict:
     verdict = _judge_status(status)
     if status == _PROXY_STATUS and error.body is None:
         verdict = Verdict.MALFORMED
-    wish = error.response.headers.get("x-should-retry")
+    wish = error.header("x-should-retry")
     if wish == "false" and verdict in (Verdict.RETRY, Verdict.COOL_DOWN, Verdict.MALFORMED):
         return Verdict.FATAL
     if wish == "true" and verdict is Verdict.FATAL:
@@ -159,7 +159,7 @@ def has_status(error: BaseException, statuses: frozenset[int]) -> bool:
 def is_token_expired(error: APIStatusError) -> bool:
     """Return whether a token is refused that another one can take the place of."""
     is_refused = error.status_code == UNAUTHENTICATED_STATUS
-    return is_refused and _EXPIRED in error.response.headers.get("www-authenticate", "")
+    return is_refused and _EXPIRED in (error.header("www-authenticate") or "")
 
 
 def is_absent(error: BaseException) -> bool:
