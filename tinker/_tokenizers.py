@@ -7,9 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tinker._installation import install_command
 from tinker.errors import TinkerError
@@ -39,7 +37,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _IN_A_PACKAGE = ("TML/", "thinkingmachines/")
 
 
-class TokenizerSource(msgspec.Struct, frozen=True):
+class TokenizerSource(NamedTuple):
     """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is code."""
 
     name: str
