@@ -28,11 +28,15 @@ _BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the 
 # Words that readers search for, for which one page is meant among all those that have them. A tag counts more than a heading.
 _TAGS = {
     "checkpoints/": ["save", "download"],
-    "cli/": ["CLI"],
+    "cli/": ["CLI", "tinker train"],
     "from-trl/": ["padding"],
-    "sampling/": ["generate"],
-    "sft/": ["messages", "warmup"],
-    "tokenization/": ["tokenizer"],
+    "local-server/": ["Qwen"],
+    "models/": ["list runs"],
+    "reference/losses/": ["inputs"],
+    "sampling/": ["generate", "num_samples", "structured output"],
+    "sft/": ["messages", "warmup", "train"],
+    "tokenization/": ["tokenizer", "truncate"],
+    "troubleshooting/": ["hang", "stuck", "not decreasing"],
 }
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
