@@ -34,7 +34,7 @@ _TAGS = {
     "models/": ["list runs"],
     "reference/losses/": ["inputs"],
     "sampling/": ["generate", "num_samples", "structured output"],
-    "sft/": ["messages", "warmup", "train"],
+    "sft/": ["messages", "warmup"],
     "tokenization/": ["tokenizer", "truncate"],
     "troubleshooting/": ["hang", "stuck", "not decreasing"],
 }
@@ -192,7 +192,8 @@ def loss_inputs() -> str:
         shared.setdefault(json.dumps(inputs), []).append(f"`{loss}`")
     columns = [json.loads(inputs) for inputs in shared]
     names = dict.fromkeys(name for inputs in columns for name in (*inputs["required"], *inputs["optional"]))
-    rows = [f"| input | shape | dtype | {' | '.join(', '.join(losses) for losses in shared.values())} |", "|---" * (3 + len(columns)) + "|"]
+    heads = " | ".join(", ".join(losses) for losses in shared.values())
+    rows = [f"| input | shape | dtype | {heads} |", "|---" * (3 + len(columns)) + "|"]
     for name in names:
         kinds = [next((kind for kind in inputs if name in inputs[kind]), "-") for inputs in columns]
         rows.append(f"| `{name}` | `[N]` | {LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} | {' | '.join(kinds)} |")
