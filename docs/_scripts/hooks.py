@@ -193,10 +193,10 @@ def loss_inputs() -> str:
     columns = [json.loads(inputs) for inputs in shared]
     names = dict.fromkeys(name for inputs in columns for name in (*inputs["required"], *inputs["optional"]))
     heads = " | ".join(", ".join(losses) for losses in shared.values())
-    rows = [f"| input | shape | dtype | {heads} |", "|---" * (3 + len(columns)) + "|"]
+    rows = [f"| input | {heads} | shape | dtype |", "|---" * (3 + len(columns)) + "|"]
     for name in names:
         kinds = [next((kind for kind in inputs if name in inputs[kind]), "-") for inputs in columns]
-        rows.append(f"| `{name}` | `[N]` | {LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} | {' | '.join(kinds)} |")
+        rows.append(f"| `{name}` | {' | '.join(kinds)} | `[N]` | {LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} |")
     return "\n".join(rows)
 
 
