@@ -33,7 +33,7 @@ _TAGS = {
     "local-server/": ["Qwen"],
     "models/": ["list runs"],
     "reference/losses/": ["inputs"],
-    "sampling/": ["generate", "num_samples", "structured output"],
+    "sampling/": ["generate", "num_samples", "structured"],
     "sft/": ["messages", "warmup"],
     "tokenization/": ["tokenizer", "truncate"],
     "troubleshooting/": ["hang", "stuck", "not decreasing"],
