@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tinker import auth as auth
     from tinker import checkpoints as checkpoints
     from tinker import circuit_breaker as circuit_breaker
+    from tinker import data as data
     from tinker import errors as errors
     from tinker import lib as lib
     from tinker import local as local

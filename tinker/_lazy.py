@@ -55,8 +55,13 @@ class LazyNames:
         if name == "__all__":
             return [one for one, (home, _) in self._homes.items() if home != self._package or one in self._starred]
         if name not in self._homes:
-            hint = f"; use {self._hints[name]}" if name in self._hints else ""
-            raise AttributeError(f"module {self._package!r} has no attribute {name!r}{hint}", name=name, obj=self._module)
+            from tinker_records import suggest_name
+
+            hint = f"; use {self._hints[name]}" if name in self._hints else suggest_name(name, self._homes)
+            is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"  # pyright: ignore[reportPrivateUsage]
+            if is_import and name in self._hints:  # another name of `from package import name` may be a module
+                raise ImportError(f"cannot import name {name!r} from {self._package!r}{hint}", name=self._package)
+            raise AttributeError(f"module {self._package!r} has no attribute {name!r}{hint}")
         home, name_there = self._homes[name]
         return import_module(f"{home}.{name}") if home == self._package else getattr(import_module(home), name_there)
 

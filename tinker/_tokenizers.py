@@ -7,9 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tinker._installation import install_command
 from tinker.errors import TinkerError
@@ -39,7 +37,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _IN_A_PACKAGE = ("TML/", "thinkingmachines/")
 
 
-class TokenizerSource(msgspec.Struct, frozen=True):
+class TokenizerSource(NamedTuple):
     """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is code."""
 
     name: str
@@ -59,6 +57,65 @@ def write_plain_chat(messages: Sequence[ChatTurn], *, is_prompt: bool = True) ->
     """
     lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
     return "".join(lines) + ("Assistant:" if is_prompt else "")
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Return whether there is a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+_PLAIN_ROLES = "system, developer, user, assistant, tool"
+
+
+def encode_chat(
+    tokenizer: Any, messages: Sequence[ChatTurn], tools: Sequence[object] | None = None, *, is_prompt: bool
+) -> list[int]:
+    """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
+    if not has_template(tokenizer):
+        if tools or any(message.get("tool_calls") for message in messages):
+            raise ValueError("tools and tool calls need a tokenizer with a chat template; this one has none")
+        for position, message in enumerate(messages):
+            if (role := message["role"]) not in _PLAIN_ROLES.split(", "):
+                raise ValueError(f'message {position} has the role "{role}"; without a chat template use {_PLAIN_ROLES}')
+        return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
+    options = {"tools": list(tools)} if tools else {}
+    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens
+
+
+def encode_answers(
+    tokenizer: Any, messages: Sequence[ChatTurn], tools: Sequence[object] | None = None, first: int = 0
+) -> tuple[list[int], list[float]]:
+    """Encode a chat with a weight of 1 for the tokens that the assistant adds from message ``first`` on, and 0 for the others.
+
+    ValueError without such a message, and if the chat template changes earlier messages when later ones come.
+    """
+    answers = [at for at in range(len(messages))[first:] if messages[at]["role"] == "assistant"]
+    if not answers:
+        found = ", ".join(dict.fromkeys(str(message["role"]) for message in messages[first:]))
+        raise ValueError(f'no message has the role "assistant", so there is nothing to learn; the roles are {found}')
+    tokens: list[int] = []
+    weights: list[float] = []
+    for at in answers:
+        _extend(tokens, weights, encode_chat(tokenizer, messages[:at], tools, is_prompt=True), 0.0)
+        _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], tools, is_prompt=False), 1.0)
+    if not has_template(tokenizer):
+        _extend(tokens, weights, with_end(tokenizer, tokens), 1.0)
+    return tokens, weights
+
+
+def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:
+    if longer[: len(tokens)] != tokens:
+        raise ValueError("the chat template changes earlier messages when later ones come; split it into single answers")
+    weights += [weight] * (len(longer) - len(tokens))
+    tokens[:] = longer
+
+
+def with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
+    """Append the token that ends a text, so that the model learns to stop."""
+    end: int | None = tokenizer.eos_token_id
+    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:

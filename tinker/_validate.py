@@ -149,13 +149,15 @@ def check_context_length(what: str, model_input: ModelInput, longest: int) -> No
         )
 
 
-def check_loss_config(config: Mapping[str, float | str] | None) -> None:
-    """Raise TypeError unless it is a mapping, and every value a number or text; ValueError for nan."""
+def check_loss_config(config: Mapping[str, float | str] | None, loss_fn: str) -> None:
+    """Raise TypeError unless it is a mapping, and every value a number, or text if the loss may have it; ValueError for nan."""
     if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"loss_fn_config must be a mapping of names to values, got {type(config).__name__}")
     for name, value in (config or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"loss_fn_config[{name!r}] must be a number or text, got {type(value).__name__}")
+        if isinstance(value, str) and loss_fn in LOSS_INPUTS:
+            raise TypeError(f"loss_fn_config[{name!r}] must be a number, got text")
         if value != value:  # nan
             raise ValueError(f"loss_fn_config[{name!r}] is nan; it must be a number")
 

@@ -549,7 +549,7 @@ class TrainingClient(Signposted, ReadyClient):
         batch = read_batch(data, loss_fn)
         check_data(batch, loss_fn)
         check_context_lengths(batch, longest)
-        check_loss_config(config)
+        check_loss_config(config, loss_fn)
         check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
         warn_of_unshifted_targets(batch[0])
         warn_of_narrow_clipping(config or {})

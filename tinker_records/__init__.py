@@ -13,6 +13,7 @@ from tinker_records.names import (
     suggest,
     suggest_arguments,
     suggest_loss,
+    suggest_name,
 )
 from tinker_records.records import Record, RecordType, prepare, sent
 from tinker_records.values import Described, FieldInfo, Value
@@ -33,4 +34,5 @@ __all__ = [
     "suggest",
     "suggest_arguments",
     "suggest_loss",
+    "suggest_name",
 ]

@@ -25,6 +25,16 @@ def find_closest(name: str, known: Iterable[str], likeness: float = LIKENESS) ->
     return next((by_letters[one] for one in difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=likeness)), None)
 
 
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the public one that was probably meant; empty if there is none.
+
+    >>> suggest_name("foward", ["forward", "_backward"])
+    "; did you mean 'forward'?"
+    """
+    public = () if name.startswith("_") else (one for one in known if not one.startswith("_"))
+    return f"; did you mean {closest!r}?" if (closest := find_closest(name, public)) else ""
+
+
 def suggest(what: str, name: str, known: Iterable[str]) -> str:
     """Return the known names, and behind them the one that was probably meant.
 
@@ -34,8 +44,7 @@ def suggest(what: str, name: str, known: Iterable[str]) -> str:
     'dro takes beta'
     """
     names = list(known)
-    closest = find_closest(name, names)
-    return f"{what} {', '.join(names) or 'none'}" + (f"; did you mean {closest!r}?" if closest else "")
+    return f"{what} {', '.join(names) or 'none'}{suggest_name(name, names)}"
 
 
 #: What to write for the names of methods.

@@ -16,6 +16,7 @@ import click
 DOCS = Path(__file__).resolve().parents[1]
 _COMMANDS = re.compile(r"<!-- every command .*? -->", re.DOTALL)
 _RECORDS = re.compile(r"<!-- records:\s(.*?) -->", re.DOTALL)
+_LOSSES = re.compile(r"<!-- the inputs of each loss .*? -->", re.DOTALL)
 _CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
 _SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
 _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)")
@@ -27,11 +28,15 @@ _BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the 
 # Words that readers search for, for which one page is meant among all those that have them. A tag counts more than a heading.
 _TAGS = {
     "checkpoints/": ["save", "download"],
-    "cli/": ["CLI"],
+    "cli/": ["CLI", "tinker train"],
     "from-trl/": ["padding"],
-    "sampling/": ["generate"],
+    "local-server/": ["Qwen"],
+    "models/": ["list runs"],
+    "reference/losses/": ["inputs"],
+    "sampling/": ["generate", "num_samples", "structured"],
     "sft/": ["messages", "warmup"],
-    "tokenization/": ["tokenizer"],
+    "tokenization/": ["tokenizer", "truncate"],
+    "troubleshooting/": ["hang", "stuck", "not decreasing"],
 }
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
@@ -57,6 +62,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.url in _TAGS:
         page.meta["tags"] = _TAGS[page.url]
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
+    markdown = _LOSSES.sub(lambda _: loss_inputs(), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
 
 
@@ -175,6 +181,23 @@ def picture(description: str, path: str) -> str:
 def records(names: list[str]) -> str:
     """These types with their fields, from the code."""
     return str(runpy.run_path(str(DOCS / "_scripts" / "records.py"))["show"](names))
+
+
+def loss_inputs() -> str:
+    """The inputs of the built-in losses, from the contract: one column for the losses that share their inputs."""
+    from tinker_wire.limits import LOSS_FN_TYPE_INPUT_DTYPES, LOSS_FN_TYPE_INPUTS
+
+    shared: dict[str, list[str]] = {}
+    for loss, inputs in LOSS_FN_TYPE_INPUTS.items():
+        shared.setdefault(json.dumps(inputs), []).append(f"`{loss}`")
+    columns = [json.loads(inputs) for inputs in shared]
+    names = dict.fromkeys(name for inputs in columns for name in (*inputs["required"], *inputs["optional"]))
+    heads = " | ".join(", ".join(losses) for losses in shared.values())
+    rows = [f"| input | {heads} | shape | dtype |", "|---" * (3 + len(columns)) + "|"]
+    for name in names:
+        kinds = [next((kind for kind in inputs if name in inputs[kind]), "-") for inputs in columns]
+        rows.append(f"| `{name}` | {' | '.join(kinds)} | `[N]` | {LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} |")
+    return "\n".join(rows)
 
 
 def changelog() -> str:

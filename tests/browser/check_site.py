@@ -39,6 +39,11 @@ SEARCHES = {
     "CLI": "cli/", "OOM": "local-server/#if-the-server-runs-out-of-memory-oom", "tokenizer": "tokenization/",
     "generate": "sampling/", "padding": "from-trl/#packing", "warmup": "sft/", "save model": "checkpoints/",
     "download adapter": "checkpoints/", "messages": "sft/", "inference": "sampling/", "overfitting": "evaluation/",
+    "hang": "troubleshooting/#a-request-hangs-or-does-not-finish", "truncate": "tokenization/", "mlflow": "observing/",
+    "stuck": "troubleshooting/#a-request-hangs-or-does-not-finish", "deploy": "checkpoints/#deploy-a-trained-model",
+    "structured output": "sampling/#get-structured-output-json-schema", "num_samples": "sampling/", "qwen": "local-server/",
+    "list runs": "models/#list-runs-and-inspect-one", "loss not decreasing": "troubleshooting/#the-loss-is-nan-or-not-decreasing",
+    "tinker train": "cli/", "multi gpu": "local-server/#use-several-gpus-multi-gpu", "loss inputs": "reference/losses/",
     "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.

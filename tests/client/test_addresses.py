@@ -103,6 +103,21 @@ def test_every_address_refuses(resolve: Resolve, monkeypatch: pytest.MonkeyPatch
     assert caught.value.never_ran
 
 
+def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the name of a remote server does not resolve, the error says to check the network, and not to start a server."""
+
+    def look_up(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(tinker.APIConnectionError) as caught:
+        ask(f"https://{NAME}", patience_seconds=0)
+    assert str(caught.value).endswith(
+        f"could not connect to {NAME}:443: Name or service not known. "
+        "Check this machine's connection to the network, and the address (base_url or TINKER_BASE_URL)."
+    )
+
+
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_ipv6(tmp_path: Path, ca_file: Path, protocol: str, is_direct: bool) -> None:

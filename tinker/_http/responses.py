@@ -72,6 +72,7 @@ _HINTS = {
 UNREACHABLE_HINT = (
     "Check that the server is running (`tinker serve` starts one here), and its address (base_url or TINKER_BASE_URL)."
 )
+_REMOTE_HINT = "Check this machine's connection to the network, and the address (base_url or TINKER_BASE_URL)."
 
 
 def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
@@ -82,7 +83,8 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     if failure.timed_out:
         error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
     else:
-        hint = f" {UNREACHABLE_HINT}" if failure.never_connected and not failure.says_what_to_do else ""
+        advice = UNREACHABLE_HINT if request.url.startswith("http:") else _REMOTE_HINT
+        hint = f" {advice}" if failure.never_connected and not failure.says_what_to_do else ""
         error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
         error.never_connected, error.wrong_address = failure.never_connected, failure.wrong_address
     error.never_ran = failure.never_ran

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tinker
-from tinker.cli.model_input import Capacity, encode_chat, has_template
+from tinker._tokenizers import encode_answers, with_end
+from tinker.cli.model_input import Capacity
 from tinker.cli.output import format_count
 from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_messages, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
-_LEARNED_ROLE = "assistant"
 _NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
 _MASKS = ("completion_mask", "assistant_masks")  # of the tokens that are learned, in TRL
 
@@ -35,8 +35,7 @@ class ExampleRow(NamedTuple):
 
     def datum(self) -> tinker.Datum:
         """Make the datum in which each token is predicted from those before it; the first one cannot be learned."""
-        inputs: Any = {"target_tokens": self.tokens[1:], "weights": self.weights[1:]}
-        return tinker.Datum(tinker.ModelInput.from_ints(self.tokens[:-1]), inputs)
+        return tinker.data.from_tokens(self.tokens, self.weights)
 
     @property
     def weight(self) -> float:
@@ -107,7 +106,7 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
             raise ValueError(f'"text" must be a string, got {type(text).__name__}')
         if not text:
             raise ValueError("the text is empty")
-        tokens = _with_end(tokenizer, tokenizer.encode(text))
+        tokens = with_end(tokenizer, tokenizer.encode(text))
         return ExampleRow(tokens, [1.0] * len(tokens))
     if "input_ids" in line and "tokens" not in line:
         line = {**line, "tokens": line["input_ids"]}
@@ -149,14 +148,8 @@ def _prompt_example(tokenizer: Any, line: dict[str, Any], name: str) -> ExampleR
     if kinds == {list}:
         return _chat_example(tokenizer, [*prompt, *answer], line.get("tools"), len(prompt))
     before: list[int] = tokenizer.encode(prompt)
-    after = _with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
+    after = with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
     return ExampleRow(before + after, [0.0] * len(before) + [1.0] * len(after))
-
-
-def _with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
-    """Append the token that ends a text, so that the model learns to stop."""
-    end: int | None = tokenizer.eos_token_id
-    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
 def _read_labels(tokens: list[Any], labels: list[Any], mask: list[Any]) -> ExampleRow:
@@ -190,24 +183,4 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
 
 def _chat_example(tokenizer: Any, given: object, tools: list[Any] | None, first: int = 0) -> ExampleRow:
     """Give weight to the messages of the assistant from ``first`` on: the tokens that each adds to the messages before it."""
-    messages = read_messages(given)
-    roles = [str(message["role"]) for message in messages[first:]]
-    if _LEARNED_ROLE not in roles:
-        found = ", ".join(dict.fromkeys(roles))
-        raise ValueError(f'no message has the role "{_LEARNED_ROLE}", so there is nothing to learn; the roles are {found}')
-    tokens: list[int] = []
-    weights: list[float] = []
-    for at, role in enumerate(roles, start=first):
-        if role == _LEARNED_ROLE:
-            _extend(tokens, weights, encode_chat(tokenizer, messages[:at], tools, is_prompt=True), 0.0)
-            _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], tools, is_prompt=False), 1.0)
-    if not has_template(tokenizer):
-        _extend(tokens, weights, _with_end(tokenizer, tokens), 1.0)
-    return ExampleRow(tokens, weights)
-
-
-def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:
-    if longer[: len(tokens)] != tokens:
-        raise ValueError("the chat template changes earlier messages when later ones come; split it into single answers")
-    weights += [weight] * (len(longer) - len(tokens))
-    tokens[:] = longer
+    return ExampleRow(*encode_answers(tokenizer, read_messages(given), tools, first))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tinker
+from tinker._tokenizers import encode_chat as encode_chat
+from tinker._tokenizers import has_template as has_template
 from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.reading import Prompt
@@ -301,30 +303,3 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
     return encode_chat(tokenizer, prompt, is_prompt=True) if isinstance(prompt[0], dict) else prompt
-
-
-def has_template(tokenizer: Any) -> bool:
-    """Return whether there is a chat template."""
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
-_PLAIN_ROLES = "system, developer, user, assistant, tool"
-
-
-def encode_chat(
-    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[object] | None = None, *, is_prompt: bool
-) -> list[int]:
-    """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
-    from tinker._tokenizers import write_plain_chat
-
-    if not has_template(tokenizer):
-        if tools or any(message.get("tool_calls") for message in messages):
-            raise ValueError("tools and tool calls need a tokenizer with a chat template: choose one with --tokenizer")
-        for position, message in enumerate(messages):
-            if (role := message["role"]) not in _PLAIN_ROLES.split(", "):
-                raise ValueError(f'message {position} has the role "{role}"; without a chat template use {_PLAIN_ROLES}')
-        return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
-    options = {"tools": list(tools)} if tools else {}
-    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return tokens

@@ -50,12 +50,12 @@ class ReceivedRequest:
     """
 
     operation: str
-    method: str
-    url: str
+    method: str = attrs.field(repr=False)
+    url: str = attrs.field(repr=False)
     headers: Mapping[str, str] = attrs.field(repr=False)
     body: bytes = attrs.field(repr=False)
-    at: float
-    fault: Fault | None = None
+    at: float = attrs.field(repr="{:.3f}".format)
+    fault: Fault | None = attrs.field(default=None, repr=lambda fault: f"{fault and fault.kind!r}")
     status: int | None = None
 
     @property

@@ -13,7 +13,7 @@ import msgspec
 import msgspec.structs
 
 from tinker._checks import to_plain
-from tinker_records import FieldInfo, Value, explain_change
+from tinker_records import FieldInfo, Value, explain_change, suggest_name
 
 if TYPE_CHECKING:
     from tinker_records import Record
@@ -35,8 +35,8 @@ class Signposted:
         def __getattr__(self, name: str) -> object:
             kind = type(self)
             where = "it directly, as it is not a future" if name == "result" else kind._elsewhere.get(name)
-            advice = f": use {where}" if where else ""
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)
+            advice = f": use {where}" if where else suggest_name(name, dir(kind))
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}")
 
 
 class FrozenValueError(attrs.exceptions.FrozenInstanceError):

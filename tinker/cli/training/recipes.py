@@ -223,18 +223,11 @@ def compare_group(
     Only the tokens of the answer have an advantage. A group with equal rewards has no data.
     """
     mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
-    unlearned = [0.0] * (len(prompt) - 1)
-    data: list[tinker.Datum] = []
-    for sequence, reward in zip(sequences, rewards):
-        if spread and len(sequence.tokens):
-            tokens = [*prompt, *sequence.tokens]
-            inputs: Any = {
-                "target_tokens": tokens[1:],
-                "logprobs": unlearned + list(sequence.logprobs or []),
-                "advantages": unlearned + [(reward - mean) / spread] * len(sequence.tokens),
-            }
-            data.append(tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), inputs))
-    return data
+    return [
+        tinker.data.from_sample(prompt, sequence, (reward - mean) / spread)
+        for sequence, reward in zip(sequences, rewards)
+        if spread and sequence.tokens
+    ]
 
 
 #: The steps of a run: their number, and how to send one.

@@ -1,0 +1,126 @@
+"""Make the training data of tokens, chats and samples. Targets are shifted by one: each token is predicted from those before.
+
+The functions are in addition to the official SDK; what they return is a plain :class:`tinker.Datum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tinker._tokenizers import ChatTurn, encode_answers
+from tinker.types._numpy import np
+from tinker.types.datum import Datum, LossFnInputValue
+from tinker.types.model_input import ModelInput
+from tinker.types.results import SampledSequence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["from_messages", "from_sample", "from_tokens"]
+
+
+def from_tokens(tokens: Sequence[int], weights: Sequence[float] | None = None) -> Datum:
+    """Make the example for ``cross_entropy`` of a text, whose first token is only read.
+
+    Args:
+        tokens: The tokens of the text, such as a prompt followed by its answer.
+        weights: How much each of the tokens counts in the loss: usually 0 for the prompt and 1 for the answer. None means 1
+            for every token.
+
+    Returns:
+        The example, with ``target_tokens`` and, unless they are None, ``weights``.
+
+    Raises:
+        ValueError: There are fewer than two tokens, or another number of weights.
+
+    >>> prompt, answer = [5, 17], [3, 8]
+    >>> datum = from_tokens(prompt + answer, [0.0, 0.0, 1.0, 1.0])
+    >>> datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist(), datum.loss_fn_inputs["weights"].tolist()
+    ([5, 17, 3], [17, 3, 8], [0.0, 1.0, 1.0])
+    """
+    if len(tokens) < 2:
+        raise ValueError(f"an example needs at least two tokens, one to read and one to predict; got {len(tokens)}")
+    inputs: dict[str, LossFnInputValue] = {"target_tokens": list(tokens[1:])}
+    if weights is not None:
+        if len(weights) != len(tokens):
+            raise ValueError(f"there must be one weight for each token, got {len(weights)} for {len(tokens)} tokens")
+        inputs["weights"] = list(weights[1:])
+    return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
+
+
+def from_messages(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[ChatTurn],
+    *,
+    tools: Sequence[object] | None = None,
+    first: int = 0,
+    max_length: int | None = None,
+) -> Datum:
+    """Make the example for ``cross_entropy`` of a chat. The answers of the assistant are learned, the rest is only read.
+
+    Messages are encoded with the tokenizer's chat template. If it has none, each is a line such as ``User: Hello``, and the
+    chat ends with the end-of-text token.
+
+    Args:
+        tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
+        messages: Dictionaries with ``role`` and ``content``, and what else the chat template reads.
+        tools: The descriptions of the tools that the model may call; None if there are none.
+        first: The index of the first message that may be learned; -1 is the last message. Answers before it are only read.
+        max_length: Where a longer chat is cut, in tokens; None means nowhere.
+
+    Returns:
+        The example, with ``target_tokens`` and ``weights``.
+
+    Raises:
+        ValueError: No message from ``first`` on is the assistant's, or the chat template changes earlier messages.
+
+    >>> import tinker
+    >>> tokenizer = tinker.get_tokenizer("tinker/babble")
+    >>> messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    >>> datum = from_messages(tokenizer, messages)
+    >>> tokens, weights = (datum.loss_fn_inputs[name].to_numpy() for name in ("target_tokens", "weights"))
+    >>> tokenizer.decode(tokens[weights == 1], skip_special_tokens=True)
+    ' 4\\n'
+    """
+    tokens, weights = encode_answers(tokenizer, messages, tools, first)
+    return from_tokens(tokens[:max_length], weights[:max_length])
+
+
+def from_sample(prompt: ModelInput | Sequence[int], sequence: SampledSequence, advantage: float | Sequence[float]) -> Datum:
+    """Make the example of a sampled answer for a policy loss such as ``importance_sampling`` or ``ppo``.
+
+    Args:
+        prompt: The tokens that the answer was sampled from, or a ModelInput of them. They are only read.
+        sequence: The answer, one of ``sampler.sample(...).result().sequences``.
+        advantage: How much better the answer is than expected, such as its reward minus the mean of its group: one number, or
+            one for each token of the answer.
+
+    Returns:
+        The example, with ``target_tokens``, ``logprobs`` and ``advantages``; the last two are 0 in the prompt.
+
+    Raises:
+        ValueError: The prompt is empty or not text, the answer has no log-probabilities, or there is another number of
+            advantages.
+
+    >>> answer = SampledSequence(stop_reason="stop", tokens=[3, 8], logprobs=[-0.5, -0.25])
+    >>> datum = from_sample([5, 17], answer, advantage=2.0)
+    >>> datum.loss_fn_inputs["target_tokens"].tolist(), datum.loss_fn_inputs["advantages"].tolist()
+    ([17, 3, 8], [0.0, 2.0, 2.0])
+    """
+    read = prompt.to_ints() if isinstance(prompt, ModelInput) else list(prompt)
+    count = len(sequence.tokens)
+    if not read or sequence.logprobs_np is None:
+        raise ValueError("the prompt is empty" if not read else "the sequence has no logprobs, which policy losses need")
+    if np.ndim(advantage) and len(np.asarray(advantage)) != count:
+        raise ValueError(
+            f"advantage must be one number, or one for each of the {count} tokens, got {len(np.asarray(advantage))}"
+        )
+    unlearned = np.zeros(len(read) - 1, np.float32)
+    tokens = [*read, *sequence.tokens]
+    inputs: dict[str, LossFnInputValue] = {
+        "target_tokens": tokens[1:],
+        "logprobs": np.append(unlearned, sequence.logprobs_np),
+        "advantages": np.append(unlearned, np.broadcast_to(np.asarray(advantage, np.float32), (count,))),
+    }
+    return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
