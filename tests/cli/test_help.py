@@ -96,6 +96,16 @@ def test_module_form(module: str) -> None:
     assert done.stdout == f"tinker {DISTRIBUTION_VERSION}\n"
 
 
+@pytest.mark.parametrize(
+    "typed", [["help"], ["help", "train"], ["help", "run", "list"], ["run", "help", "list"], ["run", "help"]]
+)
+def test_help_is_a_word_too(typed: list[str]) -> None:
+    """`help` before the name of a command, or after that of a group, shows what `--help` shows."""
+    words = [word for word in typed if word != "help"]
+    shown = CliRunner().invoke(main, typed)
+    assert (shown.exit_code, shown.stdout) == (0, CliRunner().invoke(main, [*words, "--help"]).stdout)
+
+
 def test_version() -> None:
     """The version is a line of text, or JSON with the contract version; --deps adds the installed packages."""
     assert CliRunner().invoke(main, ["version"]).stdout == f"tinker {DISTRIBUTION_VERSION}\n"

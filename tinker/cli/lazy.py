@@ -122,6 +122,9 @@ class LazyGroup(click.Group):
         super().__init__(help=inspect.cleandoc(help), **settings)
         self.entries = entries
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.entries)
 
