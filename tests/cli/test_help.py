@@ -382,7 +382,9 @@ def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: C
             {
                 "error": "Unknown column: zzz",
                 "type": "CommandFailed",
-                "details": ["Available: id, name, model, owner, lora, updated, status, checkpoint, checkpoint_time"],
+                "details": [
+                    "Available: id, name, model, owner, lora, steps, loss, updated, status, checkpoint, checkpoint_time"
+                ],
             },
         ),
     ],

@@ -97,6 +97,9 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
         assert before | after == whole
         (result,) = lines_of(second.stdout, "result")
         assert list(result["losses"]) == list(after.values())
+        resumed, begun = json.loads(call("-f", "json", "run", "list", base_url=url).stdout)["runs"]
+        assert resumed["user_metadata"] == {"resumed": begun["training_run_id"]}
+        assert "(resumed)" in call("run", "list", base_url=url).stdout.splitlines()[1]
         assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
 
 
@@ -427,15 +430,14 @@ def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
 
 
 def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> None:
-    """An invalid path is an error before any request, with its form and the command that lists paths."""
-    result = call("train", data, "--from", "pig-latin", base_url="http://127.0.0.1:1")
-    first, form, advice = result.stderr.splitlines()
-    assert (result.exit_code, first, advice) == (
-        1,
-        "Error: Invalid checkpoint path: pig-latin",
-        "`tinker checkpoint list` shows the paths. If pig-latin is a run, `tinker checkpoint list --run-id pig-latin` shows its checkpoints.",
-    )
-    assert form.startswith("It must be tinker://RUN/KIND/NAME")
+    """Text that is neither the path of a checkpoint nor the name of a run is an error, with the commands that list them."""
+    first, advice = call("train", data, "--from", "pig-latin").stderr.splitlines()
+    assert first == "Error: There is no run pig-latin, nor is this the path of a checkpoint"
+    assert advice == "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
+    result = call("train", data, "--from", "run/pig-latin", base_url="http://127.0.0.1:1")
+    form = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
+    advice = "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
+    assert result.stderr == f"Error: Invalid checkpoint path: run/pig-latin\n{form}\n{advice}\n"
 
 
 LISTS = ([], [{"model_name": "tinker/toy"}])
@@ -703,8 +705,9 @@ def test_the_name_of_a_run_is_listed(call: Call, ask: Ask, data: str) -> None:
     assert call("train", data, "--max-steps", "1", "--name", "plus-one").exit_code == 0
     assert ask("run", "list", "--limit", "1")["runs"][0]["user_metadata"] == {"name": "plus-one"}
     listed = call("run", "list", "--limit", "1").stdout.splitlines()
-    assert listed[0].split() == ["Run", "ID", "Name", "Base", "Model", "LoRA", "Last", "Update", "Status"]
-    assert listed[1].split()[1] == "plus-one"
+    columns = ["Run ID", "Name", "Base Model", "LoRA", "Steps", "Loss", "Last Update", "Status"]
+    assert re.split(r"\s{2,}", listed[0]) == columns
+    assert re.split(r"\s{2,}", listed[1])[1] == "plus-one"
     assert call("train", data, "--max-steps", "1").exit_code == 0
     assert "Name" not in call("run", "list", "--limit", "1").stdout
     assert call("run", "list", "--limit", "2", "-c", "name").stdout.split() == ["Name", "plus-one"]

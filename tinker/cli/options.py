@@ -257,7 +257,7 @@ ExpiryOption: TypeAlias = Annotated[
     int | None, _ExpiryType(), Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS")
 ]
 ModelOption: TypeAlias = Annotated[
-    str | None, Option("A base model or checkpoint. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")
+    str | None, Option("A base model, checkpoint or run. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")
 ]
 OffsetOption: TypeAlias = Annotated[Natural, Option("Number of items to skip.", show_default=False)]
 PricesOption: TypeAlias = Annotated[
