@@ -278,6 +278,21 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
     assert ask("billing", "usage", "yesterday", "today")["data"] == ask("billing", "usage", *dates)["data"]
 
 
+def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
+    """Without dates it is the usage of this month until now, and a time of any length is asked for in parts."""
+    now = datetime.datetime.now(datetime.UTC)
+    month, end = f"{now:%Y-%m}-01", window()[1]
+
+    def usage(*times: str) -> list[Any]:
+        found = ask("billing", "usage", *times)
+        assert run.session_id in found["sessions"]
+        return [one for one in found["data"] if one["event_info"]["type"] != "storage"]  # which grows while it is asked for
+
+    assert usage() == usage(month, end)
+    longer = usage(f"{now - datetime.timedelta(days=40):%Y-%m-%d}", end)
+    assert usage() == [one for one in longer if one["bucket_start"] >= month]
+
+
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
     """What is stored now: as CSV with the price in every row, as a table with units in the headings and the price above."""
     value = ask("billing", "checkpoint-storage")
@@ -325,6 +340,17 @@ def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
     assert "active" in lines[1]
     assert "success" in lines[2]
     assert len(ask("session", "list", "--limit", "0")["sessions"]) >= 2
+
+
+def test_session_info(ask: Ask, call: Call, run: Any) -> None:
+    """A session is shown with how it stands, its runs, the number of its samplers, and its metadata."""
+    value = ask("session", "info", run.session_id)
+    assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (run.session_id, [run.run_id], 3)
+    shown = call("session", "info", run.session_id).stdout
+    for line in ("Status +success", "Checkpoints +3", f"Training Runs +{run.run_id}", "Samplers +0", "  - k +v"):
+        assert re.search(line, shown), shown
+    missing = call("session", "info", "nobody")
+    assert (missing.exit_code, "nobody" in missing.stderr) == (1, True)
 
 
 # How values are written

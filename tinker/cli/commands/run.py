@@ -10,14 +10,13 @@ import click
 
 import tinker
 from tinker.cli.clients import RESUMED, TRAIN, Listing, connect, fetch_pages, find_run, rest_client
-from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
+from tinker.cli.costs import cost_of, count_properties, fetch_usage, next_hour, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.metrics import fetch_progress
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import format_lora, format_value, list_metadata, progress, show, show_items, show_properties
+from tinker.cli.output import format_lora, format_value, list_metadata, show, show_items, show_properties
 
 PAGE = 100
-_LONGEST = datetime.timedelta(days=14)  # what servers answer at once
 
 
 class _ListedRun(NamedTuple):
@@ -188,16 +187,10 @@ def _find_others(rest: tinker.RestClient, session_id: str, run_id: str, *, has_u
 def _count(
     options: GlobalOptions, rest: tinker.RestClient, session_id: str, days: int
 ) -> Mapping[str | None, tinker.usage.TokenCounts]:
-    """Add up the tokens of the session, in as many requests as the time takes."""
-    until = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0) + datetime.timedelta(hours=1)
-    since = until - datetime.timedelta(days=days)
+    """Add up the tokens of the session."""
+    until = next_hour()
     found: dict[str | None, tinker.usage.TokenCounts] = {}
-    with progress(options, "Fetching usage", days) as advance:
-        while since < until:
-            end = min(until, since + _LONGEST)
-            answer = rest.get_billing_usage(since, end).result()
-            for model, tokens in tinker.usage.count_billing(answer, session_id=session_id).items():
-                found[model] = found.get(model, tinker.usage.TokenCounts()) + tokens
-            since = end
-            advance(days - (until - since).days)
+    for answer in fetch_usage(options, rest, until - datetime.timedelta(days=days), until):
+        for model, tokens in tinker.usage.count_billing(answer, session_id=session_id).items():
+            found[model] = found.get(model, tinker.usage.TokenCounts()) + tokens
     return found
