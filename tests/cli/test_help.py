@@ -61,6 +61,7 @@ def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[st
 
 OURS = {
     ("run", "usage"),
+    ("session", "info"),
     ("session", "list"),
     ("run", "watch"),
     ("run", "compare"),

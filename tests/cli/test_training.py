@@ -422,8 +422,10 @@ def test_a_misspelled_model_that_the_server_only_refuses(call: Call, scripted: C
 def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
     """For an unknown model without a similar one, the advice is how to give the path of a checkpoint."""
     shown = "`tinker checkpoint list` shows the paths.\n"
-    sampled = f"To use a checkpoint, give its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
-    trained = f"To use a checkpoint, give its path: --from tinker://RUN/weights/NAME; {shown}"
+    sampled = (
+        f"To use a checkpoint, give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
+    )
+    trained = f"To use a checkpoint, give the name of its run or its path: --from tinker://RUN/weights/NAME; {shown}"
     for command, told in ((("sample", "hi"), sampled), (("chat",), sampled), (("train", data), trained)):
         result = call(*command, "--model", "pig-latin", input="")
         assert (result.exit_code, result.stderr.endswith(told)) == (1, True), result.stderr
@@ -691,6 +693,33 @@ def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:
     data.write_text('{"prompt": "a", "completion": "b"}\n')
     result = call("train", str(data), "--from", "tinker://run/weights/a", "--rank", "3")
     assert (result.exit_code, "--rank cannot be used with --from" in result.stderr) == (2, True)
+
+
+def test_options_come_from_a_file(call: Call, ask: Ask, data: str, tmp_path: Path) -> None:
+    """A TOML file sets the data and the options, under their names; the command line comes before it."""
+    file = tmp_path / "run.toml"
+    file.write_text(f'data = "{data}"\nlr = 0.02\nbatch-size = 2\nmax_steps = 3\nname = "of-a-file"\ntrain_unembed = false\n')
+    given = ("--lr", "0.02", "--batch-size", "2", "--no-train-unembed", "--name", "of-a-file")
+    typed = ask("train", data, *given, "--max-steps", "2")
+    of_file = ask("train", "--config", str(file), "--max-steps", "2")
+    assert of_file["losses"] == typed["losses"]
+    assert of_file["checkpoint_path"].endswith("/of-a-file")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("epoch = 2", "sets epoch, which is no option. Did you mean epochs?"),
+        ("[training]\nx = 2", "sets training, which is no option. A key is the name of an option without its dashes."),
+        ("epochs: 2", "is not TOML: "),
+        ("epochs = 0", "Invalid value for '--epochs': must be an integer of at least 1, got 0"),
+    ],
+)
+def test_a_wrong_file_of_options(call: Call, data: str, tmp_path: Path, text: str, problem: str) -> None:
+    """A file with another form, an unknown name or a wrong value is a wrong call, before any request."""
+    (tmp_path / "run.toml").write_text(text)
+    result = call("train", data, "--config", "run.toml", base_url="http://127.0.0.1:1")
+    assert (result.exit_code, problem in result.stderr) == (2, True), result.stderr
 
 
 def test_a_pipe_gets_only_steps(call: Call, data: str) -> None:

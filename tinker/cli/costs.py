@@ -15,7 +15,7 @@ _LONGEST = datetime.timedelta(days=14)  # what servers answer at once
 
 
 def next_hour() -> datetime.datetime:
-    """Return the end of the hour that goes on: usage is counted by the hour."""
+    """Return the end of the current hour; usage is counted by the hour."""
     now = datetime.datetime.now(datetime.UTC)
     return now.replace(minute=0, second=0, microsecond=0) + datetime.timedelta(hours=1)
 

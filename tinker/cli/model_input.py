@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from tinker._tokenizers import TokenizerSource
 
-SAMPLED_CHECKPOINT = "give its path as the model: tinker://RUN/sampler_weights/NAME"
-TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
+SAMPLED_CHECKPOINT = "give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME"
+TRAINED_CHECKPOINT = "give the name of its run or its path: --from tinker://RUN/weights/NAME"
 
 
 def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:

@@ -64,7 +64,7 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
     number, and example is the line as a dict. Each step samples a group of answers per prompt and reinforces the better ones.
     """
     source_of = click.get_current_context().get_parameter_source
-    given = {name for name in Plan._fields if source_of(name) is click.core.ParameterSource.COMMANDLINE}
+    given = {name for name in Plan._fields if source_of(name) is not click.core.ParameterSource.DEFAULT}
     _check_options(plan, run, given)
     job = _TrainingJob(options, data, plan, given, run)
     if run.estimate:

@@ -22,6 +22,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.options import (
     ChartFile,
     CheckpointName,
+    ConfigFile,
     GivenFile,
     Natural,
     NewFile,
@@ -136,6 +137,7 @@ class RunOptions(NamedTuple):
     plot: ChartFile = None
     estimate: Annotated[bool, Option("Estimate tokens and cost without training.")] = False
     prices_path: PricesOption = None
+    config: ConfigFile = None
 
 
 class Position(NamedTuple):
