@@ -43,6 +43,13 @@ def test_every_command_has_help() -> None:
     assert problems == []
 
 
+def test_a_number_is_named_by_one_letter() -> None:
+    """The help shows what a number may be behind its description, not in the place of its name."""
+    shown = CliRunner().invoke(main, ["train", "--help"]).stdout
+    assert "--learning-rate, --lr N " in shown
+    assert "RANGE" not in shown
+
+
 def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[str]:
     name = " ".join(path)
     result = CliRunner().invoke(main, [*path, "--help"], terminal_width=200)

@@ -107,7 +107,10 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         settings["default"] = default
         settings["show_default"] = option.show_default and default not in (None, "", ()) and kind is not bool
     names = option.names or [f"--{name.replace('_', '-')}"]
-    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, **settings, **option.settings)
+    settings |= option.settings
+    if kind in (int, float):
+        settings["metavar"] = settings["metavar"] or "N"  # click writes INTEGER RANGE
+    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, **settings)
 
 
 def _split(hint: Any) -> tuple[Any, list[object]]:

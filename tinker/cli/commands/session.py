@@ -52,7 +52,7 @@ def info(options: GlobalOptions, session_id: str) -> None:
     properties = [
         ("Session ID", session_id),
         *cells,
-        ("Training Runs", ", ".join(session.training_run_ids)),
+        ("Training Runs", ", ".join(session.training_run_ids) or "none"),
         ("Samplers", len(session.sampler_ids)),
         *list_metadata(session.user_metadata),
     ]
