@@ -43,6 +43,13 @@ def test_every_command_has_help() -> None:
     assert problems == []
 
 
+def test_a_number_is_named_by_one_letter() -> None:
+    """The help shows what a number may be behind its description, not in the place of its name."""
+    shown = CliRunner().invoke(main, ["train", "--help"]).stdout
+    assert "--learning-rate, --lr N " in shown
+    assert "RANGE" not in shown
+
+
 def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[str]:
     name = " ".join(path)
     result = CliRunner().invoke(main, [*path, "--help"], terminal_width=200)
@@ -61,6 +68,7 @@ def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[st
 
 OURS = {
     ("run", "usage"),
+    ("session", "info"),
     ("session", "list"),
     ("run", "watch"),
     ("run", "compare"),
@@ -94,6 +102,16 @@ def test_module_form(module: str) -> None:
     """``python -m tinker`` and ``python -m tinker.cli`` are the same command."""
     done = subprocess.run([sys.executable, "-m", module, "version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"tinker {DISTRIBUTION_VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    "typed", [["help"], ["help", "train"], ["help", "run", "list"], ["run", "help", "list"], ["run", "help"]]
+)
+def test_help_is_a_word_too(typed: list[str]) -> None:
+    """`help` before the name of a command, or after that of a group, shows what `--help` shows."""
+    words = [word for word in typed if word != "help"]
+    shown = CliRunner().invoke(main, typed)
+    assert (shown.exit_code, shown.stdout) == (0, CliRunner().invoke(main, [*words, "--help"]).stdout)
 
 
 def test_version() -> None:
@@ -372,7 +390,9 @@ def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: C
             {
                 "error": "Unknown column: zzz",
                 "type": "CommandFailed",
-                "details": ["Available: id, name, model, owner, lora, updated, status, checkpoint, checkpoint_time"],
+                "details": [
+                    "Available: id, name, model, owner, lora, steps, loss, updated, status, checkpoint, checkpoint_time"
+                ],
             },
         ),
     ],

@@ -61,6 +61,14 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
     assert f"tinker {DISTRIBUTION_VERSION}," in rows["versions"]["detail"]
 
 
+def test_doctor_says_which_packages_are_optional(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is not installed is named as optional, and the row is no failure for it."""
+    monkeypatch.setattr("tinker.cli.commands.installation._PACKAGES", ("no-such-package",))
+    (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "versions"]
+    assert row["status"] == "ok"
+    assert "no-such-package not installed (optional)" in row["detail"]
+
+
 def test_doctor_names_packages_that_patch_the_official_client(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a package is installed whose patch has no effect, the row "installation" says so, and what to do instead."""
     monkeypatch.setitem(PATCHING_PACKAGES, "click", PATCHING_PACKAGES["twinkle-kit"])

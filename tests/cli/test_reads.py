@@ -84,7 +84,7 @@ def test_run_list_json(ask: Ask, run: Any) -> None:
     value = ask("run", "list")
     assert list(value) == ["runs", "shown", "total"]
     found = next(one for one in value["runs"] if one["training_run_id"] == run.run_id)
-    assert list(found) == RUN
+    assert list(found) == [*RUN, "state", "steps", "metrics"]
     assert list(found["last_checkpoint"]) == CHECKPOINT
     assert datetime.datetime.strptime(found["last_request_time"], "%Y-%m-%dT%H:%M:%S.%fZ")
     assert found["user_metadata"] == {"k": "v"}
@@ -97,8 +97,29 @@ def test_run_list_table(call: Call, run: Any) -> None:
     assert heading.split("  ")[0] == "Run ID"
     assert line.split("  ")[0] == run.run_id
     assert "Rank 4" in line
-    assert "OK" in line
+    assert "ended" in line
     assert "1 training run" in result.stderr
+
+
+def test_runs_are_listed_with_their_state_steps_and_loss(
+    ask: Ask, call: Call, server: str, scripted: Callable[..., str]
+) -> None:
+    """The local server tells which runs go on, how many steps each took and its loss; of other servers they are not known."""
+    with tinker.ServiceClient(base_url=server) as service:
+        training = service.create_lora_training_client("tinker/toy", rank=4)
+        datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        loss = training.forward_backward([datum], "cross_entropy").result(10).loss / 2
+        training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
+        (listed,) = ask("run", "list", "--limit", "1")["runs"]
+        assert (listed["state"], listed["steps"], listed["metrics"]["loss per token"]) == ("open", 1, pytest.approx(loss))
+        line = call("run", "list", "--limit", "1").stdout.splitlines()[1]
+        assert re.search(rf"Rank 4 +1 +{loss:.4f} +just now +open$", line), line
+    url = scripted("/overview", 404)
+    with tinker.ServiceClient(base_url=url) as service:
+        service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    heading, line = call("run", "list", base_url=url).stdout.splitlines()
+    assert re.split(r"\s{2,}", heading) == ["Run ID", "Base Model", "LoRA", "Last Update", "Status"]
+    assert re.search(r"just now +OK$", line), line
 
 
 def test_lists_from_an_offset(ask: Ask, run: Any) -> None:
@@ -127,7 +148,7 @@ def test_run_list_of_unknown_columns(call: Call) -> None:
 
 def test_run_info(ask: Ask, call: Call, run: Any) -> None:
     """One run, with its last checkpoints and metadata."""
-    assert list(ask("run", "info", run.run_id)) == RUN
+    assert list(ask("run", "info", run.run_id)) == [*RUN, "state", "steps", "metrics"]
     table = call("run", "info", run.run_id).stdout
     for text in (run.run_id, "Yes (Rank 4)", run.training, run.sampler, "  - k"):
         assert text in table
@@ -145,14 +166,31 @@ def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
     assert ask("run", "usage", "pig latin")["training_run_id"] == only
     assert [run["log"] for run in ask("run", "compare", "pig latin", only)["runs"]] == ["pig latin", only]
     assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
-    shown = "pig latin is a run; `tinker checkpoint list --run-id 'pig latin'` shows its checkpoints.\n"
-    assert shown in call("sample", "hello", "-m", "pig latin").stderr
+    advice = "`tinker checkpoint list --run-id 'pig latin'` shows those that it has.\n"
+    shown = f"Error: The run pig latin has no checkpoint to sample from\n{advice}"
+    assert call("sample", "hello", "-m", "pig latin").stderr.endswith(shown)
     result = call("run", "info", "again")
     assert (result.exit_code, result.stderr) == (0, "2 runs are named 'again'; this is the latest\n")
     assert latest in result.stdout
 
 
 # Checkpoints
+
+
+def test_a_run_stands_for_its_latest_checkpoint(ask: Ask, call: Call, server: str) -> None:
+    """Where a checkpoint is expected, the name or the ID of a run means its latest one: to sample from, or to train on."""
+    with tinker.ServiceClient(base_url=server) as service:
+        training = service.create_lora_training_client("tinker/toy", user_metadata={"name": "two saves"})
+        for name in ("one", "two"):
+            state, sampler = training.save_state(name).result(10).path, training.save_weights_for_sampler(name).result(10).path
+        run_id = training.model_id
+    for text in ("two saves", run_id):
+        assert ask("checkpoint", "info", text)["tinker_path"] == sampler
+        sampled = call("sample", "1", "-m", text, "--max-tokens", "1")
+        assert (sampled.exit_code, f"{text} is {sampler}\n" in sampled.stderr) == (0, True), sampled.stderr
+        assert ask("checkpoint", "download", text, "-o", text, "--form", "archive")["checkpoint_path"] == sampler
+        copied = call("checkpoint", "create", "--from", text)
+        assert (copied.exit_code, f"{text} is {state}\n" in copied.stderr) == (0, True), copied.stderr
 
 
 def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
@@ -183,9 +221,9 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
     assert "  - step" in table
     missing = call("checkpoint", "info", f"{run.training}x")
     assert (missing.exit_code, missing.stderr) == (1, f"Error: Checkpoint not found: {run.training}x\n")
-    wrong = call("checkpoint", "info", "garbage")
+    wrong = call("checkpoint", "info", "run/garbage")
     assert wrong.exit_code == 1
-    assert wrong.stderr.startswith("Error: Invalid checkpoint path: garbage\n")
+    assert wrong.stderr.startswith("Error: Invalid checkpoint path: run/garbage\n")
 
 
 # Models, bills, traces
@@ -240,6 +278,21 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
     assert ask("billing", "usage", "yesterday", "today")["data"] == ask("billing", "usage", *dates)["data"]
 
 
+def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
+    """Without dates it is the usage of this month until now, and a time of any length is asked for in parts."""
+    now = datetime.datetime.now(datetime.UTC)
+    month, end = f"{now:%Y-%m}-01", window()[1]
+
+    def usage(*times: str) -> list[Any]:
+        found = ask("billing", "usage", *times)
+        assert run.session_id in found["sessions"]
+        return [one for one in found["data"] if one["event_info"]["type"] != "storage"]  # which grows while it is asked for
+
+    assert usage() == usage(month, end)
+    longer = usage(f"{now - datetime.timedelta(days=40):%Y-%m-%d}", end)
+    assert usage() == [one for one in longer if one["bucket_start"] >= month]
+
+
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
     """What is stored now: as CSV with the price in every row, as a table with units in the headings and the price above."""
     value = ask("billing", "checkpoint-storage")
@@ -287,6 +340,17 @@ def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
     assert "active" in lines[1]
     assert "success" in lines[2]
     assert len(ask("session", "list", "--limit", "0")["sessions"]) >= 2
+
+
+def test_session_info(ask: Ask, call: Call, run: Any) -> None:
+    """A session is shown with how it stands, its runs, the number of its samplers, and its metadata."""
+    value = ask("session", "info", run.session_id)
+    assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (run.session_id, [run.run_id], 3)
+    shown = call("session", "info", run.session_id).stdout
+    for line in ("Status +success", "Checkpoints +3", f"Training Runs +{run.run_id}", "Samplers +0", "  - k +v"):
+        assert re.search(line, shown), shown
+    missing = call("session", "info", "nobody")
+    assert (missing.exit_code, "nobody" in missing.stderr) == (1, True)
 
 
 # How values are written
@@ -377,10 +441,12 @@ def test_tables_on_a_narrow_screen(capsys: pytest.CaptureFixture[str], monkeypat
     out, err = capsys.readouterr()
     assert ("x" * 12 in out, "bbbbb" in out, "ccccc" in out) == (True, True, False)
     assert err == "Not shown on a terminal of this width: C\n"
-    show_table(("ID", "B", "C"), [("x" * 30, "b" * 5, "c" * 5)], optional=("C", "B"))
+    show_table(("ID", "B", "C", "D"), [("i", "b" * 5, "c" * 5, "x" * 20)] * 2, optional=("C",))
     out, err = capsys.readouterr()
-    assert click.unstyle(out).splitlines() == [f"ID  {'x' * 30}", "B   bbbbb", "C   ccccc"]
-    assert err == ""
+    assert click.unstyle(out).splitlines() == ["x" * 20, "  ID: i, B: bbbbb"] * 2
+    assert err == "Not shown on a terminal of this width: C\n"
+    show_table(("Property", "Value"), [("path", "x" * 16), ("size", "big")])
+    assert click.unstyle(capsys.readouterr()[0]).splitlines() == ["path", "x" * 16, "size  big"]
 
 
 def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,9 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
         assert before | after == whole
         (result,) = lines_of(second.stdout, "result")
         assert list(result["losses"]) == list(after.values())
+        resumed, begun = json.loads(call("-f", "json", "run", "list", base_url=url).stdout)["runs"]
+        assert resumed["user_metadata"] == {"resumed": begun["training_run_id"]}
+        assert "(resumed)" in call("run", "list", base_url=url).stdout.splitlines()[1]
         assert "nothing to resume" in call("train", data, "--resume", base_url=url).stderr
 
 
@@ -419,23 +422,24 @@ def test_a_misspelled_model_that_the_server_only_refuses(call: Call, scripted: C
 def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
     """For an unknown model without a similar one, the advice is how to give the path of a checkpoint."""
     shown = "`tinker checkpoint list` shows the paths.\n"
-    sampled = f"To use a checkpoint, give its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
-    trained = f"To use a checkpoint, give its path: --from tinker://RUN/weights/NAME; {shown}"
+    sampled = (
+        f"To use a checkpoint, give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME; {shown}"
+    )
+    trained = f"To use a checkpoint, give the name of its run or its path: --from tinker://RUN/weights/NAME; {shown}"
     for command, told in ((("sample", "hi"), sampled), (("chat",), sampled), (("train", data), trained)):
         result = call(*command, "--model", "pig-latin", input="")
         assert (result.exit_code, result.stderr.endswith(told)) == (1, True), result.stderr
 
 
 def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> None:
-    """An invalid path is an error before any request, with its form and the command that lists paths."""
-    result = call("train", data, "--from", "pig-latin", base_url="http://127.0.0.1:1")
-    first, form, advice = result.stderr.splitlines()
-    assert (result.exit_code, first, advice) == (
-        1,
-        "Error: Invalid checkpoint path: pig-latin",
-        "`tinker checkpoint list` shows the paths. If pig-latin is a run, `tinker checkpoint list --run-id pig-latin` shows its checkpoints.",
-    )
-    assert form.startswith("It must be tinker://RUN/KIND/NAME")
+    """Text that is neither the path of a checkpoint nor the name of a run is an error, with the commands that list them."""
+    first, advice = call("train", data, "--from", "pig-latin").stderr.splitlines()
+    assert first == "Error: There is no run pig-latin, nor is this the path of a checkpoint"
+    assert advice == "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
+    result = call("train", data, "--from", "run/pig-latin", base_url="http://127.0.0.1:1")
+    form = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
+    advice = "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
+    assert result.stderr == f"Error: Invalid checkpoint path: run/pig-latin\n{form}\n{advice}\n"
 
 
 LISTS = ([], [{"model_name": "tinker/toy"}])
@@ -691,6 +695,33 @@ def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:
     assert (result.exit_code, "--rank cannot be used with --from" in result.stderr) == (2, True)
 
 
+def test_options_come_from_a_file(call: Call, ask: Ask, data: str, tmp_path: Path) -> None:
+    """A TOML file sets the data and the options, under their names; the command line comes before it."""
+    file = tmp_path / "run.toml"
+    file.write_text(f'data = "{data}"\nlr = 0.02\nbatch-size = 2\nmax_steps = 3\nname = "of-a-file"\ntrain_unembed = false\n')
+    given = ("--lr", "0.02", "--batch-size", "2", "--no-train-unembed", "--name", "of-a-file")
+    typed = ask("train", data, *given, "--max-steps", "2")
+    of_file = ask("train", "--config", str(file), "--max-steps", "2")
+    assert of_file["losses"] == typed["losses"]
+    assert of_file["checkpoint_path"].endswith("/of-a-file")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("epoch = 2", "sets epoch, which is no option. Did you mean epochs?"),
+        ("[training]\nx = 2", "sets training, which is no option. A key is the name of an option without its dashes."),
+        ("epochs: 2", "is not TOML: "),
+        ("epochs = 0", "Invalid value for '--epochs': must be an integer of at least 1, got 0"),
+    ],
+)
+def test_a_wrong_file_of_options(call: Call, data: str, tmp_path: Path, text: str, problem: str) -> None:
+    """A file with another form, an unknown name or a wrong value is a wrong call, before any request."""
+    (tmp_path / "run.toml").write_text(text)
+    result = call("train", data, "--config", "run.toml", base_url="http://127.0.0.1:1")
+    assert (result.exit_code, problem in result.stderr) == (2, True), result.stderr
+
+
 def test_a_pipe_gets_only_steps(call: Call, data: str) -> None:
     """The title of the result's table, which only a terminal shows, is on neither stream."""
     result = call("train", data, "--max-steps", "1")
@@ -703,8 +734,9 @@ def test_the_name_of_a_run_is_listed(call: Call, ask: Ask, data: str) -> None:
     assert call("train", data, "--max-steps", "1", "--name", "plus-one").exit_code == 0
     assert ask("run", "list", "--limit", "1")["runs"][0]["user_metadata"] == {"name": "plus-one"}
     listed = call("run", "list", "--limit", "1").stdout.splitlines()
-    assert listed[0].split() == ["Run", "ID", "Name", "Base", "Model", "LoRA", "Last", "Update", "Status"]
-    assert listed[1].split()[1] == "plus-one"
+    columns = ["Run ID", "Name", "Base Model", "LoRA", "Steps", "Loss", "Last Update", "Status"]
+    assert re.split(r"\s{2,}", listed[0]) == columns
+    assert re.split(r"\s{2,}", listed[1])[1] == "plus-one"
     assert call("train", data, "--max-steps", "1").exit_code == 0
     assert "Name" not in call("run", "list", "--limit", "1").stdout
     assert call("run", "list", "--limit", "2", "-c", "name").stdout.split() == ["Name", "plus-one"]

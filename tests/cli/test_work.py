@@ -215,6 +215,8 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
     assert value["model"] == "tinker/toy"
     assert [one["prompt"] for one in value["samples"]] == ["a", "a", "x", "x"]
     assert all(list(one) == ["prompt", "text", "tokens", "stop_reason"] for one in value["samples"])
+    labels = [line for line in call("sample", "a", "-n", "2", "--max-tokens", "3").stdout.splitlines() if line[:4] == "--- "]
+    assert labels == ["--- 'a' (1 of 2)", "--- 'a' (2 of 2)"]
     arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
     text = call("sample", *arguments, input="a\n").stdout
     assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")

@@ -71,9 +71,10 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     "sample": Entry("sample", "Sample from a model or a checkpoint."),
     "serve": Entry("serve", "Serve the API from this machine."),
     "session": LazyGroup(
-        "List sessions, and export the trace of one.",
+        "List and show sessions, and export the trace of one.",
         {
             "export-trace": Entry("session", "Save what ran when, to look at in Perfetto."),
+            "info": Entry("session", "Show one session."),
             "list": Entry("session", "List sessions."),
         },
     ),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tinker._runtime import Runtime
 
 CLOSE_SECONDS = 2.0
+RESUMED = "resumed"  # in the metadata of a run of `tinker train --resume`: the ID of the run that it continues
+TRAIN = ":train:"  # in the ID of a run, between the session and a number
 _SEARCH_PAGE = 200
 _SEARCHED_RUNS = 100
 

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tinker
 from tinker.cli.clients import config_of
 from tinker.cli.options import GlobalOptions
+from tinker.cli.output import progress
+
+_LONGEST = datetime.timedelta(days=14)  # what servers answer at once
+
+
+def next_hour() -> datetime.datetime:
+    """Return the end of the current hour; usage is counted by the hour."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.replace(minute=0, second=0, microsecond=0) + datetime.timedelta(hours=1)
+
+
+def fetch_usage(
+    options: GlobalOptions,
+    client: tinker.RestClient | tinker.AdminClient,
+    since: datetime.datetime,
+    until: datetime.datetime,
+) -> list[tinker.types.BillingUsageResponse]:
+    """Fetch the usage from ``since`` until before ``until``, in as many requests as the time takes."""
+    answers: list[tinker.types.BillingUsageResponse] = []
+    whole = (until - since).days
+    with progress(options, "Fetching usage", whole) as advance:
+        while not answers or since < until:
+            end = min(until, since + _LONGEST)
+            answers.append(client.get_billing_usage(since, end).result())
+            since = end
+            advance(whole - (until - since).days)
+    return answers
 
 
 def read_prices(path: Path | None) -> Mapping[str, tinker.usage.Price] | None:

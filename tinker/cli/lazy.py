@@ -73,7 +73,7 @@ _EXPLAINED = {  # what neither a command nor an option of another name does
     **dict.fromkeys(("login", "logout"), "Use `tinker auth login` or `tinker auth logout`."),
     "--api-key": "Run `tinker auth login`, or set TINKER_API_KEY.",
     "--beta": "There is no KL penalty: see 'Stay near a reference model' in the documentation.",
-    "--config": "There is no configuration file: give the options themselves.",
+    "--config": "Only `tinker train` reads options from a file.",
     "--gradient-checkpointing": "It is an option of the server: `tinker serve --recompute always`.",
     "--lora-alpha": "It is an argument of create_lora_training_client, and 32 here.",
     "--lora-dropout": "Adapters have no dropout.",
@@ -121,6 +121,9 @@ class LazyGroup(click.Group):
     def __init__(self, help: str, entries: Mapping[str, Entry | LazyGroup], **settings: Any) -> None:
         super().__init__(help=inspect.cleandoc(help), **settings)
         self.entries = entries
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.entries)

@@ -150,22 +150,7 @@ def _find(record: Mapping[str, Any], names: Iterable[str], otherwise: float | No
 
 def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
     """Read the curves of a run from a local server. CommandFailed if the server keeps no curves, or none of this run."""
-    from urllib.parse import urlencode
-
-    from tinker_wire.runtime import Request
-
-    from tinker._http import SUBMIT, is_absent
-    from tinker.cli.clients import send
-
-    query = urlencode({"run": run_id})
-    request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
-
-    facts: LogLine = {}
-    try:
-        facts = send(runtime, request, SUBMIT)
-    except tinker.APIStatusError as error:
-        if not is_absent(error):
-            raise
+    facts = _fetch_overview(runtime, run_id)
     if not {"runs", "curves"} <= facts.keys():
         raise CommandFailed(
             f"There is no file {run_id!r}, and this server keeps no curves of its runs",
@@ -183,3 +168,32 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
             metrics.setdefault(number, {})[name] = value
     records = [{"type": "step", "step": number, **metrics[number]} for number in sorted(metrics)]
     return RunMetrics(run_id, records, _read_steps(records), has_ended=states[run_id] != "open")
+
+
+def fetch_progress(runtime: Runtime) -> dict[str, LogLine]:
+    """Fetch the state, the steps and the latest metrics of each run, by its ID, from a local server. Nothing from others."""
+    if runtime.config.is_hosted:
+        return {}
+    return {
+        str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")}
+        for one in _fetch_overview(runtime).get("runs", [])
+    }
+
+
+def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
+    """Fetch what the page of a local server shows, with the curves of one run; nothing where there is no such page."""
+    from urllib.parse import urlencode
+
+    from tinker_wire.runtime import Request
+
+    from tinker._http import SUBMIT, is_absent
+    from tinker.cli.clients import send
+
+    query = "" if run_id is None else urlencode({"run": run_id})
+    request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
+    try:
+        return send(runtime, request, SUBMIT)
+    except tinker.APIStatusError as error:
+        if not is_absent(error):
+            raise
+        return {}

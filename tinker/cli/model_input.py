@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tinker
 from tinker._tokenizers import encode_chat as encode_chat
 from tinker._tokenizers import has_template as has_template
-from tinker.cli.clients import find_run
+from tinker.cli.clients import TRAIN, find_run
 from tinker.cli.errors import CommandFailed, read_message
+from tinker.cli.output import say
 from tinker.cli.reading import Prompt
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 
     from tinker._tokenizers import TokenizerSource
 
-SAMPLED_CHECKPOINT = "give its path as the model: tinker://RUN/sampler_weights/NAME"
-_LIST_OF_RUN = "tinker checkpoint list --run-id"
-TRAINED_CHECKPOINT = "give its path: --from tinker://RUN/weights/NAME"
+SAMPLED_CHECKPOINT = "give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME"
+TRAINED_CHECKPOINT = "give the name of its run or its path: --from tinker://RUN/weights/NAME"
 
 
 def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
@@ -39,17 +39,39 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
         return tinker.ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     except ValueError:
         expected = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
-        advice = "`tinker checkpoint list` shows the paths."
-        if "/" not in tinker_path:
-            advice = f"{advice} If {tinker_path} is a run, `{_LIST_OF_RUN} {shlex.quote(tinker_path)}` shows its checkpoints."
+        advice = "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
         raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None
+
+
+def find_path(rest: tinker.RestClient, text: str, *, to_train: bool = False) -> tinker.ParsedCheckpointTinkerPath:
+    """Parse a checkpoint path, or find the latest checkpoint of the run with this ID or name. CommandFailed for neither."""
+    if "/" in text:
+        return parse_path(text)
+    if (path := _find_latest(rest, text, to_train=to_train)) is None:
+        advice = "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
+        raise CommandFailed(f"There is no run {text}, nor is this the path of a checkpoint", advice)
+    return parse_path(path)
+
+
+def _find_latest(rest: tinker.RestClient, name: str, *, to_train: bool) -> str | None:
+    """Return the path of the latest checkpoint of a run; None if there is no such run. CommandFailed if it has none."""
+    run_id = find_run(rest, name)
+    if run_id == name and TRAIN not in name:
+        return None
+    run = rest.get_training_run(run_id).result()
+    found = run.last_checkpoint if to_train else run.last_sampler_checkpoint
+    if found is None:
+        advice = f"`tinker checkpoint list --run-id {shlex.quote(name)}` shows those that it has."
+        raise CommandFailed(f"The run {name} has no checkpoint to {'train on' if to_train else 'sample from'}", advice)
+    say(f"{name} is {found.tinker_path}")
+    return found.tinker_path
 
 
 def check_start(model: str | None, path: str | None) -> None:
     """Raise CommandFailed for a checkpoint given as a model, and for a path that is none or names weights to sample from."""
     if model is not None and model.startswith("tinker://"):
         raise CommandFailed(f"{model} is a checkpoint, not a base model", f"To start from one, {TRAINED_CHECKPOINT}")
-    if path is not None and "://" not in path:
+    if path is not None and "://" not in path and "/" in path:
         parse_path(path)
     if path is not None and "/sampler_weights/" in path:
         advice = f"`tinker train` also saves one to train on: --from {path.replace('/sampler_weights/', '/weights/')}"
@@ -82,14 +104,16 @@ def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice
         if closest is not None and closest not in "\n".join([read_message(error), *getattr(error, "__notes__", ())]):
             error.add_note(f"Did you mean {closest}?")
         if "/" not in model and find_run(service.create_rest_client(), model) != model:
-            error.add_note(f"{model} is a run; `{_LIST_OF_RUN} {shlex.quote(model)}` shows its checkpoints.")
+            error.add_note(f"{model} is a run; to start from its latest checkpoint: --from {shlex.quote(model)}")
         elif closest is None and names and model not in names and "://" not in model:
             error.add_note(f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint list` shows the paths.")
         raise
 
 
 def create_sampler(service: tinker.ServiceClient, model: str) -> tinker.SamplingClient:
-    """Create the client that samples from a base model or from the checkpoint at a path."""
+    """Create the client that samples from a base model, from the checkpoint at a path, or from the latest one of a run."""
+    if "/" not in model and all(model != one.model_name for one in service.get_server_capabilities().supported_models):
+        model = _find_latest(service.create_rest_client(), model, to_train=False) or model
     with explain_refusal(service, model):
         if model.startswith("tinker://"):
             return service.create_sampling_client(model_path=model).result()

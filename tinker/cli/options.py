@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import functools
 import inspect
 import os
@@ -106,7 +107,10 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         settings["default"] = default
         settings["show_default"] = option.show_default and default not in (None, "", ()) and kind is not bool
     names = option.names or [f"--{name.replace('_', '-')}"]
-    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, **settings, **option.settings)
+    settings |= option.settings
+    if kind in (int, float):
+        settings["metavar"] = settings["metavar"] or "N"  # click writes INTEGER RANGE
+    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, **settings)
 
 
 def _split(hint: Any) -> tuple[Any, list[object]]:
@@ -232,6 +236,27 @@ class _ChartType(click.Path):
         return file
 
 
+class _ConfigType(click.Path):
+    """A TOML file of options. What it sets is taken where the command line says nothing. BadParameter for a wrong file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        import tomllib
+
+        file = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is not None:
+            names = {name.lstrip("-"): one.name for one in ctx.command.params for name in one.opts}
+            try:
+                given = {key.replace("_", "-"): one for key, one in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+            except ValueError as error:
+                raise click.BadParameter(f"{file} is not TOML: {error}", ctx, param) from None
+            if unknown := next((key for key in given if key not in names), None):
+                close = difflib.get_close_matches(unknown, names, 1)
+                hint = f"Did you mean {close[0]}?" if close else "A key is the name of an option without its dashes."
+                raise click.BadParameter(f"{file} sets {unknown}, which is no option. {hint}", ctx, param)
+            ctx.default_map = {str(names[key]): one for key, one in given.items()}
+        return file
+
+
 # Types of options, and options that several commands have
 
 Natural: TypeAlias = Annotated[int, click.IntRange(min=0)]
@@ -240,6 +265,11 @@ NonNegative: TypeAlias = Annotated[float, click.FloatRange(min=0)]
 GivenFile: TypeAlias = Annotated[Path, click.Path(exists=True, dir_okay=False, path_type=Path)]
 DataFile: TypeAlias = Annotated[Path, _DataType(exists=True, dir_okay=False)]
 CheckpointName: TypeAlias = Annotated[str, _NameType()]
+ConfigFile: TypeAlias = Annotated[
+    Path | None,
+    _ConfigType(exists=True, dir_okay=False, path_type=Path),
+    Option("Read options from this file, such as `epochs = 2`; others given here come first.", "--config", metavar="FILE.toml"),
+]
 NewFile: TypeAlias = Annotated[Path, click.Path(dir_okay=False, writable=True, path_type=Path)]
 
 AccessScopeOption: TypeAlias = Annotated[
@@ -257,7 +287,7 @@ ExpiryOption: TypeAlias = Annotated[
     int | None, _ExpiryType(), Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS")
 ]
 ModelOption: TypeAlias = Annotated[
-    str | None, Option("A base model or checkpoint. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")
+    str | None, Option("A base model, checkpoint or run. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")
 ]
 OffsetOption: TypeAlias = Annotated[Natural, Option("Number of items to skip.", show_default=False)]
 PricesOption: TypeAlias = Annotated[

@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -105,17 +106,20 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
     from rich.console import Console
 
     width = Console().width
+    names, cells, least, spare = columns, lines, list[int](), -1
     for longest_kept, count in itertools.product((_SHORT, 0), range(len(optional) + 1)):
         kept = [number for number, name in enumerate(columns) if name not in optional[:count]]
         names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
         least = _least_widths(names, cells, longest_kept)
         spare = width - sum(least) - len(_GAP) * (len(least) - 1)
         if spare >= 0:
-            if left := [name for name in columns if name not in names]:
-                say(f"Not shown on a terminal of this width: {', '.join(left)}")
-            _draw_table(names, cells, title, least, spare)
-            return
-    _show_records(columns, lines, title)
+            break
+    if left := [name for name in columns if name not in names]:
+        say(f"Not shown on a terminal of this width: {', '.join(left)}")
+    if spare >= 0:
+        _draw_table(names, cells, title, least, spare)
+    else:
+        _show_records(names, cells, title, width)
 
 
 def _draw_table(
@@ -163,18 +167,24 @@ def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence
     return widths
 
 
-def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None) -> None:
-    """Show each row as lines of a name and a value. The terminal wraps long values, so that they can be copied."""
-    width = max(map(len, columns))
+def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, width: int) -> None:
+    """Show properties as a name and a value, and other rows as their longest cell with the rest below it.
+
+    A long value has a line of its own, so that it can be copied.
+    """
     if title is not None:
         click.secho(title, bold=True)
-    for number, line in enumerate(lines):
-        if number and len(columns) > 2:
-            click.echo()
-        pairs = [(line[0], line[1])] if len(columns) == 2 else list(zip(columns, line))
-        room = max(len(one[0]) for one in lines) if len(columns) == 2 else width
-        for name, value in pairs:
-            click.echo(f"{click.style(name.ljust(room), fg='cyan')}{_GAP}{value}")
+    if len(columns) == 2:
+        room = max((len(name) for name, _ in lines), default=0)
+        for name, value in lines:
+            fits = room + len(_GAP) + len(value) <= width or " " in value
+            click.echo(f"{click.style(name.ljust(room) if fits else name, fg='cyan')}{_GAP if fits else chr(10)}{value}")
+        return
+    longest = max(range(len(columns)), key=lambda at: max((len(line[at]) for line in lines), default=0))
+    for line in lines:
+        click.secho(line[longest], fg="cyan")
+        rest = ", ".join(f"{name}: {cell}" for at, (name, cell) in enumerate(zip(columns, line)) if cell and at != longest)
+        click.echo(textwrap.fill(rest, width, initial_indent=_GAP, subsequent_indent=_GAP))
 
 
 def show_items(items: Iterable[T], columns: Columns[T], title: str | None = None, *, optional: Sequence[str] = ()) -> None:

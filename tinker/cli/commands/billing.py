@@ -13,6 +13,7 @@ import click
 
 import tinker
 from tinker.cli.clients import admin_client
+from tinker.cli.costs import fetch_usage, next_hour
 from tinker.cli.options import GlobalOptions, Option, command, parse_time
 from tinker.cli.output import Columns, format_count, format_value, show, show_items, show_table
 
@@ -40,24 +41,32 @@ SessionsFile: TypeAlias = Annotated[
 ]
 
 
-@command("tinker billing usage 2026-01-01T00:00Z 2026-01-08T00:00Z --csv usage.csv")
+@command("tinker billing usage", "tinker billing usage 2026-01-01T00:00Z 2026-01-08T00:00Z --csv usage.csv")
 def usage(
     options: GlobalOptions,
-    starting_on: str,
-    ending_before: str,
+    starting_on: str | None = None,
+    ending_before: str | None = None,
     csv_path: CSVFile = None,
     sessions_csv_path: SessionsFile = None,
     rows: Annotated[bool, Option("Show every row instead of the sums.")] = False,
 ) -> None:
-    """Show the hourly usage from STARTING_ON until before ENDING_BEFORE.
+    """Show the hourly usage from STARTING_ON until before ENDING_BEFORE: by default, this month until now.
 
-    Both are full hours, such as 2026-07-13, 2026-07-13T08:00Z or yesterday, of UTC without a time zone, and at most 14 days
-    apart. The sums are by kind of usage and model; there is one row per hour, kind, model, session and user. Costs are
-    estimates before credits, not invoices: up to cost_data_through (in the JSON output) they use invoiced rates, after it the
-    price list. An unknown cost is `null` in JSON and empty in CSV. The data can be several hours late.
+    Both are full hours, such as 2026-07-13, 2026-07-13T08:00Z or yesterday, of UTC without a time zone. The sums are by kind of
+    usage and model; there is one row per hour, kind, model, session and user. Costs are estimates before credits, not invoices:
+    up to cost_data_through (in the JSON output) they use invoiced rates, after it the price list. An unknown cost is `null` in
+    JSON and empty in CSV. The data can be several hours late.
     """
-    answer = admin_client(options).get_billing_usage(parse_time(starting_on), parse_time(ending_before)).result()
-    value: dict[str, Any] = answer.model_dump(mode="json")
+    month = parse_time("today").replace(day=1)
+    since, until = (
+        default if text is None else parse_time(text) for text, default in ((starting_on, month), (ending_before, next_hour()))
+    )
+    answers = [answer.model_dump(mode="json") for answer in fetch_usage(options, admin_client(options), since, until)]
+    value: dict[str, Any] = {
+        **answers[-1],
+        "data": [event for answer in answers for event in answer["data"]],
+        "sessions": {name: facts for answer in answers for name, facts in answer["sessions"].items()},
+    }
     events = [_flatten(event) for event in value["data"]]
     if csv_path is not None:
         _write_csv(csv_path, _names(events), events)

@@ -33,13 +33,13 @@ def version(
     """Print the version of this package."""
     found = {"Python": platform.python_version(), **list_packages()} if deps else {}
     value: dict[str, object] = {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
-    lines = [f"tinker {DISTRIBUTION_VERSION}", *(f"{name} {found[name]}" for name in found)]
+    lines = [f"tinker {DISTRIBUTION_VERSION}", *(f"{name} {there or 'not installed'}" for name, there in found.items())]
     show(options, value | ({"dependencies": found} if deps else {}), lambda: click.echo("\n".join(lines)))
 
 
-def list_packages() -> Mapping[str, str]:
-    """Return the version of each optional package by its name, "missing" where it is not installed."""
-    return {name: find_version(name) or "missing" for name in _PACKAGES}
+def list_packages() -> Mapping[str, str | None]:
+    """Return the version of each optional package by its name, None where it is not installed."""
+    return {name: find_version(name) for name in _PACKAGES}
 
 
 def find_version(name: str) -> str | None:

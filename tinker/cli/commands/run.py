@@ -4,47 +4,69 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import click
 
 import tinker
-from tinker.cli.clients import fetch_pages, find_run, rest_client
-from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
+from tinker.cli.clients import RESUMED, TRAIN, Listing, connect, fetch_pages, find_run, rest_client
+from tinker.cli.costs import cost_of, count_properties, fetch_usage, next_hour, read_prices, to_value
 from tinker.cli.errors import CommandFailed
+from tinker.cli.metrics import fetch_progress
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import format_lora, format_value, list_metadata, progress, show, show_items, show_properties
+from tinker.cli.output import format_lora, format_value, list_metadata, show, show_items, show_properties
 
 PAGE = 100
-_TRAIN = ":train:"
-_LONGEST = datetime.timedelta(days=14)  # what servers answer at once
+
+
+class _ListedRun(NamedTuple):
+    """A run, and what the local server tells of its progress: state, steps and metrics, all missing elsewhere."""
+
+    run: tinker.types.TrainingRun
+    progress: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.run.model_dump(), **self.progress}
+
+    @property
+    def name(self) -> str:
+        metadata = self.run.user_metadata or {}
+        return " ".join([*filter(None, [metadata.get("name")]), *(["(resumed)"] if RESUMED in metadata else [])])
+
+    @property
+    def rank(self) -> str:
+        known = self.run.is_lora and self.run.lora_rank is not None
+        return f"Rank {self.run.lora_rank}" if known else format_value(self.run.is_lora)
+
+    @property
+    def loss(self) -> str:
+        loss = self.progress.get("metrics", {}).get("loss per token")
+        return "" if loss is None else f"{loss:.4f}"
+
+    @property
+    def status(self) -> str:
+        return "Failed" if self.run.corrupted else self.progress.get("state", "OK")
+
 
 #: A title, and the cell of one run.
-_Column: TypeAlias = "tuple[str, Callable[[tinker.types.TrainingRun], object]]"
-
-
-def _rank(run: tinker.types.TrainingRun) -> str:
-    return f"Rank {run.lora_rank}" if run.is_lora and run.lora_rank is not None else format_value(run.is_lora)
-
-
-def _name(run: tinker.types.TrainingRun) -> str:
-    return (run.user_metadata or {}).get("name", "")
-
-
+_Column: TypeAlias = tuple[str, Callable[[_ListedRun], object]]
 COLUMNS: Mapping[str, _Column] = {
-    "id": ("Run ID", lambda run: run.training_run_id),
-    "name": ("Name", _name),
-    "model": ("Base Model", lambda run: run.base_model),
-    "owner": ("Owner", lambda run: run.model_owner),
-    "lora": ("LoRA", _rank),
-    "updated": ("Last Update", lambda run: run.last_request_time),
-    "status": ("Status", lambda run: "Failed" if run.corrupted else "OK"),
-    "checkpoint": ("Last Checkpoint", lambda run: run.last_checkpoint and run.last_checkpoint.checkpoint_id),
-    "checkpoint_time": ("Checkpoint Time", lambda run: run.last_checkpoint and run.last_checkpoint.time),
+    "id": ("Run ID", lambda one: one.run.training_run_id),
+    "name": ("Name", lambda one: one.name),
+    "model": ("Base Model", lambda one: one.run.base_model),
+    "owner": ("Owner", lambda one: one.run.model_owner),
+    "lora": ("LoRA", lambda one: one.rank),
+    "steps": ("Steps", lambda one: one.progress.get("steps", "")),
+    "loss": ("Loss", lambda one: one.loss),
+    "updated": ("Last Update", lambda one: one.run.last_request_time),
+    "status": ("Status", lambda one: one.status),
+    "checkpoint": ("Last Checkpoint", lambda one: one.run.last_checkpoint and one.run.last_checkpoint.checkpoint_id),
+    "checkpoint_time": ("Checkpoint Time", lambda one: one.run.last_checkpoint and one.run.last_checkpoint.time),
 }
-DEFAULT_COLUMNS = "id,model,lora,updated,status"
-_OPTIONAL = ("LoRA", "Status", "Last Update")  # left out on a narrow terminal
-_COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, and name if a run has one."
+DEFAULT_COLUMNS = "id,name,model,lora,steps,loss,updated,status"
+_IF_KNOWN = ("name", "steps", "loss")  # of the default columns, those shown if a run has one
+_OPTIONAL = ("LoRA", "Last Update", "Base Model", "Loss", "Steps")  # left out on a narrow terminal
+_COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, where a run has them."
 
 
 @command("tinker run list --limit 5 --columns id,model,updated")
@@ -57,19 +79,23 @@ def list_command(
 ) -> None:
     """List training runs."""
     chosen = _columns(columns or DEFAULT_COLUMNS)
-    rest = rest_client(options)
+    runtime = connect(options)
+    rest = tinker.RestClient(runtime)
 
     def page(count: int, start: int) -> tuple[list[tinker.types.TrainingRun], int | None]:
         answer = rest.list_training_runs(count, start, access_scope).result()
         return list(answer.training_runs), answer.cursor.total_count
 
-    listing = fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
-    if columns is None and any(map(_name, listing.items)):
-        chosen.insert(1, COLUMNS["name"])
-
+    found = fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
+    known = fetch_progress(runtime)
+    listing = Listing([_ListedRun(run, known.get(run.training_run_id, {})) for run in found.items], found.total)
+    if columns is None:
+        unknown = [COLUMNS[name] for name in _IF_KNOWN if not any(map(COLUMNS[name][1], listing.items))]
+        chosen = [column for column in chosen if column not in unknown]
     optional = () if columns else _OPTIONAL
     title = listing.title("training run")
-    show(options, listing.to_json("runs"), lambda: show_items(listing.items, chosen, title, optional=optional))
+    value = Listing([one.to_json() for one in listing.items], found.total).to_json("runs")
+    show(options, value, lambda: show_items(listing.items, chosen, title, optional=optional))
 
 
 def _columns(names: str) -> list[_Column]:
@@ -84,20 +110,23 @@ def _columns(names: str) -> list[_Column]:
 @command("tinker run info RUN")
 def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
     """Show one training run, given by its ID or by its name."""
-    rest = rest_client(options)
+    runtime = connect(options)
+    rest = tinker.RestClient(runtime)
     run = rest.get_training_run(find_run(rest, run_id), access_scope).result()
+    one = _ListedRun(run, fetch_progress(runtime).get(run.training_run_id, {}))
     properties = [
         ("Run ID", run.training_run_id),
         ("Base Model", run.base_model),
         ("Owner", run.model_owner),
         ("LoRA", format_lora(run.is_lora, run.lora_rank)),
         ("Last Update", run.last_request_time),
-        ("Status", "Failed" if run.corrupted else "OK"),
+        ("Status", one.status),
+        *((title, cell(one)) for title, cell in (COLUMNS["steps"], COLUMNS["loss"]) if cell(one)),
         *_checkpoint_properties("Last Training Checkpoint", run.last_checkpoint),
         *_checkpoint_properties("Last Sampler Checkpoint", run.last_sampler_checkpoint),
         *list_metadata(run.user_metadata),
     ]
-    show_properties(options, run.model_dump(), f"Training Run: {run.training_run_id}", properties)
+    show_properties(options, one.to_json(), f"Training Run: {run.training_run_id}", properties)
 
 
 def _checkpoint_properties(title: str, checkpoint: tinker.types.Checkpoint | None) -> list[tuple[str, object]]:
@@ -120,9 +149,9 @@ def usage(
     """
     prices, rest = read_prices(prices_path), rest_client(options)
     run_id = find_run(rest, run_id)
-    session_id, is_known, _ = run_id.partition(_TRAIN)
+    session_id, is_known, _ = run_id.partition(TRAIN)
     if not is_known:
-        advice = f"A run's ID is <session>{_TRAIN}<number>; `tinker run list` shows them."
+        advice = f"A run's ID is <session>{TRAIN}<number>; `tinker run list` shows them."
         raise CommandFailed(f"There is no run {run_id}", advice)
     counts = _count(options, rest, session_id, days)
     others = _find_others(rest, session_id, run_id, has_usage=bool(counts))
@@ -158,16 +187,10 @@ def _find_others(rest: tinker.RestClient, session_id: str, run_id: str, *, has_u
 def _count(
     options: GlobalOptions, rest: tinker.RestClient, session_id: str, days: int
 ) -> Mapping[str | None, tinker.usage.TokenCounts]:
-    """Add up the tokens of the session, in as many requests as the time takes."""
-    until = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0) + datetime.timedelta(hours=1)
-    since = until - datetime.timedelta(days=days)
+    """Add up the tokens of the session."""
+    until = next_hour()
     found: dict[str | None, tinker.usage.TokenCounts] = {}
-    with progress(options, "Fetching usage", days) as advance:
-        while since < until:
-            end = min(until, since + _LONGEST)
-            answer = rest.get_billing_usage(since, end).result()
-            for model, tokens in tinker.usage.count_billing(answer, session_id=session_id).items():
-                found[model] = found.get(model, tinker.usage.TokenCounts()) + tokens
-            since = end
-            advance(days - (until - since).days)
+    for answer in fetch_usage(options, rest, until - datetime.timedelta(days=days), until):
+        for model, tokens in tinker.usage.count_billing(answer, session_id=session_id).items():
+            found[model] = found.get(model, tinker.usage.TokenCounts()) + tokens
     return found

@@ -132,17 +132,18 @@ def sample(
         return
     value = {"model": model, "samples": samples}
     if output is None:
-        show(options, value, lambda: _print_samples(samples))
+        show(options, value, lambda: _print_samples(samples, num_samples))
         return
     output.write_text(format_json(value) + "\n")
     text = f"Saved {format_count(len(samples), 'sample')} to {output}"
     show(options, {"output": str(output), "samples": len(samples)}, lambda: click.echo(text))
 
 
-def _print_samples(samples: Sequence[dict[str, Any]]) -> None:
+def _print_samples(samples: Sequence[dict[str, Any]], per_prompt: int) -> None:
     for number, sample in enumerate(samples):
         if len(samples) > 1:
-            click.echo(f"{'' if number == 0 else chr(10)}--- {sample['prompt']!r}")
+            label = f" ({number % per_prompt + 1} of {per_prompt})" if per_prompt > 1 else ""
+            click.echo(f"{'' if number == 0 else chr(10)}--- {sample['prompt']!r}{label}")
         click.echo(sample["text"])
 
 

@@ -1,4 +1,4 @@
-"""``tinker session list`` and ``export-trace``: the sessions in which runs and samplers are made."""
+"""``tinker session list``, ``info`` and ``export-trace``: the sessions in which runs and samplers are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import tinker
 from tinker.cli.clients import Listing, connect, rest_client, search_pages
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, Option, command
-from tinker.cli.output import Columns, format_size, progress, say, show, show_items, show_properties
+from tinker.cli.output import Columns, format_size, list_metadata, progress, say, show, show_items, show_properties
 
 _COLUMNS: Columns[tinker.types.SessionSummary] = [
     ("Session ID", lambda session: session.session_id),
@@ -39,6 +39,25 @@ def list_command(
     found = search_pages(options, "Fetching sessions", request, send, lambda page: page.sessions, limit)
     columns = [column for column in _COLUMNS if column[0] != "Name" or any(one.display_name for one in found)]
     show(options, {"sessions": found}, lambda: show_items(found, columns, Listing(found, len(found)).title("session")))
+
+
+@command("tinker session info SESSION")
+def info(options: GlobalOptions, session_id: str) -> None:
+    """Show a session, the runs and samplers that were made in it, and its checkpoints."""
+    rest = rest_client(options)
+    session = rest.get_session(session_id).result()
+    request = tinker.types.SessionSearchRequest(session_id=session_id, owner=tinker.types.AccessibleSearchOwner())
+    found = search_pages(options, "Fetching sessions", request, rest.search_sessions, lambda page: page.sessions, 1)
+    cells = [(name, cell(one)) for one in found for name, cell in _COLUMNS[1:] if cell(one) != ""]
+    properties = [
+        ("Session ID", session_id),
+        *cells,
+        ("Training Runs", ", ".join(session.training_run_ids) or "none"),
+        ("Samplers", len(session.sampler_ids)),
+        *list_metadata(session.user_metadata),
+    ]
+    value = {**(found[0].model_dump() if found else {"session_id": session_id}), **session.model_dump()}
+    show_properties(options, value, f"Session: {session_id}", properties)
 
 
 @command("tinker session export-trace SESSION --output trace.pftrace")

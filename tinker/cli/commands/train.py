@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import tinker
-from tinker.cli.clients import config_of, rest_client, service_client
+from tinker.cli.clients import RESUMED, config_of, rest_client, service_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow, check_lines, read_examples
@@ -19,9 +19,11 @@ from tinker.cli.model_input import (
     Capacity,
     check_start,
     explain_refusal,
+    find_path,
     find_tokenizer,
     has_template,
     load_tokenizer,
+    parse_path,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import format_count, progress, say, show_properties
@@ -62,7 +64,7 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
     number, and example is the line as a dict. Each step samples a group of answers per prompt and reinforces the better ones.
     """
     source_of = click.get_current_context().get_parameter_source
-    given = {name for name in Plan._fields if source_of(name) is click.core.ParameterSource.COMMANDLINE}
+    given = {name for name in Plan._fields if source_of(name) is not click.core.ParameterSource.DEFAULT}
     _check_options(plan, run, given)
     job = _TrainingJob(options, data, plan, given, run)
     if run.estimate:
@@ -102,7 +104,10 @@ class _TrainingJob:
         self._prices = read_prices(run.prices_path)
         rest = rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
-        self._model = _find_model(rest, self._plan, offered)
+        self._start = None if self._position is None else self._position.checkpoint
+        if self._start is None and self._plan.start is not None:
+            self._start = find_path(rest, self._plan.start, to_train=True).tinker_path
+        self._model = _find_model(rest, self._plan, self._start, offered)
         cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # fail now if a price is missing
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
         self._is_unlisted = bool(lengths) and self._model not in lengths  # some servers train models that they do not list
@@ -192,12 +197,15 @@ class _TrainingJob:
 
     def _create_client(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
         plan = self._plan
-        path = plan.start if self._position is None else self._position.checkpoint
-        metadata = None if plan.name == Plan().name else {"name": plan.name}
-        if path is not None:
-            return service.create_training_client_from_state_with_optimizer(path, plan.model, user_metadata=metadata)
+        metadata = {} if plan.name == Plan().name else {"name": plan.name}
+        if self._position is not None:
+            metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
+        if self._start is not None:
+            return service.create_training_client_from_state_with_optimizer(
+                self._start, plan.model, user_metadata=metadata or None
+            )
         return service.create_lora_training_client(
-            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=metadata
+            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=metadata or None
         )
 
     def _take_steps(
@@ -257,12 +265,12 @@ def _open_bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
     return Bookmark(config.credentials_file.parent / "train", server, data, name)
 
 
-def _find_model(rest: tinker.RestClient, plan: Plan, offered: Sequence[tinker.types.SupportedModel]) -> str:
+def _find_model(rest: tinker.RestClient, plan: Plan, start: str | None, offered: Sequence[tinker.types.SupportedModel]) -> str:
     """Return the model to train: the given one, that of the checkpoint to start from, or the first of the server."""
     if plan.model is not None:
         return plan.model
-    if plan.start is not None:
-        return rest.get_weights_info_by_tinker_path(plan.start).result().base_model
+    if start is not None:
+        return rest.get_weights_info_by_tinker_path(start).result().base_model
     for entry in offered:
         if entry.model_name is not None and entry.trainable is not False:
             return entry.model_name

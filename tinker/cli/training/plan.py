@@ -22,6 +22,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.options import (
     ChartFile,
     CheckpointName,
+    ConfigFile,
     GivenFile,
     Natural,
     NewFile,
@@ -43,9 +44,9 @@ class Plan(NamedTuple):
     model: Annotated[
         str | None, Option("The base model. Default: the first that can be trained.", "-m", "--model", metavar="NAME")
     ] = None
-    start: Annotated[str | None, Option("Start from this checkpoint instead of a new adapter.", "--from", metavar="PATH")] = (
-        None
-    )
+    start: Annotated[
+        str | None, Option("Start from this checkpoint or run, not with a new adapter.", "--from", metavar="PATH_OR_RUN")
+    ] = None
     rank: Annotated[Positive, Option("Rank of the new LoRA adapter.")] = 32
     learning_rate: Annotated[NonNegative, Option("Peak learning rate.", "--learning-rate", "--lr")] = 1e-4
     schedule: Annotated[
@@ -136,6 +137,7 @@ class RunOptions(NamedTuple):
     plot: ChartFile = None
     estimate: Annotated[bool, Option("Estimate tokens and cost without training.")] = False
     prices_path: PricesOption = None
+    config: ConfigFile = None
 
 
 class Position(NamedTuple):

@@ -13,7 +13,7 @@ import tinker
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.commands.checkpoint.show import parse_pair
 from tinker.cli.errors import CommandFailed, read_message
-from tinker.cli.model_input import check_start, parse_path
+from tinker.cli.model_input import check_start, find_path, parse_path
 from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, say, show_json, show_properties
 
@@ -63,7 +63,7 @@ def create(
     options: GlobalOptions,
     model: Annotated[str | None, Option("Base model of the new adapter.", "-m", "--model", metavar="NAME")] = None,
     start: Annotated[
-        str | None, Option("Checkpoint to load instead, with its optimizer state.", "--from", metavar="PATH")
+        str | None, Option("Checkpoint or run to load instead, with its optimizer state.", "--from", metavar="PATH_OR_RUN")
     ] = None,
     rank: Annotated[Positive | None, Option(f"Rank of the new LoRA adapter. Default: {_RANK}.")] = None,
     seed: Annotated[int | None, Option("Seed for initializing the adapter. Default: chosen by the server.")] = None,
@@ -96,7 +96,8 @@ def create(
     pairs = dict(map(parse_pair, metadata)) or None
     with service_client(options) as service:
         if start is not None:
-            training = service.create_training_client_from_state_with_optimizer(parse_path(start).tinker_path).result()
+            path = find_path(service.create_rest_client(), start, to_train=True).tinker_path
+            training = service.create_training_client_from_state_with_optimizer(path).result()
         else:
             mlp, attn, unembed = (value is not False for value in layers)
             training = service.create_lora_training_client(model or "", rank or _RANK, seed, mlp, attn, unembed).result()

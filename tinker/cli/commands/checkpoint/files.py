@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import click
 
 import tinker
-from tinker.cli.clients import service_client
+from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed
-from tinker.cli.model_input import parse_path
+from tinker.cli.model_input import find_path
 from tinker.cli.options import GlobalOptions, Option, Positive, command
 from tinker.cli.output import format_size, progress, show_properties
 
@@ -61,12 +61,12 @@ def download(
         Option("external exports PEFT files, archive unpacks the server's own format, auto uses what is available."),
     ] = "auto",
 ) -> None:
-    """Download a checkpoint into a new folder, named after its path.
+    """Download a checkpoint into a new folder, named after its path. A run stands for its latest sampler checkpoint.
 
     A training checkpoint is exported first, in a short session on its base model; the export is deleted afterward. To resume an
     interrupted download, run the command again. Encrypted files end in .age; decrypt them with `age -d`.
     """
-    path = parse_path(checkpoint_path).tinker_path
+    path = find_path(rest_client(options), checkpoint_path).tinker_path
     try:
         with _transfer(options, f"Downloading {path}") as (service, report):
             download = tinker.checkpoints.download
@@ -104,7 +104,7 @@ def push_hf(
     """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Log in first with `hf auth login`."""
     import attrs
 
-    path = parse_path(checkpoint_path).tinker_path
+    path = find_path(rest_client(options), checkpoint_path).tinker_path
     with _transfer(options, f"Downloading {path}") as (service, report):
         pushed = tinker.checkpoints.push_to_hub(
             path,

@@ -9,7 +9,7 @@ import click
 import tinker
 from tinker.cli.clients import Listing, fetch_pages, find_run, rest_client, search_pages
 from tinker.cli.errors import CommandFailed
-from tinker.cli.model_input import parse_path
+from tinker.cli.model_input import find_path
 from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, command
 from tinker.cli.output import Columns, format_lora, format_size, list_metadata, show, show_items, show_properties
 
@@ -95,9 +95,10 @@ def search(
 @command("tinker checkpoint info tinker://RUN/weights/final")
 def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show a checkpoint and its adapter."""
-    path, rest = parse_path(checkpoint_path), rest_client(options)
+    rest = rest_client(options)
+    path = find_path(rest, checkpoint_path)
     checkpoint = _find(rest, path)
-    weights = _find_weights_info(rest, checkpoint_path)
+    weights = _find_weights_info(rest, path.tinker_path)
     is_lora, rank = (None, None) if weights is None else (weights.is_lora, weights.lora_rank)
     properties = [
         ("Checkpoint ID", checkpoint.checkpoint_id),

@@ -176,7 +176,7 @@ _CHECKS: Mapping[str, Callable[[Prober], Awaitable[CheckResult]]] = {
 def _check_versions() -> CheckResult:
     """List the versions of this package, the contract, Python, and the optional packages."""
     here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
-    packages = [f"{name} {version}" for name, version in list_packages().items()]
+    packages = [f"{name} {version or 'not installed (optional)'}" for name, version in list_packages().items()]
     untested = list_untested(_find_requirements())
     return CheckResult("versions", "note" if untested else "ok", "; ".join([", ".join([here, *packages]), *untested]))
 
