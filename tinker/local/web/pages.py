@@ -130,28 +130,33 @@ def _describe_run(model: ModelRecord) -> PageFacts:
         "tags": [*sorted(model.session.request.tags), *(f"{key}={value}" for key, value in named.items())],
         "base_model": model.base_model,
         "rank": model.spec.rank,
-        **_describe_steps(model.history),
-        "last_request_at": model.last_request_at,
+        **_describe_steps(model.history, model.created_at, model.last_request_at),
         "state": "failed" if model.creation_error else "ended" if model.closed_reason else "open",
         "reason": model.creation_error or model.closed_reason or "",
     }
 
 
 def _describe_former_run(run: RunHistory) -> PageFacts:
+    last = run.points[-1].at if run.points else 0.0
     return {
         "id": run.model_id,
         "base_model": run.base_model,
         "rank": run.rank,
-        **_describe_steps(run),
-        "last_request_at": run.points[-1].at if run.points else 0.0,
+        **_describe_steps(run, last, last),
         "state": "ended",
         "reason": "ended before the server was started again",
     }
 
 
-def _describe_steps(history: RunHistory) -> PageFacts:
+def _describe_steps(history: RunHistory, begun_at: float, last_request_at: float) -> PageFacts:
+    """Describe steps and times; a run of an earlier process was begun before its first step that is kept."""
     last = history.points[-1].metrics if history.points else dict[str, float]()
-    return {"steps": history.step_count, "metrics": {name: value for name, value in last.items() if math.isfinite(value)}}
+    return {
+        "steps": history.step_count,
+        "metrics": {name: value for name, value in last.items() if math.isfinite(value)},
+        "begun_at": min([begun_at, *(point.at for point in [*history.points][:1])]),
+        "last_request_at": last_request_at,
+    }
 
 
 def _describe_checkpoint(record: CheckpointRecord) -> PageFacts:
