@@ -91,7 +91,12 @@ class ModelTask:
 
 
 class RequestQueue(Protocol):
-    """The requests of one model in the order of their numbers, from 0 (its creation) on."""
+    """The requests of one model in the order of their numbers, from 0 (its creation) on.
+
+    ``fault`` says why the last one failed; None if it did not.
+    """
+
+    fault: str | None
 
     @property
     def is_fresh(self) -> bool:

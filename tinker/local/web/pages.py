@@ -117,12 +117,13 @@ def _find_history(shared: SharedData, run: str) -> RunHistory | None:
 
 def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[float]]]:
     history = _find_history(shared, run)
-    return {} if history is None else describe_curves(list(history.points))
+    return {} if history is None else {**describe_curves(list(history.points)), **describe_curves(list(history.reports))}
 
 
 def _describe_run(model: ModelRecord) -> PageFacts:
     named = dict(model.user_metadata or {})
     name = named.pop("name", None)
+    fault = model.queue.fault if "diverged" in (model.queue.fault or "") else None
     return {
         "id": model.model_id,
         "name": name,
@@ -131,8 +132,8 @@ def _describe_run(model: ModelRecord) -> PageFacts:
         "base_model": model.base_model,
         "rank": model.spec.rank,
         **_describe_steps(model.history, model.created_at, model.last_request_at),
-        "state": "failed" if model.creation_error else "ended" if model.closed_reason else "open",
-        "reason": model.creation_error or model.closed_reason or "",
+        "state": "failed" if model.creation_error else "diverged" if fault else "ended" if model.closed_reason else "open",
+        "reason": model.creation_error or fault or model.closed_reason or "",
     }
 
 
@@ -150,7 +151,7 @@ def _describe_former_run(run: RunHistory) -> PageFacts:
 
 def _describe_steps(history: RunHistory, begun_at: float, last_request_at: float) -> PageFacts:
     """Describe steps and times; a run of an earlier process was begun before its first step that is kept."""
-    last = history.points[-1].metrics if history.points else dict[str, float]()
+    last = {name: value for one in (history.points, history.reports) if one for name, value in one[-1].metrics.items()}
     return {
         "steps": history.step_count,
         "metrics": {name: value for name, value in last.items() if math.isfinite(value)},

@@ -67,6 +67,11 @@ function findRange(values) {
   return width > 0 && sorted.at(-1) - sorted[0] > 20 * width ? [usual[0] - width * 0.1, usual.at(-1) + width * 0.1] : null;
 }
 
+// Without a pointer over it, a legend shows the last value of each line.
+function showLast(plot) {
+  if (plot.cursor.idx == null) plot.setLegend({ idxs: plot.data.map((line) => line.findLastIndex((value) => value != null)) });
+}
+
 function Chart({ x, series, names, label, log = false, range = null }) {
   const place = useRef(null);
   const plot = useRef(null);
@@ -84,17 +89,18 @@ function Chart({ x, series, names, label, log = false, range = null }) {
     const said = (_, value) => precise(value);
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
-      width: width(), height: 210, scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (_, low, high) => shown.current ?? (low == null ? [low, high] : uPlot.rangeNum(low, high, 0.1, true)) } }, legend: { live: names.length > 1 },
-      axes: [{ ...axis, label, labelSize: 18, labelFont: "12px system-ui, sans-serif", incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
+      width: width(), height: 210, scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (_, low, high) => shown.current ?? (low == null ? [low, high] : uPlot.rangeNum(low, high, 0.1, true)) } }, legend: { live: names.length > 1 }, hooks: { setCursor: [showLast] },
+      axes: [{ ...axis, label, size: 30, labelSize: 20, labelGap: 0, labelFont: "12px system-ui, sans-serif", incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
       series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
+    showLast(plot.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 210 }));
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current.destroy(); };
   }, [theme, names.join("\n"), label, log]);
   useEffect(() => {
-    plot.current?.setData(data);
-    if (plot.current?.cursor.idx == null && data[0].length > 0) plot.current?.setLegend({ idx: data[0].length - 1 }); // the newest
+    plot.current.setData(data);
+    showLast(plot.current);
   }, [data, range?.join()]);
   return html`<div class="chart" ref=${place} role="img" aria-label=${names.join(", ")}></div>`;
 }
@@ -106,7 +112,7 @@ function Curve({ facts, runs, first, title }) {
   const [wanted, setWanted] = useState(null);
   const [log, setLog] = useState(false);
   const [whole, setWhole] = useState(false);
-  const name = names.includes(wanted) ? wanted : names.find(first) ?? names[0];
+  const name = names.includes(wanted) ? wanted : first.map((kind) => names.find((one) => kind.test(one))).find(Boolean) ?? names[0];
   const lines = all.map((curves) => new Map(curves[name] ?? []));
   const key = JSON.stringify(all.map((curves) => curves[name] ?? []));
   const x = useMemo(() => [...new Set(lines.flatMap((line) => [...line.keys()]))].sort((one, other) => one - other), [key]);
@@ -147,11 +153,12 @@ const COLUMNS = {
   rank: (one) => one.rank,
   steps: (one) => one.steps,
   "loss per token": (one) => one.metrics["loss per token"],
+  reward: (one) => one.metrics.reward,
   begun: (one) => -one.begun_at,
   "last request": (one) => -one.last_request_at,
   state: (one) => one.state,
 };
-const NUMBERS = ["rank", "steps", "loss per token"];
+const NUMBERS = ["rank", "steps", "loss per token", "reward"];
 
 function sortRuns(runs, { column, sign }) {
   const of = COLUMNS[column];
@@ -179,6 +186,7 @@ function Runs({ facts, run, follows, choose, beside, setBeside }) {
     const row = box.current?.querySelector(".chosen");
     if (row) box.current.scrollTop = row.offsetTop - box.current.clientHeight / 2;
   }, []);
+  const rewarded = facts.runs.some((one) => one.metrics.reward != null);
   const lineOf = (one) => { const at = drawn.findIndex((other) => other.id === one.id); return at < 0 ? {} : { background: `var(${COLORS[at]})` }; };
   const sortBy = (column) => setOrder((before) => ({ column, sign: before.column === column ? -before.sign : 1 }));
   const toggle = (id) => setBeside(beside.includes(id) ? beside.filter((one) => one !== id) : [...beside, id].slice(-5));
@@ -189,20 +197,20 @@ function Runs({ facts, run, follows, choose, beside, setBeside }) {
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
       <label title="Draw the run that was begun last, also when a newer one begins"><input type="checkbox" checked=${follows} onChange=${(event) => choose(event.target.checked ? "" : run)} /> follow the newest</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
-      <div class="scroll" ref=${box}><table class="wraps"><thead><tr>${Object.keys(COLUMNS).map((column) => html`<th class=${NUMBERS.includes(column) ? "number" : ""} aria-sort=${order.column !== column ? "none" : order.sign > 0 ? "ascending" : "descending"}><button class="sort" onClick=${() => sortBy(column)}>${column}</button></th>`)}<th>compare</th></tr></thead>
+      <div class="scroll" ref=${box}><table class="wraps"><thead><tr>${Object.keys(COLUMNS).filter((column) => rewarded || column !== "reward").map((column) => html`<th class=${NUMBERS.includes(column) ? "number" : ""} aria-sort=${order.column !== column ? "none" : order.sign > 0 ? "ascending" : "descending"}><button class="sort" onClick=${() => sortBy(column)}>${column}</button></th>`)}<th>compare</th></tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
         <td class="id"><i class="swatch" style=${lineOf(one)}></i><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
         <td data-name="project">${one.project}</td><td>${one.base_model}</td>
-        <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>
+        <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>${rewarded && html`<td class="number" data-name="reward">${precise(one.metrics.reward)}</td>`}
         <td data-name="begun" title=${new Date(one.begun_at * 1000).toLocaleString()}>${ago(facts.now - one.begun_at)}</td>
-        <td data-name="last request">${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td>
+        <td data-name="last request">${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "diverged" || one.state === "failed" ? "bad" : one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td>
         <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>
       ${shown.length === 0 && html`<p class="faint">No run matches.</p>`}`}
     </section>
-    <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => name === "loss per token"} /></section>
+    <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/^loss per token$/]} /></section>
     <section><h2>Rewards and other metrics</h2>
-      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
-      <p class="faint">The server sees what losses and optimizer steps report. Rewards appear here if your loss reports them as metrics. To draw those of <code>tinker train --grpo</code>, use its <code>--log FILE</code> and <code>tinker run watch FILE</code>.</p></section>`;
+      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/reward/i, /^grad_norm/]} />
+      ${!rewarded && html`<p class="faint">Rewards appear here when they are reported: <code>tinker train --grpo</code> does so, and your own loop can with <code>get_telemetry().log("metrics", ...)</code>.</p>`}</section>`;
 }
 
 function Checkpoints({ facts, sampleFrom }) {
@@ -356,8 +364,10 @@ function Page() {
         if (!document.hidden || !last.current) {
           const found = await (await ask(`overview?${query}`)).json();
           if (ended) return;
-          if (last.current && found.clock > last.current.clock) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
-          last.current = found;
+          if (!last.current || found.clock > last.current.clock + 1) { // a choice asks at once, which would be a rate of few requests
+            if (last.current) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
+            last.current = found;
+          }
           setFacts(found);
           setFault(null);
           setChosen((before) => (before[0] ? before : [found.models[0].base_model, before[1]]));
