@@ -66,11 +66,10 @@ def describe_server(
 
 
 def _describe_model(state: State, engine: Engine) -> PageFacts:
-    pending = state.futures.count_pending(engine.base_model)
     return {
         "base_model": engine.base_model,
         "max_context_length": engine.max_context_length,
-        "pending": pending,
+        "pending": state.futures.count_pending(engine.base_model),
         "restarts": list(engine.restarts),
     }
 
