@@ -39,8 +39,9 @@ def train(service: tinker.ServiceClient, base_model: str, rank: int) -> None:
 
 
 def compare(page: Any) -> None:
-    """Sample from the newest run's first and last checkpoint, with the buttons of the page."""
+    """Draw both runs, and sample from the newest one's first and last checkpoint, with the buttons of the page."""
     page.reload()
+    page.get_by_label("compare fox, rank 4").check()
     rows = page.locator("#checkpoints tbody tr")
     rows.filter(has_text="/begin").first.get_by_role("button", name="Sample").click()
     rows.filter(has_text="sampler_weights/end").first.get_by_role("button", name="Compare").click()

@@ -163,6 +163,93 @@ def test_runs_are_found_and_compared(page: Any) -> None:
     page.locator(".chart canvas").first.wait_for()
 
 
+def test_runs_are_sorted_by_any_column(page: Any) -> None:
+    """The newest run is first; a click sorts by a column, another one turns the order round, and the header says which it is."""
+    enter_key(page)
+    names = page.locator("#runs tbody td.id")
+    assert names.first.inner_text() == "first try data=letters"
+    page.get_by_role("button", name="rank").click()
+    ranks = page.locator("#runs tbody td:nth-child(4)")
+    assert ranks.all_inner_texts() == ["2", "4", "8"]
+    page.get_by_role("button", name="rank").click()
+    assert ranks.all_inner_texts() == ["8", "4", "2"]
+    assert page.locator("#runs th[aria-sort=descending]").inner_text().startswith("rank")
+
+
+def test_a_run_has_the_colour_of_its_line(page: Any) -> None:
+    """Runs that are drawn have a mark of their line's colour, and others have none."""
+    enter_key(page)
+    page.get_by_label("with steps").check()
+    page.locator("#runs tbody tr").nth(1).get_by_role("checkbox").check()
+    page.locator(".u-legend").first.filter(has_text="first try").wait_for()
+    colour = "one => getComputedStyle(one)"
+    marks = [page.locator("#runs .swatch").nth(at).evaluate(f"{colour}.backgroundColor") for at in range(2)]
+    lines = page.locator(".u-legend").first.locator(".u-series .u-marker")
+    assert marks == [lines.nth(at + 1).evaluate(f"{colour}.borderColor") for at in range(2)]
+    assert marks[0] != marks[1]
+    page.get_by_label("with steps").uncheck()
+    assert page.locator("#runs .swatch[style*=background]").count() == 2
+
+
+def test_the_newest_run_is_followed_until_one_is_chosen(page: Any, url: str) -> None:
+    """A run that begins is drawn with its first step; a run that was chosen stays, until the newest is asked for again."""
+    enter_key(page)
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+
+    def begin(name: str) -> None:
+        training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": name})
+        training.optim_step(tinker.AdamParams()).result()
+
+    assert page.get_by_label("follow the newest").is_checked()
+    begin("second try")
+    page.locator("#runs tr.chosen").filter(has_text="second try").wait_for()
+    page.get_by_role("button", name="first try").click()
+    begin("third try")
+    page.locator("#runs tbody tr").filter(has_text="third try").wait_for()
+    assert "first try" in page.locator("#runs tr.chosen").inner_text()
+    page.get_by_label("follow the newest").check()
+    page.locator("#runs tr.chosen").filter(has_text="third try").wait_for()
+
+
+def test_what_a_loop_reports_is_drawn_and_extremes_do_not_flatten_it(page: Any, url: str) -> None:
+    """A reward is drawn by itself; a few values that are far away are left out of the range until they are wanted."""
+    page.add_init_script("""
+        const fill = CanvasRenderingContext2D.prototype.fillText
+        window.ticks = []
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            if (this.canvas.closest("section").textContent.startsWith("Rewards")) ticks.push(text)
+            fill.call(this, text, ...at)
+        }
+    """)
+    page.reload()
+    enter_key(page)
+    service = tinker.ServiceClient(base_url=url, api_key=KEY, telemetry=True)
+    training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": "rewarded"})
+    training.optim_step(tinker.AdamParams()).result()
+    telemetry = training.get_telemetry()
+    assert telemetry is not None
+    for step in range(1, 21):
+        reward = -1e6 if step == 20 else step / 20
+        telemetry.log("metrics", {"training_run_id": training.result().model_id, "step": step, "reward": reward})
+    assert telemetry.wait_until_drained()
+    page.locator("#runs tr.chosen").filter(has_text="rewarded").filter(has_text="-1000000").wait_for()
+    page.get_by_label("leave out extreme values").wait_for()
+    page.wait_for_function("() => ticks.includes('0.5') && ticks.includes('step')")
+    page.evaluate("ticks.length = 0")
+    page.get_by_label("leave out extreme values").uncheck()
+    page.wait_for_function("() => ticks.includes('-1M')")
+
+
+def test_a_prompt_is_sent_as_a_chat_message(page: Any) -> None:
+    """With the box ticked, the prompt goes through the chat template, and the answer is shown like any other."""
+    enter_key(page)
+    page.get_by_label("as a chat message").check()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.locator("#playground").get_by_role("button", name="Sample").click()
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "The "}]
+    page.wait_for_function("() => document.querySelector('#playground pre').textContent !== ''")
+
+
 def test_a_server_that_has_ended_is_not_said_to_be_seen(page: Any) -> None:
     """When the server no longer answers, the page says so, keeps what it knew, and does not say when sessions were seen."""
     enter_key(page)

@@ -228,6 +228,17 @@ def is_done(tls: ssl.SSLObject) -> bool:
     return True
 
 
+def test_https_is_told_to_speak_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that begins with TLS where there is none fails at once, and the log says which URL is meant."""
+    with run_server(tmp_path, None) as place:
+        for _ in range(2):
+            with pytest.raises(ssl.SSLError), reach(place) as connection:
+                ssl.create_default_context().wrap_socket(connection, server_hostname="localhost")
+        assert get(place) == b"HTTP/1.1 200 OK"
+    expected = "a client sent HTTPS, and this server speaks HTTP: its URL begins with http://"
+    assert [record.message for record in caplog.records] == [expected] * 2
+
+
 def test_descriptors_run_out_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """However often the loop runs out of descriptors, the log has one line about it."""
 

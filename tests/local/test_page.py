@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from support.api import Api, MakeApi, datum
+from support.api import Api, Clock, MakeApi, datum
 
+from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.journal import Journal
-from tinker.local.storage.records import HistoryPoint, RunHistory
+from tinker.local.storage.records import RUN_TABLES, HistoryPoint, RunHistory
 from tinker.local.web.pages import MAX_POINTS, describe_curves
 
 KEY = "a key that nobody may read"
@@ -93,6 +95,53 @@ def test_losses_before_one_step_are_one_point() -> None:
         ),
         HistoryPoint(2, 8.0, {}),
     ]
+
+
+def test_reported_metrics_are_curves_of_their_run(make_api: MakeApi) -> None:
+    """Events called ``metrics`` are drawn by the client's own steps; those about no run, or without a step, are not."""
+    api = make_api()
+    session = api.session()
+    model = api.model(session)
+    event = {"event": "GENERIC_EVENT", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z", "event_name": "metrics"}
+    about = {"training_run_id": model, "note": "not a number"}
+    told = [{**about, "step": 1, "reward": 0.25}, {**about, "step": 3, "reward": 1}, about, {"step": 4, "reward": 9.0}]
+    events = [{**event, "event_id": str(at), "event_session_index": at, "event_data": data} for at, data in enumerate(told)]
+    api.ok("telemetry", {"events": events, "platform": "p", "sdk_version": "1", "session_id": session, "process_uuid": "u"})
+    facts = overview(api, model)
+    assert facts["curves"] == {"reward": [[1, 0.25], [3, 1.0]]}
+    assert facts["runs"][0]["metrics"] == {"reward": 1.0}
+
+
+def test_reports_survive_with_the_journal(tmp_path: Path) -> None:
+    """What a client reported is kept with the points of the run."""
+    journal = Journal(tmp_path)
+    journal.add_tables(*RUN_TABLES)
+    RunHistory(journal, "run", "tinker/toy", 4).add_report(2, {"reward": 0.5}, at=7.0)
+    journal.flush()
+    assert list(RunHistory(journal, "run", "tinker/toy", 4).reports) == [HistoryPoint(2, 7.0, {"reward": 0.5})]
+    journal.close()
+
+
+def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) -> None:
+    """The beginning stays when requests follow, and a run has diverged until a request succeeds."""
+    clock, engine = Clock(), ToyEngine(vocabulary=512)
+    api = make_api(engine, clock=clock)
+    model = api.model(api.session())
+    began = clock()
+    clock.seconds += 9.0
+    api.wait(api.loss(model, 1))
+    (run,) = overview(api)["runs"]
+    assert (run["begun_at"], run["last_request_at"], run["state"]) == (began, began + 9.0, "open")
+    tensors = engine._adapter(model).tensors
+    kept = dict(tensors)
+    tensors.update({name: part * float("nan") for name, part in kept.items()})
+    api.wait(api.loss(model, 2))
+    (run,) = overview(api)["runs"]
+    assert run["state"] == "diverged"
+    assert "the weights have probably diverged" in run["reason"]
+    tensors.update(kept)
+    api.wait(api.loss(model, 3))
+    assert overview(api)["runs"][0]["state"] == "open"
 
 
 def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:

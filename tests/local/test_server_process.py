@@ -119,6 +119,25 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
+    """The end of the announcement counts the runs and checkpoints that the data folder has; without any it says nothing."""
+    command = [sys.executable, "-m", "tinker", "serve", "--engine", "toy", "--port", "0", "--durability", "step", "--data"]
+    said: list[str] = []
+    for _ in range(2):
+        with subprocess.Popen([*command, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(8)]
+            found = re.search(r"http://\S+", lines[0])
+            assert found is not None
+            training = tinker.ServiceClient(base_url=found[0]).create_lora_training_client("tinker/toy", rank=2)
+            training.save_state("one").result()
+            training.save_state("two").result()
+            process.kill()
+            said.append("".join([*lines, *process.stdout]))
+    assert "Restored" not in said[0]
+    assert said[1].endswith(f"\n\nRestored 1 run and 2 checkpoints from {tmp_path}.\n")
+
+
 def test_answers_do_not_wait_for_acknowledgements() -> None:
     """Small packets are sent at once: with Nagle's algorithm each response would be some 40 ms late."""
     with serving._listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
@@ -308,9 +327,9 @@ def test_serve_offers_every_profile() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    """A port in use is one line of text, not a traceback."""
+    """A port in use is one line of text, not a traceback, and is found before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", str(taken.getsockname()[1])])
+        result = CliRunner().invoke(main, ["serve", "--model", "org/m", "--port", str(taken.getsockname()[1])])
         port = taken.getsockname()[1]
     assert result.exit_code == 1
     assert result.stderr == f"Error: port {port} is in use; choose another with --port, or --port 0\n"

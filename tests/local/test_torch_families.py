@@ -30,6 +30,7 @@ from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
+from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import check_cache
@@ -367,6 +368,24 @@ def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="kind, llava, is not a causal language model in transformers") as caught:
         TorchEngine(tmp_path, device="cpu")
     assert "images" in str(caught.value)
+
+
+def test_a_model_without_linear_modules_is_refused_by_families_that_work(tmp_path: Path) -> None:
+    """GPT-2 has convolutions in their place; the refusal says what is missing, and what works."""
+    folder = write_family(Family("GPT-2", "dense", "GPT2Config", "GPT2LMHeadModel"), tmp_path)
+    missing = (
+        "GPT2LMHeadModel is not supported: LoRA needs linear modules, and there are none in its attention and MLP; Llama, "
+    )
+    with pytest.raises(ValueError, match=missing):
+        TorchEngine(folder, device="cpu")
+
+
+def test_a_quantized_model_is_refused() -> None:
+    """Before it is loaded, in one sentence with its method; that of gpt-oss is none, since transformers undoes it."""
+    config = transformers.Qwen3Config(quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ValueError, match=r"org/m is not supported: it is quantized \(gptq\); give the model in bfloat16"):
+        check_kind(config, "org/m")
+    check_kind(transformers.GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "org/m")
 
 
 def test_an_unknown_cache_is_refused() -> None:

@@ -79,6 +79,18 @@ def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
     assert chat.model == checkpoint
 
 
+def test_a_run_is_a_model_by_its_name(client: Any, url: str) -> None:
+    """The name or the ID of a run is its newest checkpoint to sample from; a name of a run without one is refused."""
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    training = service.create_lora_training_client(MODEL, rank=2, user_metadata={"name": "pig"})
+    with pytest.raises(openai.NotFoundError, match="'pig' is not offered"):
+        client.completions.create(model="pig", prompt="e", max_tokens=1)
+    paths = [training.save_weights_for_sampler(name).result().path for name in ("one", "two")]
+    for name in ("pig", training.result().model_id):
+        assert client.models.retrieve(name).id == paths[1]
+        assert client.completions.create(model=name, prompt="e", max_tokens=1).model == paths[1]
+
+
 def test_checkpoints_of_models_that_are_not_served_are_not_listed(tmp_path: Path) -> None:
     """After a restart with another model, only checkpoints that can be sampled are listed."""
     for name in (MODEL, "tinker/other"):

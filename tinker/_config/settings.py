@@ -69,6 +69,11 @@ def _path(variable: str) -> Path | None:
     return Path(text) if text else None
 
 
+def is_telemetry_unset() -> bool:
+    """Return whether the environment does not say whether telemetry is sent."""
+    return not os.environ.get("TINKER_TELEMETRY", "").strip()
+
+
 def serve_api_key() -> str | None:
     """Return the key that a server started here asks its clients for, unless an option gives one."""
     return os.environ.get("TINKER_SERVE_API_KEY") or None

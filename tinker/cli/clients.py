@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -126,17 +127,27 @@ def admin_client(options: GlobalOptions) -> tinker.AdminClient:
 
 
 @contextmanager
-def service_client(options: GlobalOptions, *, interactive: bool = False) -> Generator[tinker.ServiceClient]:
+def service_client(
+    options: GlobalOptions, *, interactive: bool = False, reports: bool = False
+) -> Generator[tinker.ServiceClient]:
     """Open a session for the block. Closing it takes at most two seconds.
 
-    Requests are retried for minutes, as in a script; with ``interactive`` for ``--patience`` seconds.
+    Requests are retried for minutes, as in a script; with ``interactive`` for ``--patience`` seconds. With ``reports``,
+    a server on this machine gets telemetry, unless ``TINKER_TELEMETRY`` says something else.
     """
+    from tinker._config import is_telemetry_unset
+    from tinker._http import is_loopback
 
-    check_credential(config_of(options))
+    check_credential(config := config_of(options))
+    is_wanted = reports and is_telemetry_unset() and is_loopback(urlsplit(config.base_url).hostname or "")
     patience = options.patience_seconds if interactive else None
     observers = _observers(options)
     service = tinker.ServiceClient(
-        {"made_by": "tinker cli"}, base_url=options.base_url, patience_seconds=patience, observers=observers
+        {"made_by": "tinker cli"},
+        base_url=options.base_url,
+        patience_seconds=patience,
+        observers=observers,
+        telemetry=is_wanted or None,
     )
     _set_retries_logged(not interactive)
     reason: ClientSessionFinishReasonType = "interrupted"

@@ -17,6 +17,7 @@ BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given
 MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
 FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
 ENOUGH_DESCRIPTORS = 1 << 16
+TLS_HANDSHAKE = b"\x16\x03"  # how it begins
 TLS_CLOSE_SECONDS = 300.0  # for what a connection with TLS has still to send when it is closed, and for the client's own close
 REPORT_SECONDS = 60.0  # between two lines in the log about descriptors
 _Stage: TypeAlias = Literal["head", "body"] | None
@@ -139,6 +140,10 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._handshake is not None:  # a request that came together with the end of the handshake
             self._early += data
+            return
+        if self.limits.tls is None and self._request is None and data.startswith(TLS_HANDSHAKE):
+            log.warning("a client sent HTTPS, and this server speaks HTTP: its URL begins with http://")
+            self.send_400_response("This server speaks HTTP.")
             return
         super().data_received(data)
         self._watch()

@@ -36,6 +36,7 @@ from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
 from tinker.local.settings import VLLM, Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder
+from tinker.local.storage.journal import RUNS
 
 log: logging.Logger = logging.getLogger("tinker.local")
 #: What users may mean by a name that is no model's.
@@ -80,14 +81,16 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False) -> None:
-    """Print the models, the URLs, whether clients need a key, and how to start."""
+def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False, restored: str = "") -> None:
+    """Print the models, the URLs, whether clients need a key, how to start, and what an earlier server left."""
     here = _reach_from_here(url)
     text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
     if url.startswith("https:"):
         text += f"\n\nClients use a name of the certificate in place of {hostname(here)}."
     elif here != url:
         text += f"\n\nOther machines use this host's name, {socket.gethostname()}, in place of {hostname(here)}."
+    if restored:
+        text += f"\n\nRestored {restored}."
     sys.stdout.write(f"{text}\n")  # at once, for who reads the first line
     sys.stdout.flush()
 
@@ -142,7 +145,7 @@ def serve(
     not installed; ValueError for models of one name and for a device that this machine does not have.
     """
     raise_descriptor_limit()
-    _listen(host, port).close()  # one that is taken is refused now; while the model is loaded, connections are refused
+    check_port(host, port)
     settings = settings or Settings()
     make_data_folder(settings.data_dir)
     loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
@@ -158,7 +161,7 @@ def serve(
         url, has_key = _url(listener, ssl_context), settings.api_key is not None
         if not is_this_machine(host):
             _warn_of_others(url, has_key=has_key, has_tls=ssl_context is not None)
-        report = started or functools.partial(announce, has_key=has_key)
+        report = started or functools.partial(announce, has_key=has_key, restored=_describe_restored(state))
         report(url, loaded)
         with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down
             _Server(state, host, ssl_context).run(sockets=[listener])
@@ -167,6 +170,13 @@ def serve(
             raise OSError(f"the server has ended, and nothing can be written to {settings.data_dir} now: {reason}") from error
     finally:
         listener.close()
+
+
+def _describe_restored(state: State) -> str:
+    """Return how many runs and checkpoints the data folder has, and its name; empty if it has none."""
+    counts = {"run": len(state.journal.read(RUNS)), "checkpoint": len(state.checkpoints.list())}
+    found = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
+    return f"{' and '.join(found)} from {state.settings.data_dir}" if found else ""
 
 
 def _make_state(openers: Sequence[OpenEngine], settings: Settings) -> State:
@@ -301,6 +311,11 @@ def _open_engine(engine: EngineName | None, model: str | None, placement: Placem
 
 def _return_engine(engine: Engine) -> Engine:
     return engine
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise OSError for a port that is taken. While a model is loaded, nothing listens there."""
+    _listen(host, port).close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

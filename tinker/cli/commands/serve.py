@@ -125,6 +125,7 @@ def serve(
     from tinker._installation import inspect_installation
     from tinker.local import Settings
     from tinker.local import serve as run
+    from tinker.local.serving import check_port
 
     if problem := inspect_installation().problem:
         say(f"Warning: {problem}")
@@ -151,8 +152,9 @@ def serve(
     )
     if hold is not None:
         settings = attrs.evolve(settings, hold_seconds=hold)
-    _announce_model(engine, model)
     try:
+        check_port(host, port)
+        _announce_model(engine, model)
         run(model=model or None, engine=engine or None, host=host, port=port, settings=settings, ssl_context=tls)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:

@@ -128,7 +128,10 @@ class _TrainingJob:
     def run(self) -> None:
         """Read the data as tokens, create the run, take its steps and save it."""
         usage, log = tinker.usage.Usage(), self._run.log_path
-        with service_client(self._options) as service, log.open("a", encoding="utf-8") if log else nullcontext() as stream:
+        with (
+            service_client(self._options, reports=True) as service,
+            log.open("a", encoding="utf-8") if log else nullcontext() as stream,
+        ):
             service.add_observer(usage)
             recipe, held_out = self._prepare(self._load_tokenizer(service))
             self._announce(recipe.steps)
@@ -215,7 +218,7 @@ class _TrainingJob:
         evaluation = HeldOutLoss(held_out, self._plan.batch_size) if held_out else None
         facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
         with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
-            report.begin(advance, facts, first)
+            report.begin(advance, facts, first, training.get_telemetry())
             Loop(self._plan, self._run, recipe, training, report, self._bookmark, evaluation).run(first)
 
     def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:

@@ -101,7 +101,8 @@ class NewModel:
             spec=self.spec,
             queue=state.new_queue(self.engine_model),
             history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
-            last_request_at=state.now(),
+            created_at=(now := state.now()),
+            last_request_at=now,
             optimizer=self.optimizer,
             user_metadata=self.user_metadata,
         )

@@ -48,6 +48,7 @@ class ModelQueue(RequestQueue):
         self._last_step: EngineStep | None = None
         self._running: ModelTask | None = None
         self._last_failure: _Failure | None = None
+        self.fault: str | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -122,8 +123,10 @@ class ModelQueue(RequestQueue):
         self._futures.start(work.future)
         try:
             outcome: RequestResult | RequestFailure = work.run(open_engine())
+            self.fault = None
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
             outcome = to_failure(error)
+            self.fault = outcome.error
             self._last_failure = _find_cause(work.number, work.operation, outcome) or self._last_failure
         self._futures.resolve(work.future, outcome)
 

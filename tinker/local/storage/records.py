@@ -231,14 +231,15 @@ class _RunRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 _POINTS = Table("points", _PointRow, "model_id", "step")
+_REPORTS = Table("reports", _PointRow, "model_id", "step")
 _RUNS = Table("seen", _RunRow, "model_id")
-RUN_TABLES = (_POINTS, _RUNS)
+RUN_TABLES = (_POINTS, _REPORTS, _RUNS)
 
 
 class RunHistory:
     """The metrics of one run, one point for each optimizer step, the newest MAX_POINTS of them.
 
-    Nothing else is known here: a reward is there when a loss reports it as a metric.
+    ``reports`` are the metrics that the client computes and reports, such as rewards, by its own steps.
     """
 
     def __init__(self, journal: Journal, model_id: str, base_model: str, rank: int) -> None:
@@ -246,13 +247,22 @@ class RunHistory:
         self.model_id = model_id
         self.base_model = base_model
         self.rank = rank
-        rows = journal.read(_POINTS, "where model_id = ? order by step", model_id)
-        kept = (HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows)
-        self.points: deque[HistoryPoint] = deque(kept, maxlen=MAX_POINTS)
+        self.points: deque[HistoryPoint] = self._read(_POINTS)
+        self.reports: deque[HistoryPoint] = self._read(_REPORTS)
         self.step_count: int = self.points[-1].step if self.points else 0
         self._sums: dict[str, float] = {}
         self._calls: dict[str, int] = {}
         self._is_sum = False
+
+    def _read(self, table: Table[_PointRow]) -> deque[HistoryPoint]:
+        rows = self._journal.read(table, "where model_id = ? order by step", self.model_id)
+        kept = (HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows)
+        return deque(kept, maxlen=MAX_POINTS)
+
+    def add_report(self, step: int, metrics: Mapping[str, float], at: float) -> None:
+        """Add metrics that the client reports for a step of its own counting."""
+        self.reports.append(HistoryPoint(step, at, metrics))
+        self._write(_REPORTS, self.reports[-1])
 
     def add_loss(self, metrics: Mapping[str, float], *, is_sum: bool = False) -> None:
         """Add the metrics of a forward_backward; several before one step are combined by the reduction in their names.
@@ -275,10 +285,13 @@ class RunHistory:
         self.step_count += 1
         self.points.append(HistoryPoint(self.step_count, at, {**joined, **metrics}))
         self._sums, self._calls = {}, {}
+        self._write(_POINTS, self.points[-1])
+
+    def _write(self, table: Table[_PointRow], point: HistoryPoint) -> None:
         self._journal.note(
-            _RUNS.add(_RunRow(self.model_id, self.base_model, self.rank, at)),
-            _POINTS.add(_PointRow(self.model_id, self.step_count, at, msgspec.msgpack.encode(self.points[-1].metrics))),
-            _POINTS.delete("model_id = ? and step <= ?", self.model_id, self.step_count - MAX_POINTS),
+            _RUNS.add(_RunRow(self.model_id, self.base_model, self.rank, point.at)),
+            table.add(_PointRow(self.model_id, point.step, point.at, msgspec.msgpack.encode(point.metrics))),
+            table.delete("model_id = ? and step <= ?", self.model_id, point.step - MAX_POINTS),
         )
 
     def _settle(self, name: str, value: float) -> float:

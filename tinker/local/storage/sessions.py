@@ -91,7 +91,12 @@ class ModelTask:
 
 
 class RequestQueue(Protocol):
-    """The requests of one model in the order of their numbers, from 0 (its creation) on."""
+    """The requests of one model in the order of their numbers, from 0 (its creation) on.
+
+    ``fault`` says why the last one failed; None if it did not.
+    """
+
+    fault: str | None
 
     @property
     def is_fresh(self) -> bool:
@@ -146,8 +151,8 @@ class ModelRecord:
 
     ``base_model`` and ``requested_name`` are what the server and its client call the base model, ``engine_model`` is what the
     engine goes by. ``optimizer`` is a family. ``inflight`` is what its inflight
-    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``last_request_at`` is a
-    time of day.
+    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``created_at`` and
+    ``last_request_at`` are times of day.
     """
 
     model_id: str
@@ -157,6 +162,7 @@ class ModelRecord:
     requested_name: str | None = None
     spec: AdapterSpec
     queue: RequestQueue
+    created_at: float
     last_request_at: float
     optimizer: str
     user_metadata: models.Metadata | None = None

@@ -28,6 +28,17 @@ from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
 LOOK_SECONDS = 1.0  # between two looks whether the client is still there
 
 
+async def resolve_model(state: State, name: str) -> str:
+    """Return the newest checkpoint to sample from of the run with this name or ID; any other name as it is."""
+    engines = await state.engines()
+    if name.startswith(SCHEME) or any(name == one.base_model or name in one.aliases for one in engines):
+        return name
+    records = await state.offload_always(state.checkpoints.list)
+    samplers = [one for one in records if one.kind == "sampler_weights"]
+    named = (one.path for one in samplers if name in (one.training_run_id, (one.run_metadata or {}).get("name")))
+    return next(named, name)
+
+
 async def find_model_engine(state: State, name: str) -> Engine:
     """Return the engine of a base model or of a checkpoint to sample from. Raises APIProblem 404 for another name."""
     engines = await state.engines()

@@ -18,7 +18,7 @@ from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.state import State
 from tinker.local.v1.answers import AnswerBody, describe_error
 from tinker.local.v1.bodies import ChatBody, CompletionBody, GenerationBody, check_chat, check_completion
-from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion
+from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion, resolve_model
 from tinker.local.v1.parameters import UnknownParameter, check_names
 from tinker.local.v1.texts import Texts, load_texts
 
@@ -80,7 +80,7 @@ class Endpoints:
 
     async def get_model(self, request: Request) -> Response:
         """Describe one of them."""
-        name = request.path_params["model"]
+        name = await resolve_model(self._state, request.path_params["model"])
         await find_model_engine(self._state, name)
         return _to_response(_describe_model(name, 0))
 
@@ -106,6 +106,7 @@ class Endpoints:
         check_names(call.content, kind, other)
         headers = self._unread.check(request.scope["route"].path.removeprefix("/v1/"), call.content, kind)
         check(body, state.settings.max_samples)
+        body.model = await resolve_model(state, body.model)
         conversation = open_conversation(state, await self._find_texts(body.model), body)
         if not body.is_streamed:
             return _to_response(await conversation.answer(request, call), headers=headers)

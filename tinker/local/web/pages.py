@@ -66,11 +66,10 @@ def describe_server(
 
 
 def _describe_model(state: State, engine: Engine) -> PageFacts:
-    pending = state.futures.count_pending(engine.base_model)
     return {
         "base_model": engine.base_model,
         "max_context_length": engine.max_context_length,
-        "pending": pending,
+        "pending": state.futures.count_pending(engine.base_model),
         "restarts": list(engine.restarts),
     }
 
@@ -117,12 +116,13 @@ def _find_history(shared: SharedData, run: str) -> RunHistory | None:
 
 def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[float]]]:
     history = _find_history(shared, run)
-    return {} if history is None else describe_curves(list(history.points))
+    return {} if history is None else {**describe_curves(list(history.points)), **describe_curves(list(history.reports))}
 
 
 def _describe_run(model: ModelRecord) -> PageFacts:
     named = dict(model.user_metadata or {})
     name = named.pop("name", None)
+    fault = model.queue.fault if "diverged" in (model.queue.fault or "") else None
     return {
         "id": model.model_id,
         "name": name,
@@ -130,28 +130,33 @@ def _describe_run(model: ModelRecord) -> PageFacts:
         "tags": [*sorted(model.session.request.tags), *(f"{key}={value}" for key, value in named.items())],
         "base_model": model.base_model,
         "rank": model.spec.rank,
-        **_describe_steps(model.history),
-        "last_request_at": model.last_request_at,
-        "state": "failed" if model.creation_error else "ended" if model.closed_reason else "open",
-        "reason": model.creation_error or model.closed_reason or "",
+        **_describe_steps(model.history, model.created_at, model.last_request_at),
+        "state": "failed" if model.creation_error else "diverged" if fault else "ended" if model.closed_reason else "open",
+        "reason": model.creation_error or fault or model.closed_reason or "",
     }
 
 
 def _describe_former_run(run: RunHistory) -> PageFacts:
+    last = run.points[-1].at if run.points else 0.0
     return {
         "id": run.model_id,
         "base_model": run.base_model,
         "rank": run.rank,
-        **_describe_steps(run),
-        "last_request_at": run.points[-1].at if run.points else 0.0,
+        **_describe_steps(run, last, last),
         "state": "ended",
         "reason": "ended before the server was started again",
     }
 
 
-def _describe_steps(history: RunHistory) -> PageFacts:
-    last = history.points[-1].metrics if history.points else dict[str, float]()
-    return {"steps": history.step_count, "metrics": {name: value for name, value in last.items() if math.isfinite(value)}}
+def _describe_steps(history: RunHistory, begun_at: float, last_request_at: float) -> PageFacts:
+    """Describe steps and times; a run of an earlier process was begun before its first step that is kept."""
+    last = {name: value for one in (history.points, history.reports) if one for name, value in one[-1].metrics.items()}
+    return {
+        "steps": history.step_count,
+        "metrics": {name: value for name, value in last.items() if math.isfinite(value)},
+        "begun_at": min([begun_at, *(point.at for point in [*history.points][:1])]),
+        "last_request_at": last_request_at,
+    }
 
 
 def _describe_checkpoint(record: CheckpointRecord) -> PageFacts:

@@ -86,12 +86,17 @@ def _silence_transformers() -> Generator[None]:
 
 
 def check_kind(config: Any, source: str) -> None:
-    """Raise ValueError where transformers has no causal language model of this kind, and its images are not read here."""
+    """Raise ValueError where transformers has no causal language model of this kind, or it is quantized."""
     is_own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if not is_own and not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{source} is not supported: its kind, {config.model_type}, is not a causal language model in transformers "
             f"{transformers.__version__}; of models that read images, only those of the Qwen families are run here"
+        )
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if method not in (None, "mxfp4"):  # transformers writes out the numbers of that one
+        raise ValueError(
+            f"{source} is not supported: it is quantized ({method}); give the model in bfloat16, float16 or float32"
         )
 
 

@@ -59,7 +59,11 @@ class LoraTargets:
         self._odd_experts = found.odd_experts
         kinds = {target.kind for target in self.all} | ({"mlp"} if self._odd_experts else set[str]())
         if missing := {"attn", "mlp", "unembed"} - kinds:
-            raise ValueError(f"{type(model).__name__} is not supported: no linear modules found for {sorted(missing)}")
+            names = " and ".join({"attn": "attention", "mlp": "MLP", "unembed": "head"}[kind] for kind in sorted(missing))
+            raise ValueError(
+                f"{type(model).__name__} is not supported: LoRA needs linear modules, and there are none in its {names}; "
+                "Llama, Qwen, Gemma 3, Phi-3, gpt-oss, DeepSeek-V3 and most newer families work"
+            )
 
     def describe_left_out(self) -> str:
         """Return the ends of the names of the matrices that no adapter changes, each once."""

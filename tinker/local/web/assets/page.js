@@ -56,11 +56,27 @@ function ago(seconds) {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const COLORS = ["--mark", "--good", "--faint", "--bad", "--third", "--fourth"];
+const COLORS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"]; // of runs, in the order in which they are drawn
 
-function Chart({ x, series, names, label, log = false }) {
+// The range of most values, where a few others are so far away that they would flatten the curves; else null.
+function findRange(values) {
+  const sorted = [...values].sort((one, other) => one - other);
+  const [low, high] = [0.25, 0.75].map((part) => sorted[Math.floor(part * (sorted.length - 1))]);
+  const usual = sorted.filter((value) => value >= low - 3 * (high - low) && value <= high + 3 * (high - low));
+  const width = usual.at(-1) - usual[0];
+  return width > 0 && sorted.at(-1) - sorted[0] > 20 * width ? [usual[0] - width * 0.1, usual.at(-1) + width * 0.1] : null;
+}
+
+// Without a pointer over it, a legend shows the last value of each line.
+function showLast(plot) {
+  if (plot.cursor.idx == null) plot.setLegend({ idxs: plot.data.map((line) => line.findLastIndex((value) => value != null)) });
+}
+
+function Chart({ x, series, names, label, log = false, range = null }) {
   const place = useRef(null);
   const plot = useRef(null);
+  const shown = useRef(null);
+  shown.current = range;
   const data = useMemo(() => [x, ...series], [x, series]);
   const [theme, setTheme] = useState(dark.matches);
   useEffect(() => {
@@ -73,18 +89,19 @@ function Chart({ x, series, names, label, log = false }) {
     const said = (_, value) => precise(value);
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
-      width: width(), height: 190, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, legend: { live: names.length > 1 },
-      axes: [{ ...axis, incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
+      width: width(), height: 210, scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (_, low, high) => shown.current ?? (low == null ? [low, high] : uPlot.rangeNum(low, high, 0.1, true)) } }, legend: { live: names.length > 1 }, hooks: { setCursor: [showLast] },
+      axes: [{ ...axis, label, size: 30, labelSize: 20, labelGap: 0, labelFont: "12px system-ui, sans-serif", incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
       series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
     }, data, place.current);
-    const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 190 }));
+    showLast(plot.current);
+    const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 210 }));
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current.destroy(); };
   }, [theme, names.join("\n"), label, log]);
   useEffect(() => {
-    plot.current?.setData(data);
-    if (plot.current?.cursor.idx == null && data[0].length > 0) plot.current?.setLegend({ idx: data[0].length - 1 }); // the newest
-  }, [data]);
+    plot.current.setData(data);
+    showLast(plot.current);
+  }, [data, range?.join()]);
   return html`<div class="chart" ref=${place} role="img" aria-label=${names.join(", ")}></div>`;
 }
 
@@ -94,10 +111,12 @@ function Curve({ facts, runs, first, title }) {
   const names = [...new Set(all.flatMap((curves) => Object.keys(curves)))];
   const [wanted, setWanted] = useState(null);
   const [log, setLog] = useState(false);
-  const name = names.includes(wanted) ? wanted : names.find(first) ?? names[0];
+  const [whole, setWhole] = useState(false);
+  const name = names.includes(wanted) ? wanted : first.map((kind) => names.find((one) => kind.test(one))).find(Boolean) ?? names[0];
   const lines = all.map((curves) => new Map(curves[name] ?? []));
   const key = JSON.stringify(all.map((curves) => curves[name] ?? []));
   const x = useMemo(() => [...new Set(lines.flatMap((line) => [...line.keys()]))].sort((one, other) => one - other), [key]);
+  const range = useMemo(() => findRange(lines.flatMap((line) => [...line.values()])), [key]);
   const positive = lines.every((line) => [...line.values()].every((value) => value > 0));
   const series = useMemo(() => lines.map((line) => x.map((step) => line.get(step) ?? null)), [key]);
   if (!names.length) return html`<p class="faint">Nothing to draw yet: the first optimizer step brings the first point.</p>`;
@@ -105,8 +124,9 @@ function Curve({ facts, runs, first, title }) {
   return html`<div class="row"><label>${title} <select value=${name} onChange=${(event) => setWanted(event.target.value)}>
       ${names.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
       ${positive && html`<label><input type="checkbox" checked=${log} onChange=${(event) => setLog(event.target.checked)} /> log scale</label>`}
+      ${range && html`<label><input type="checkbox" checked=${!whole} onChange=${(event) => setWhole(!event.target.checked)} /> leave out extreme values</label>`}
       <span class="faint">last ${precise(facts.curves[name]?.at(-1)?.[1])}</span></div>
-    <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && positive} />`;
+    <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && positive} range=${whole ? null : range} />`;
 }
 
 // Sections
@@ -125,11 +145,39 @@ function Tiles({ facts, rates }) {
   return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}</div>`;
 }
 
-function Runs({ facts, run, choose, beside, setBeside }) {
+// What each column of the runs is sorted by. Times count backwards, so that the newest is first.
+const COLUMNS = {
+  run: nameOf,
+  project: (one) => one.project,
+  "base model": (one) => one.base_model,
+  rank: (one) => one.rank,
+  steps: (one) => one.steps,
+  "loss per token": (one) => one.metrics["loss per token"],
+  reward: (one) => one.metrics.reward,
+  begun: (one) => -one.begun_at,
+  "last request": (one) => -one.last_request_at,
+  state: (one) => one.state,
+};
+const NUMBERS = ["rank", "steps", "loss per token", "reward"];
+
+function sortRuns(runs, { column, sign }) {
+  const of = COLUMNS[column];
+  const compare = (one, other) => (typeof one === "string" ? one.localeCompare(other) : one - other);
+  return [...runs].sort((one, other) => (of(one) == null) - (of(other) == null) || sign * (of(one) == null ? 0 : compare(of(one), of(other))));
+}
+
+// The run that was begun last, of those with a curve if there are any.
+function findNewest(runs) {
+  const sorted = sortRuns(runs, { column: "begun", sign: 1 });
+  return (sorted.find((one) => one.steps > 0) ?? sorted[0])?.id ?? "";
+}
+
+function Runs({ facts, run, follows, choose, beside, setBeside }) {
   const [text, setText] = useState("");
+  const [order, setOrder] = useState({ column: "begun", sign: 1 });
   const [trained, setTrained] = useState(false);
   const [open, setOpen] = useState(false);
-  const shown = facts.runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase())
+  const shown = sortRuns(facts.runs, order).filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase())
     && (!trained || one.steps > 0) && (!open || one.state === "open"));
   const found = [run, ...beside].map((id) => (text ? shown : facts.runs).find((one) => one.id === id)).filter(Boolean);
   const drawn = found.length ? found : shown.slice(0, 1); // what the filter leaves out is not drawn
@@ -138,27 +186,31 @@ function Runs({ facts, run, choose, beside, setBeside }) {
     const row = box.current?.querySelector(".chosen");
     if (row) box.current.scrollTop = row.offsetTop - box.current.clientHeight / 2;
   }, []);
+  const rewarded = facts.runs.some((one) => one.metrics.reward != null);
+  const lineOf = (one) => { const at = drawn.findIndex((other) => other.id === one.id); return at < 0 ? {} : { background: `var(${COLORS[at]})` }; };
+  const sortBy = (column) => setOrder((before) => ({ column, sign: before.column === column ? -before.sign : 1 }));
   const toggle = (id) => setBeside(beside.includes(id) ? beside.filter((one) => one !== id) : [...beside, id].slice(-5));
   return html`<section class="wide" id="runs"><h2>Training runs</h2>
-    ${facts.runs.length === 0 && html`<p class="faint">No run yet. A client starts one with create_lora_training_client.</p>`}
+    ${facts.runs.length === 0 && html`<p class="faint">No run yet. A client starts one with create_lora_training_client; its curve appears here.</p>`}
     ${facts.runs.length > 0 && html`<div class="row"><label>filter <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
       <label><input type="checkbox" checked=${open} onChange=${(event) => setOpen(event.target.checked)} /> open</label>
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
+      <label title="Draw the run that was begun last, also when a newer one begins"><input type="checkbox" checked=${follows} onChange=${(event) => choose(event.target.checked ? "" : run)} /> follow the newest</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
-      <div class="scroll" ref=${box}><table class="wraps"><thead><tr><th>run</th><th>project</th><th>base model</th><th class="number">rank</th>
-      <th class="number">steps</th><th class="number">loss per token</th><th>last request</th><th>state</th><th>compare</th></tr></thead>
+      <div class="scroll" ref=${box}><table class="wraps"><thead><tr>${Object.keys(COLUMNS).filter((column) => rewarded || column !== "reward").map((column) => html`<th class=${NUMBERS.includes(column) ? "number" : ""} aria-sort=${order.column !== column ? "none" : order.sign > 0 ? "ascending" : "descending"}><button class="sort" onClick=${() => sortBy(column)}>${column}</button></th>`)}<th>compare</th></tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
-        <td class="id"><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
+        <td class="id"><i class="swatch" style=${lineOf(one)}></i><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
         <td data-name="project">${one.project}</td><td>${one.base_model}</td>
-        <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>
-        <td>${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td>
+        <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>${rewarded && html`<td class="number" data-name="reward">${precise(one.metrics.reward)}</td>`}
+        <td data-name="begun" title=${new Date(one.begun_at * 1000).toLocaleString()}>${ago(facts.now - one.begun_at)}</td>
+        <td data-name="last request">${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "diverged" || one.state === "failed" ? "bad" : one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td>
         <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>
       ${shown.length === 0 && html`<p class="faint">No run matches.</p>`}`}
     </section>
-    <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => name === "loss per token"} /></section>
+    <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/^loss per token$/]} /></section>
     <section><h2>Rewards and other metrics</h2>
-      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${(name) => /reward/i.test(name) || name.startsWith("grad_norm")} />
-      <p class="faint">The server sees what losses and optimizer steps report. Rewards appear here if your loss reports them as metrics. To draw those of <code>tinker train --grpo</code>, use its <code>--log FILE</code> and <code>tinker run watch FILE</code>.</p></section>`;
+      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/reward/i, /^grad_norm/]} />
+      ${!rewarded && html`<p class="faint">Rewards appear here when they are reported: <code>tinker train --grpo</code> does so, and your own loop can with <code>get_telemetry().log("metrics", ...)</code>.</p>`}</section>`;
 }
 
 function Checkpoints({ facts, sampleFrom }) {
@@ -172,8 +224,8 @@ function Checkpoints({ facts, sampleFrom }) {
   </section>`;
 }
 
-async function* readStream(body, signal) {
-  const answer = await ask("v1/completions", {
+async function* readStream(path, body, signal) {
+  const answer = await ask(path, {
     method: "POST", body: JSON.stringify({ ...body, stream: true }), headers: { "Content-Type": "application/json" }, signal,
   });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -183,7 +235,7 @@ async function* readStream(body, signal) {
     for (const event of events.filter((one) => one.startsWith("data: ") && one !== "data: [DONE]")) {
       const value = JSON.parse(event.slice(6));
       if (value.error) throw new Error(value.error.message);
-      yield value.choices[0]?.text ?? "";
+      yield value.choices[0]?.text ?? value.choices[0]?.delta?.content ?? "";
     }
   }
 }
@@ -191,6 +243,7 @@ async function* readStream(body, signal) {
 function Playground({ facts, chosen, choose, needKey }) {
   const [prompt, setPrompt] = useState("The ");
   const [options, setOptions] = useState({ max_tokens: 64, temperature: 1, seed: 1 });
+  const [chat, setChat] = useState(false);
   const [texts, setTexts] = useState(["", ""]);
   const [running, setRunning] = useState(null);
   const models = [...facts.models.map((one) => one.base_model), ...facts.checkpoints.filter((one) => one.kind === "sampler_weights").map((one) => one.path)];
@@ -198,7 +251,8 @@ function Playground({ facts, chosen, choose, needKey }) {
   const sampleSide = async (side, signal) => {
     set(side, () => "");
     try {
-      for await (const text of readStream({ model: chosen[side], prompt, ...options }, signal)) set(side, (before) => before + text);
+      const [path, given] = chat ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt }] }] : ["v1/completions", { prompt }];
+      for await (const text of readStream(path, { model: chosen[side], ...given, ...options }, signal)) set(side, (before) => before + text);
     } catch (error) {
       if (error instanceof NeedsKey) needKey();
       else if (error.name !== "AbortError") set(side, (before) => `${before}\n[${error.message}]`);
@@ -215,6 +269,7 @@ function Playground({ facts, chosen, choose, needKey }) {
   return html`<section class="wide" id="playground"><h2>Sample and compare</h2>
     <textarea aria-label="prompt" value=${prompt} onInput=${(event) => setPrompt(event.target.value)}></textarea>
     <div class="row">${number("max_tokens", 1)} ${number("temperature", 0.1)} ${number("seed", 1)}
+      <label title="In the chat template of the model's tokenizer; without one, as the lines User: and Assistant:"><input type="checkbox" checked=${chat} onChange=${(event) => setChat(event.target.checked)} /> as a chat message</label>
       <button class="main" disabled=${running || !prompt} onClick=${run}>Sample</button>
       ${running && html`<button onClick=${() => running.abort()}>Stop</button>`}</div>
     <div class="pair">${[0, 1].map((side) => html`<div><select aria-label=${`model ${side + 1}`} title=${chosen[side]} value=${chosen[side]} onChange=${(event) => choose(side, event.target.value)}>
@@ -291,9 +346,10 @@ function Page() {
   const [facts, setFacts] = useState(null);
   const [rates, setRates] = useState([]);
   const [selected, setSelected] = useState(() => readSelection());
-  const { run, beside } = selected;
+  const { beside } = selected;
+  const run = selected.run || findNewest(facts?.runs ?? []); // nothing is selected: the newest is followed
   const setRun = (id) => setSelected((before) => ({ run: id, beside: before.beside.filter((one) => one !== id) }));
-  const setBeside = (ids) => setSelected((before) => ({ ...before, beside: ids }));
+  const setBeside = (ids) => setSelected({ run, beside: ids });
   const [chosen, setChosen] = useState(["", ""]);
   const [fault, setFault] = useState(null);
   const [round, setRound] = useState(0);
@@ -302,17 +358,18 @@ function Page() {
   useEffect(() => {
     let timer = null;
     let ended = false;
-    if (run) history.replaceState(null, "", `#${query}`);
+    history.replaceState(null, "", selected.run ? `#${query}` : location.pathname);
     const load = async () => {
       try {
         if (!document.hidden || !last.current) {
           const found = await (await ask(`overview?${query}`)).json();
           if (ended) return;
-          if (last.current && found.clock > last.current.clock) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
-          last.current = found;
+          if (!last.current || found.clock > last.current.clock + 1) { // a choice asks at once, which would be a rate of few requests
+            if (last.current) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
+            last.current = found;
+          }
           setFacts(found);
           setFault(null);
-          setSelected((before) => (before.run ? before : { ...before, run: (found.runs.find((one) => one.steps > 0) ?? found.runs[0])?.id ?? "" }));
           setChosen((before) => (before[0] ? before : [found.models[0].base_model, before[1]]));
         }
       } catch (error) {
@@ -324,7 +381,7 @@ function Page() {
     };
     load();
     return () => { ended = true; clearTimeout(timer); };
-  }, [query, round]);
+  }, [query, selected.run, round]);
   const needKey = () => setFault(new NeedsKey());
   if (fault instanceof NeedsKey) return html`<${KeyForm} wrong=${sessionStorage.getItem(KEY)} done=${() => { setFault(null); setRound(round + 1); }} />`;
   const choose = (side, name) => setChosen((before) => before.map((one, at) => (at === side ? name : one)));
@@ -332,7 +389,7 @@ function Page() {
   return html`<header><h1><img src="assets/icon.svg" alt="" /> tinker</h1><span class="faint">${facts?.models.map((one) => one.base_model).join(", ") ?? "connecting"}</span>
     <nav><a href="docs">API</a></nav></header>
     <main>${fault && html`<div class="notice" role="alert">The server does not answer: ${fault.message}</div>`}
-    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} run=${run} choose=${setRun} beside=${beside} setBeside=${setBeside} />
+    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} run=${run} follows=${!selected.run} choose=${setRun} beside=${beside} setBeside=${setBeside} />
       <${Checkpoints} facts=${facts} sampleFrom=${sampleFrom} />
       <${Playground} facts=${facts} chosen=${chosen} choose=${choose} needKey=${needKey} />
       <${Throughput} rates=${rates} /><${Usage} facts=${facts} /><${Sessions} facts=${facts} dead=${Boolean(fault)} />`}</main>`;
