@@ -64,7 +64,7 @@ def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict
     return error
 
 
-class ExchangeRecord(NamedTuple):
+class ShownExchange(NamedTuple):
     """What an error keeps of a request and its response, without credentials. httpx's objects are made when somebody looks."""
 
     method: str
@@ -102,13 +102,13 @@ class APIError(TinkerError):
     """
 
     may_have_arrived: bool = False
-    _exchange: ExchangeRecord
+    _exchange: ShownExchange
 
-    def __init__(self, message: str, request: httpx.Request | ExchangeRecord, *, body: object | None) -> None:
+    def __init__(self, message: str, request: httpx.Request | ShownExchange, *, body: object | None) -> None:
         super().__init__(message)
         self.message = message
         self.body = body
-        if isinstance(request, ExchangeRecord):
+        if isinstance(request, ShownExchange):
             self._exchange = request
         else:
             self.request = request
@@ -144,8 +144,8 @@ class APIStatusError(APIError):
 
     status_code: int
 
-    def __init__(self, message: str, response: httpx.Response | ExchangeRecord, body: object | None) -> None:
-        if isinstance(response, ExchangeRecord):
+    def __init__(self, message: str, response: httpx.Response | ShownExchange, body: object | None) -> None:
+        if isinstance(response, ShownExchange):
             super().__init__(message, response, body=body)
         else:
             super().__init__(message, response.request, body=body)
@@ -235,14 +235,14 @@ class APIConnectionError(APIError):
     never_ran: bool = False
     wrong_address: bool = False
 
-    def __init__(self, request: httpx.Request | ExchangeRecord, message: str = "Connection error.") -> None:
+    def __init__(self, request: httpx.Request | ShownExchange, message: str = "Connection error.") -> None:
         super().__init__(message, request, body=None)
 
 
 class APITimeoutError(APIConnectionError):
     """The response did not arrive in time."""
 
-    def __init__(self, request: httpx.Request | ExchangeRecord, message: str = "Request timed out.") -> None:
+    def __init__(self, request: httpx.Request | ShownExchange, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
 
 

@@ -52,13 +52,13 @@ def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() not in secret}
 
 
-def _redact_request(request: PreparedRequest) -> errors.ExchangeRecord:
+def _redact_request(request: PreparedRequest) -> errors.ShownExchange:
     """Return the request without body and credentials, for errors."""
     headers = {name: value for name, value in headers_without_secrets(request).items() if name != "Content-Length"}
-    return errors.ExchangeRecord(request.method, request.redacted_url, headers)
+    return errors.ShownExchange(request.method, request.redacted_url, headers)
 
 
-def _redact_response(response: RawResponse) -> errors.ExchangeRecord:
+def _redact_response(response: RawResponse) -> errors.ShownExchange:
     hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
     headers = {name.lower(): value for name, value in response.headers.items() if name.lower() not in hidden}
     content = response.content[:_KEPT_NBYTES]
