@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
 from tinker_wire import models
 
@@ -10,6 +11,7 @@ from tinker.local.call import APICall
 from tinker.local.state import SharedData, State
 
 METRICS = "metrics"  # the events that are drawn
+_MOST = 2**53  # above it, an integer is not the same as a float
 
 
 async def telemetry(state: State, call: APICall) -> models.TelemetryResponse:
@@ -26,6 +28,11 @@ async def telemetry(state: State, call: APICall) -> models.TelemetryResponse:
 def _add_metrics(shared: SharedData, data: Mapping[str, object], at: float) -> None:
     """Add the numbers of an event to its run; events about an unknown run, or without a step, are only kept."""
     model, step = shared.store.find_model(str(data.get("training_run_id"))), data.get("step")
-    if model is not None and isinstance(step, int):
-        numbers = {name: float(value) for name, value in data.items() if isinstance(value, int | float) and name != "step"}
+    if model is not None and _is_integer(step):
+        found = {name: value for name, value in data.items() if name != "step"}
+        numbers = {name: float(value) for name, value in found.items() if isinstance(value, float) or _is_integer(value)}
         model.history.add_report(step, numbers, at)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and -_MOST <= value <= _MOST
