@@ -386,12 +386,13 @@ def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monk
     runs = [kept.model() for _ in range(3)]
     for run in runs:
         train(kept, run, 1, 1)
+        kept.report(run, {"step": 1, "reward": 0.5})
     for run in runs[1:]:
         kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=run.partition(":")[0])
     again = restart(kept, make_api)
     assert [one.model_id for one in again.shared.former_runs] == runs[2:]
     assert [bool(overview(again, run)["curves"]) for run in runs] == [True, False, True]
-    assert [len(again.state.journal.read(table)) for table in RUN_TABLES] == [2, 2]
+    assert [len(again.state.journal.read(table)) for table in RUN_TABLES] == [2, 2, 2]
 
 
 def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:

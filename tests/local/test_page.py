@@ -103,19 +103,11 @@ def test_reported_metrics_are_curves_of_their_run(make_api: MakeApi) -> None:
     Nor are numbers that no float, and steps that no database holds.
     """
     api = make_api()
-    session = api.session()
-    model = api.model(session)
-    event = {"event": "GENERIC_EVENT", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z", "event_name": "metrics"}
-    about = {"training_run_id": model, "note": "not a number"}
-    told = [
-        {**about, "step": 1, "reward": 0.25},
-        {**about, "step": 3, "reward": 1},
-        about,
-        {"step": 4, "reward": 9.0},
-    ]
-    told[1:1] = [{**about, "step": 3, "huge": 10**400, "yes": True}, {**about, "step": 2**70, "reward": 9.0}]
-    events = [{**event, "event_id": str(at), "event_session_index": at, "event_data": data} for at, data in enumerate(told)]
-    api.ok("telemetry", {"events": events, "platform": "p", "sdk_version": "1", "session_id": session, "process_uuid": "u"})
+    model = api.model()
+    told = {"step": 1, "reward": 0.25, "note": "not a number"}
+    huge = {"step": 3, "huge": 10**400, "yes": True}
+    api.report(model, told, huge, {"step": 2**70, "reward": 9.0}, {"step": 3, "reward": 1}, {"reward": 9.0})
+    api.report("no run", {"step": 4, "reward": 9.0})
     facts = overview(api, model)
     assert facts["curves"] == {"reward": [[1, 0.25], [3, 1.0]]}
     assert facts["runs"][0]["metrics"] == {"reward": 1.0}

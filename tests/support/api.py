@@ -99,6 +99,14 @@ class Api:
     def session(self, **fields: Any) -> str:
         return self.ok("create_session", {"tags": [], "sdk_version": "0", **fields})["session_id"]
 
+    def report(self, model: str, *metrics: dict[str, Any]) -> None:
+        """Report metrics of a run, an event for each dictionary."""
+        event = {"event": "GENERIC_EVENT", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z", "event_name": "metrics"}
+        told = [{**event, "event_data": {"training_run_id": model, **one}} for one in metrics]
+        events = [{**one, "event_id": str(at), "event_session_index": at} for at, one in enumerate(told)]
+        about = {"platform": "p", "sdk_version": "1", "session_id": model.partition(":")[0], "process_uuid": "u"}
+        self.ok("telemetry", {"events": events, **about})
+
     def model(self, session: str | None = None, number: int = 0, **fields: Any) -> str:
         """Create a model that is ready for its request number 1."""
         return self.result(self.create_model(session or self.session(), number, **fields))["model_id"]

@@ -15,5 +15,6 @@ from tinker._config.settings import login_shell as login_shell
 from tinker._config.settings import prices_file as prices_file
 from tinker._config.settings import serve_api_key as serve_api_key
 from tinker._config.trust import Trust as Trust
+from tinker._config.values import is_loopback as is_loopback
 from tinker._config.values import is_sendable as is_sendable
 from tinker._config.values import show_url as show_url

@@ -152,6 +152,16 @@ def _redact(url: str) -> str:
     return f"...@{url.rpartition('@')[2]}" if "@" in url else url
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address reaches nothing but this machine."""
+    import ipaddress  # rare
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def show_url(url: str) -> str:
     """Return a base URL as a repr may show it: without a name and password, and without a query, which may hold a key.
 

@@ -15,7 +15,6 @@ from tinker._http.credentials import StoredKey as StoredKey
 from tinker._http.credentials import default_key as default_key
 from tinker._http.credentials import remove_default as remove_default
 from tinker._http.credentials import store_default as store_default
-from tinker._http.dialing import is_loopback as is_loopback
 from tinker._http.engines import open_engine as open_engine
 from tinker._http.engines import open_files as open_files
 from tinker._http.engines import wrap_client as wrap_client

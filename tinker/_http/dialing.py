@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import errno
-import ipaddress
 import os
 import re
 import socket
@@ -20,7 +19,7 @@ import attrs
 from httpunk import HeaderMap
 from httpunk._httpunk import H1Codec, H1ResponseHead
 
-from tinker._config import PORTS, Trust
+from tinker._config import PORTS, Trust, is_loopback
 from tinker._http import trust
 from tinker._http.http1 import Http1Connection
 from tinker._http.http2 import Http2Connection
@@ -349,11 +348,3 @@ def _is_wrong(error: Exception, where: str) -> bool:
         return error.errno == socket.EAI_NONAME
     refused = isinstance(error, OSError) and _numbers_of(error) == [errno.ECONNREFUSED]
     return refused and is_loopback(where.rpartition(":")[0].strip("[]"))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -135,8 +135,7 @@ def service_client(
     Requests are retried for minutes, as in a script; with ``interactive`` for ``--patience`` seconds. With ``reports``,
     a server on this machine gets telemetry, unless ``TINKER_TELEMETRY`` says something else.
     """
-    from tinker._config import is_telemetry_unset
-    from tinker._http import is_loopback
+    from tinker._config import is_loopback, is_telemetry_unset
 
     check_credential(config := config_of(options))
     is_wanted = reports and is_telemetry_unset() and is_loopback(urlsplit(config.base_url).hostname or "")

@@ -10,10 +10,10 @@ import msgspec
 from starlette.requests import Request
 from tinker_wire.runtime import Operation
 
+from tinker._config import is_loopback
 from tinker._wire import compression, proto
 from tinker.local.bodies import read_body
 from tinker.local.errors import APIProblem, read_field_error
-from tinker.local.guard import is_this_machine
 from tinker.local.profiles import Profile
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -143,7 +143,7 @@ def _find_base_url(request: Request) -> str:
 def _is_local_client(request: Request) -> bool:
     """Return whether the request comes from this process or this machine, and not through a proxy."""
     forwarded = any(name in request.headers for name in _PROXY_HEADERS)
-    return not forwarded and request.client is not None and is_this_machine(request.client.host)
+    return not forwarded and request.client is not None and is_loopback(request.client.host)
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

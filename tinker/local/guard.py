@@ -15,18 +15,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tinker._config import is_loopback
 from tinker.local.errors import APIProblem, error_response
 from tinker.local.settings import Settings
-
-
-def is_this_machine(name: str) -> bool:
-    """Return whether a name or an address reaches nothing but this machine."""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def is_address(name: str) -> bool:
@@ -64,7 +55,7 @@ class Guard:
         return None
 
     def _is_ours(self, name: str) -> bool:
-        return name in self._hosts or is_this_machine(name)
+        return name in self._hosts or is_loopback(name)
 
 
 def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from tinker._config import is_loopback
 from tinker.local.app import create_app
 from tinker.local.connections import limit_connections, raise_descriptor_limit
 from tinker.local.engines.opening import (
@@ -31,7 +32,7 @@ from tinker.local.engines.opening import (
     open_engine,
 )
 from tinker.local.engines.protocol import Engine
-from tinker.local.guard import guard_app, hostname, is_this_machine
+from tinker.local.guard import guard_app, hostname
 from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
 from tinker.local.settings import VLLM, Settings
 from tinker.local.state import State
@@ -159,7 +160,7 @@ def serve(
         raise
     try:
         url, has_key = _url(listener, ssl_context), settings.api_key is not None
-        if not is_this_machine(host):
+        if not is_loopback(host):
             _warn_of_others(url, has_key=has_key, has_tls=ssl_context is not None)
         report = started or functools.partial(announce, has_key=has_key, restored=_describe_restored(state))
         report(url, loaded)

@@ -21,7 +21,7 @@ async def telemetry(state: State, call: APICall) -> models.TelemetryResponse:
         shared.telemetry.extend(request.events)
         for event in request.events:
             if isinstance(event, models.GenericEvent) and event.event_name == METRICS:
-                _add_metrics(shared, event.event_data, event.timestamp.timestamp())
+                _add_metrics(shared, event.event_data, state.now())
     return models.TelemetryResponse(status="accepted")
 
 
