@@ -135,7 +135,9 @@ class LoopThread:
         Creations and ends of clients alone are not worth a line: nothing was done with what they create, or nothing is lost.
         """
         handed_over = tuple(self._handed_over)  # first: what begins meanwhile is among the tasks
-        owners = dict.fromkeys([*filter(None, tuple(self._tasks.values())), *handed_over])
+        running = asyncio.current_task() if self.is_current() else None  # an operation that closes its own client
+        begun = [owner for task, owner in tuple(self._tasks.items()) if owner is not None and task is not running]
+        owners = dict.fromkeys([*begun, *handed_over])
         unfinished = [one for one in owners if not one.cancelled() and one not in self._logged and ours(one)]
         self._logged.update(unfinished)
         if not all(one.operation.startswith(("create_", "close")) for one in unfinished):

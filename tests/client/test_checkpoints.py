@@ -130,12 +130,15 @@ def test_server_without_exports(
         checkpoints.download(path, tmp_path / "x", form="external", service=service).result(10)
 
 
-def test_download_without_a_client(service: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a client argument one is created, here for the server in this process."""
+def test_download_without_a_client(
+    service: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a client argument one is created, here for the server in this process, and closed, which loses nothing."""
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / "data"))
     made = tinker.ServiceClient(base_url="local://toy")
     path = made.create_lora_training_client("tinker/toy", rank=2).save_weights_external("e").result(10).path
     assert checkpoints.download(path, tmp_path, base_url="local://toy").result(10).nbytes > 0
+    assert "may be lost" not in caplog.text
 
 
 # Arguments refused at once
