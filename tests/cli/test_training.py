@@ -538,7 +538,10 @@ GRPO = (
 
 
 def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str, tmp_path: Path) -> None:
-    """The mean reward rises; each step reports it, also to the server's page; and a run that was interrupted goes on as if nothing had been."""
+    """The mean reward rises; each step reports it; and a run that was interrupted goes on as if nothing had been.
+
+    The server's page draws the rewards by the steps that it counts itself: those of a resumed run begin with 1.
+    """
     (tmp_path / "reward.py").write_text(REWARD)
     result = call("-f", "json", "train", prompts, "--grpo", "reward.py", *GRPO)
     assert result.exit_code == 0, result.output
@@ -551,11 +554,12 @@ def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str, tmp_pa
         second = call("-f", "json", "train", prompts, "--resume", base_url=url)
         both = lines_of(first.stdout, "step") + lines_of(second.stdout, "step")
         assert {line["step"]: line["reward"] for line in both} == rewards
-        drawn = []
         for one in (first, second):
             run = lines_of(one.stdout, "start")[0]["training_run_id"]
-            drawn += httpx.get(f"{url}/overview", params={"run": run}).json()["curves"]["reward"]
-        assert drawn == [[step, value] for step, value in rewards.items()]
+            curves = httpx.get(f"{url}/overview", params={"run": run}).json()["curves"]
+            shown = [line["reward"] for line in lines_of(one.stdout, "step")]
+            assert curves["reward"] == [[step, value] for step, value in enumerate(shown, start=1)]
+            assert {at for curve in curves.values() for at, _ in curve} == set(range(1, len(shown) + 1))
 
 
 WRITTEN_FOR_TRL = "To use a function written for TRL, see 'From TRL' in the documentation: it needs a few lines around it.\n"

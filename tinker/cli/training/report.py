@@ -26,6 +26,7 @@ class RunReport:
         self.facts: Mapping[str, Any] = {}
         self._advance: Advance | None = None
         self._telemetry: Telemetry | None = None
+        self._first = 0
         self._begun = time.monotonic()
         self._tokens = 0
         self._compared: float | None = None  # answers with another reward than others to their prompt; None without rewards
@@ -34,7 +35,7 @@ class RunReport:
 
     def begin(self, advance: Advance, facts: Mapping[str, Any], first: int, telemetry: Telemetry | None = None) -> None:
         """Report the start. ``first`` is the number of steps that are done already. ``telemetry`` sends metrics."""
-        self._telemetry = telemetry
+        self._telemetry, self._first = telemetry, first
         self._advance, self._begun, self.facts = advance, time.monotonic(), facts
         self._record("start", {**facts, "steps": self._steps, "first_step": first + 1})
         advance(first)
@@ -50,7 +51,7 @@ class RunReport:
         self.curve.append((done, value))
         record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
         self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
-        self._send({"step": done, **result.metrics, "learning_rate": learning_rate})
+        self._send(done, {**result.metrics, "learning_rate": learning_rate})
         text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
@@ -61,7 +62,7 @@ class RunReport:
         """Report the loss on the evaluation file."""
         self.evaluations.append((done, loss))
         self._record("evaluation", {"step": done, "loss": loss})
-        self._send({"step": done, "evaluation loss": loss})
+        self._send(done, {"evaluation loss": loss})
         self._print(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
 
     def summarize_evaluations(self) -> list[tuple[str, str]]:
@@ -102,10 +103,11 @@ class RunReport:
         if self._options.format == "table":
             say(line)
 
-    def _send(self, metrics: Mapping[str, float]) -> None:
-        """Send metrics to the server's page."""
+    def _send(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Send metrics to the server's page, which counts the steps of a resumed run from 1."""
         if self._telemetry is not None:
-            self._telemetry.log("metrics", {"training_run_id": self.facts["training_run_id"], **metrics})
+            about = {"training_run_id": self.facts["training_run_id"], "step": done - self._first}
+            self._telemetry.log("metrics", {**about, **metrics})
 
     def _record(self, kind: str, value: Mapping[str, Any]) -> None:
         """Write a line of JSON to the output and the log, and flush both."""
