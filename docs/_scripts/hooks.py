@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parents[1]
 _COMMANDS = re.compile(r"<!-- every command .*? -->", re.DOTALL)
 _RECORDS = re.compile(r"<!-- records:\s(.*?) -->", re.DOTALL)
 _LOSSES = re.compile(r"<!-- the inputs of each loss .*? -->", re.DOTALL)
+_FIRST_PROGRAM = re.compile(r"<!-- the program of the home page .*? -->", re.DOTALL)
 _CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
 _SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
 _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)")
@@ -33,8 +34,8 @@ _TAGS = {
     "local-server/": ["Qwen"],
     "models/": ["list runs"],
     "reference/losses/": ["inputs"],
-    "sampling/": ["generate", "num_samples", "structured"],
-    "sft/": ["messages", "warmup"],
+    "sampling/": ["generate", "num_samples", "stop sequence", "structured"],
+    "sft/": ["messages", "warmup", "weight decay"],
     "tokenization/": ["tokenizer", "truncate"],
     "troubleshooting/": ["hang", "stuck", "not decreasing"],
 }
@@ -63,7 +64,14 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         page.meta["tags"] = _TAGS[page.url]
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
     markdown = _LOSSES.sub(lambda _: loss_inputs(), markdown)
+    markdown = _FIRST_PROGRAM.sub(lambda _: first_program(), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
+
+
+def first_program() -> str:
+    """Return the first program of the home page, and its output."""
+    home = (DOCS / "index.md").read_text(encoding="utf-8")
+    return home[home.index("```python") :].partition("```\n\n```text")[0] + "```"
 
 
 def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:

@@ -31,7 +31,7 @@ SEARCHES = {
     "push to hub": "reference/checkpoints/", "mask prompt": "sft/#build-examples-and-mask-the-prompt", "typing": "installation/",
     "environment variables": "configuration/", "docker": "servers/#run-the-server-in-a-container-docker",
     "eos token": "tokenization/#stop-at-the-eos-token-or-at-another-stop-token",
-    "stop token": "tokenization/#stop-at-the-eos-token-or-at-another-stop-token",
+    "stop token": "sampling/#set-max_tokens-temperature-stops-and-the-seed",
     "system prompt": "sft/#add-a-system-prompt", "early stopping": "evaluation/#stop-early-early-stopping",
     "-100": "from-trl/#labels-and-100", "Ctrl-C": "concurrency/#press-ctrl-c", "parquet": "sft/",
     "gradient accumulation": "sft/#accumulate-gradients", "wandb": "observing/",
@@ -44,6 +44,7 @@ SEARCHES = {
     "structured output": "sampling/#get-structured-output-json-schema", "num_samples": "sampling/", "qwen": "local-server/",
     "list runs": "models/#list-runs-and-inspect-one", "loss not decreasing": "troubleshooting/#the-loss-is-nan-or-not-decreasing",
     "tinker train": "cli/", "multi gpu": "local-server/#use-several-gpus-multi-gpu", "loss inputs": "reference/losses/",
+    "weight decay": "sft/#set-adams-weight-decay-and-gradient-clipping", "download weights": "checkpoints/",
     "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
