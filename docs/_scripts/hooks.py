@@ -78,6 +78,7 @@ def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
     """Called for each page once it is HTML."""
     if page.url in _TYPE_PAGES:
         link_types(page, config.plugins["autorefs"])
+    html = re.sub(r"<table>(?=\s*<thead>\s*<tr>\s*<th>field</th>)", '<table data-fields>', html)
     html = _NAMED_FILE.sub(lambda found: link_example(found[0], found[1], page.url), html)
     return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
 
