@@ -87,6 +87,14 @@ def test_delete_of_a_run(conditions: list[str], kept: list[str], call: Call, run
     assert left(server, run) == {getattr(run, name) for name in kept}
 
 
+def test_delete_of_a_named_run(call: Call, server: str) -> None:
+    """The name of a run stands for its ID, as where checkpoints are listed."""
+    with tinker.ServiceClient(base_url=server) as service:
+        training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"name": "to-delete"})
+        training.save_state("a").result(10)
+    assert call("checkpoint", "delete", "--run-id", "to-delete", "-y").stdout == "Deleted 1 checkpoint\n"
+
+
 @pytest.mark.parametrize(
     ("answer", "exit_code", "deleted"), [("y\n", 0, True), ("n\n", 0, False), ("\n", 0, False), ("", 1, False)]
 )
@@ -162,7 +170,9 @@ def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     result = call("checkpoint", "push-hf", run.external)
     assert result.exit_code == 1
-    assert "hf auth login" in result.stderr
+    assert result.stderr.splitlines()[1:] == [
+        "Error: not logged in to the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN"
+    ]
 
 
 # Credentials

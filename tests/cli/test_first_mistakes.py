@@ -20,6 +20,11 @@ FILES = {
     "broken.jsonl": '{"prompt": "a", "completion": "b"}\n{"prompt": \n',
     "answers.jsonl": '{"question": "a", "answer": "b"}\n',
     "roles.jsonl": '{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+    "prompts.jsonl": '{"prompt": "a"}\n',
+    "reward.py": "def reward(answer, example): return 0.0\n",
+    "trl.yaml": "num_train_epochs: 2\n",
+    "trl.toml": "num_train_epochs = 2\n",
+    "dataset/dataset_info.json": "{}",
     "array.json": '[{"prompt": "a", "completion": "b"}]',
     "adapter/adapter_config.json": '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}',
 }

@@ -189,7 +189,7 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyzzy"], "There are: auth, billing"),
         (["train", "--epoch", "2"], "Did you mean --epochs?"),
         (["--base-ulr", "x", "train"], "Did you mean --base-url?"),
-        (["sample", "--prompt", "x"], "Did you mean --prompt-file?"),
+        (["sample", "--prompt-fil", "x"], "Did you mean --prompt-file?"),
     ],
 )
 def test_misspelled_names(arguments: list[str], words: str) -> None:

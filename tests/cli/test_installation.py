@@ -61,6 +61,12 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
     assert f"tinker {DISTRIBUTION_VERSION}," in rows["versions"]["detail"]
 
 
+def test_doctor_waits_for_a_local_server(call: Call) -> None:
+    """A server in this process, which loads its model first, has the time that it needs, whatever the patience."""
+    result = call("--patience", "0.0001", "-f", "json", "doctor", base_url="local://toy")
+    assert result.exit_code == 0, result.stdout
+
+
 def test_doctor_says_which_packages_are_optional(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that is not installed is named as optional, and the row is no failure for it."""
     monkeypatch.setattr("tinker.cli.commands.installation._PACKAGES", ("no-such-package",))

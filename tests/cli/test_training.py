@@ -210,7 +210,10 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
     ("line", "words"),
     [
         ('{"promt": "a"}', 'line 2: unknown key "promt"; did you mean "prompt"?\n'),
-        ('{"prompt": "a"}', 'line 2: "prompt" needs "completion" beside it\n'),
+        (
+            '{"prompt": "a"}',
+            '"prompt" needs "completion" beside it, or a reward function to score its answers: --grpo REWARD.py\n',
+        ),
         ('{"prompt": "a", "completon": "b"}', 'line 2: unknown key "completon"; did you mean "completion"?\n'),
         (
             '{"other": "a"}',
@@ -393,6 +396,9 @@ def test_a_prompt_that_the_model_cannot_take(call: Call, ask: Ask, short: str, t
     result = call("train", "prompts.jsonl", "--grpo", "reward.py", "--max-tokens", "30", base_url=short)
     assert result.exit_code == 1
     assert re.search(r"prompts.jsonl, line 2: \d tokens and an answer of 30; tinker/toy takes 32\n", result.stderr)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a" * 32}) + "\n")
+    result = call("train", "prompts.jsonl", "--grpo", "reward.py", base_url=short)
+    assert result.stderr.endswith("line 1: the prompt has 32 tokens; tinker/toy takes 32, with the answer\nShorten it.\n")
     assert ask("run", "list", base_url=short)["runs"] == []
 
 
@@ -703,6 +709,16 @@ def test_the_rank_of_a_checkpoint(call: Any, tmp_path: Path) -> None:
     data.write_text('{"prompt": "a", "completion": "b"}\n')
     result = call("train", str(data), "--from", "tinker://run/weights/a", "--rank", "3")
     assert (result.exit_code, "--rank cannot be used with --from" in result.stderr) == (2, True)
+
+
+def test_only_the_last_checkpoints_are_kept(call: Call, ask: Ask, data: str) -> None:
+    """Of the checkpoints that a run saves on its way, --keep-last leaves so many; the final ones stay."""
+    result = ask(
+        "train", data, "--max-steps", "4", "--batch-size", "1", "--save-every", "1", "--keep-last", "2", "--name", "few"
+    )
+    run_id = result["training_run_id"]
+    kept = {one["checkpoint_id"] for one in ask("checkpoint", "list", "--run-id", run_id)["checkpoints"]}
+    assert kept == {"weights/few-000002", "weights/few-000003", "weights/few", "sampler_weights/few"}
 
 
 def test_options_come_from_a_file(call: Call, ask: Ask, data: str, tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ def test_train_fails_early(call: Call, tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", {"text": "abc"}, {"prompt": "a"})
     result = call("train", data)
     assert result.exit_code == 1
-    assert f'Error: {data}, line 2: "prompt" needs "completion" beside it\n' in result.stderr
+    assert f'Error: {data}, line 2: "prompt" needs "completion" beside it, or' in result.stderr
     assert call("train", data, "--model", "nobody/nothing").exit_code == 1
     assert call("train", str(tmp_path / "nothing")).exit_code == 2
 

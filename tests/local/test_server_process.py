@@ -410,6 +410,24 @@ def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     assert rest == ("", "Stopped.\n")
 
 
+def test_serve_warns_of_another_server_with_its_data_folder(tmp_path: Path) -> None:
+    """The log of the second server says that they share the folder, that of one after both have ended does not."""
+    command = [sys.executable, "-m", "tinker", "serve", "--engine", "toy", "--port", "0", "--data", str(tmp_path)]
+
+    def start() -> subprocess.Popen[str]:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        assert server.stdout.readline()
+        return server
+
+    def stop(server: subprocess.Popen[str]) -> bool:
+        server.send_signal(signal.SIGINT)
+        return f"another server uses {tmp_path} too" in server.communicate(timeout=30)[1]
+
+    first, second = start(), start()
+    assert (stop(first), stop(second), stop(start())) == (False, True, False)
+
+
 def test_a_data_folder_that_became_unwritable_is_named_at_the_end(tmp_path: Path) -> None:
     """A server that cannot clean up its folder ends with one sentence and an exit code for it."""
     command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]

@@ -77,7 +77,7 @@ def test_what_is_scripted_is_streamed(server: FaultyServer, sampler: tinker.Samp
 def test_a_prompt_that_is_not_in_the_script(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
     """The error of a prompt without a response names the prompts that have some."""
     server.script_samples({"3 + 3 =": ["6"]})
-    with pytest.raises(tinker.RequestFailedError, match=r"no response left for the prompt '.*'; it has the prompts '3 \+ 3 ='"):
+    with pytest.raises(tinker.RequestFailedError, match=r"no response left for the prompt '.*'; 1 asked for, 0 left; it has"):
         say(sampler)
 
 
@@ -106,6 +106,13 @@ def test_requests_of_an_operation_that_does_not_exist(server: FaultyServer, look
         look(server, "forward_backwards")
 
 
+@pytest.mark.parametrize(("method", "operation"), [("sample", "asample"), ("save_state_async", "save_weights")])
+def test_an_operation_by_the_name_of_a_method(server: FaultyServer, method: str, operation: str) -> None:
+    """The name of a client's method is refused with the operation that it calls."""
+    with pytest.raises(ValueError, match=rf"'{method}' is not an operation of the contract; did you mean {operation}\?$"):
+        server.fail_next(method, 429)
+
+
 def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
     """Requests report the losses of the list, then those of the rule; training goes on underneath."""
     server.script_losses([3.0, 2.0])
@@ -120,7 +127,7 @@ def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
 def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
     """A sample too many, a loss too many and a rule that fails are refused with a sentence; what nobody asked for fails verify."""
     server.script_samples(["a"])
-    with pytest.raises(tinker.RequestFailedError, match="no response left for the prompt"):
+    with pytest.raises(tinker.RequestFailedError, match=r"no response left for the prompt '.*'; 2 asked for, 1 left"):
         say(sampler, 2)
     server.script_samples(lambda prompt: 1 / 0)  # type: ignore[arg-type,return-value]
     with pytest.raises(tinker.RequestFailedError, match="raised ZeroDivisionError: division by zero"):

@@ -100,7 +100,7 @@ def _refusals(what: str) -> Generator[None]:
     try:
         yield
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError) as error:
-        raise TinkerError(f"{what}: {error}") from error
+        raise TinkerError(what if isinstance(error, LocalTokenNotFoundError) else f"{what}: {error}") from error
 
 
 def _base_model(folder: Path) -> str:

@@ -131,7 +131,8 @@ def _explain_fields(line: dict[str, Any]) -> str:
     names: Collection[str] = OTHER_NAMES
     lacking = f'an example has "prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
     if "prompt" in line:
-        lacking, names = f'"prompt" needs "{_ANSWERS[0]}" beside it', _ANSWERS[:1]
+        alone = "" if len(line) > 1 else ", or a reward function to score its answers: --grpo REWARD.py"
+        lacking, names = f'"prompt" needs "{_ANSWERS[0]}" beside it{alone}', _ANSWERS[:1]
     elif answer is not None:
         lacking, names = f'"{answer}" needs "prompt" beside it', ["prompt"]
     return explain_keys(line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"])

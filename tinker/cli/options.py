@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import functools
 import inspect
 import os
@@ -17,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from tinker.cli.errors import CommandFailed
+from tinker.cli.hints import suggest
 from tinker.cli.reading import STANDARD_INPUT, explain_dataset
 
 Format: TypeAlias = Literal["table", "json"]
@@ -219,6 +219,9 @@ class _DataType(click.Path):
         try:
             return STANDARD_INPUT if value == "-" else Path(os.fsdecode(super().convert(value, param, ctx)))
         except click.BadParameter as error:
+            if any(Path(value).glob("dataset_*.json")):  # of datasets.save_to_disk
+                problem = f'{error.message} This writes JSON Lines: datasets.load_from_disk("{value}").to_json("train.jsonl")'
+                raise click.BadParameter(problem, ctx, param) from None
             if re.fullmatch(r"\w[\w-]*/[\w.-]+(?<!\.jsonl)(?<!\.json)", str(value)):  # a name of the Hugging Face Hub
                 source = f'"{value}"'
                 problem = f"{error.message} Datasets of the hub are not read by name. {explain_dataset(source)}"
@@ -248,10 +251,12 @@ class _ConfigType(click.Path):
             try:
                 given = {key.replace("_", "-"): one for key, one in tomllib.loads(file.read_text(encoding="utf-8")).items()}
             except ValueError as error:
-                raise click.BadParameter(f"{file} is not TOML: {error}", ctx, param) from None
+                is_yaml = file.suffix in (".yaml", ".yml")
+                problem = "is YAML; options are read from TOML: epochs = 2" if is_yaml else f"is not TOML: {error}"
+                raise click.BadParameter(f"{file} {problem}", ctx, param) from None
             if unknown := next((key for key in given if key not in names), None):
-                close = difflib.get_close_matches(unknown, names, 1)
-                hint = f"Did you mean {close[0]}?" if close else "A key is the name of an option without its dashes."
+                hint = suggest(f"--{unknown}", [f"--{name}" for name in names]).replace("Did you mean --", "Did you mean ")
+                hint = hint or "A key is the name of an option without its dashes."
                 raise click.BadParameter(f"{file} sets {unknown}, which is no option. {hint}", ctx, param)
             ctx.default_map = {str(names[key]): one for key, one in given.items()}
         return file

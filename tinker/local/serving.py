@@ -152,6 +152,8 @@ def serve(
     loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
     check_distinct(loaded)
     state = _make_state([functools.partial(_return_engine, one) for one in loaded], settings)
+    if state.shares_folder():
+        log.warning("another server uses %s too: each has its own runs, and both have all checkpoints", settings.data_dir)
     _open_samplers(state)
     try:
         listener = _listen(host, port)

@@ -286,6 +286,10 @@ class State(ServerEvents):
             pool = self._codecs
         return await asyncio.get_running_loop().run_in_executor(pool, function)
 
+    def shares_folder(self) -> bool:
+        """Return whether another server that lives uses the data folder; others see from now on that this one does."""
+        return self._owner.has_company()
+
     # End
 
     def close(self) -> None:

@@ -205,10 +205,25 @@ def _no_fault(operation: str, number: int) -> Fault | None:
     return None
 
 
+_METHODS = {  # of the clients, and the operations that they call
+    "compute_logprobs": "asample",
+    "create_lora_training_client": "create_model",
+    "create_sampling_client": "create_sampling_session",
+    "forward_backward_custom": "forward",
+    "load_state": "load_weights",
+    "load_state_with_optimizer": "load_weights",
+    "result": "retrieve_future",
+    "sample": "asample",
+    "sample_stream": "stream_sample",
+    "save_state": "save_weights",
+}
+
+
 def check_operation(operation: str) -> None:
     """Raise ValueError for an operation that the contract does not have; ``*`` is any."""
     if operation != ANY and operation not in OPERATIONS:
-        close = difflib.get_close_matches(operation, OPERATIONS, 3)
+        method = operation.removesuffix("_async")
+        close = [_METHODS[method]] if method in _METHODS else difflib.get_close_matches(method, OPERATIONS, 3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(f"{operation!r} is not an operation of the contract{hint}")
 

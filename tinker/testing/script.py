@@ -171,8 +171,11 @@ class ModelScript:
         for prompt, several in answers.items():
             self._by_prompt.setdefault(prompt, deque()).extend(map(_to_sample, several))
 
-    def take_sample(self, prompt: Sequence[int]) -> ScriptedSample:
-        """Return the next response to a prompt. Raises ScriptError if the script has none or its rule fails."""
+    def take_sample(self, prompt: Sequence[int], taken: int, count: int) -> ScriptedSample:
+        """Return the next response to a prompt, after the first ``taken`` of ``count`` for one request.
+
+        Raises ScriptError if the script has none or its rule fails.
+        """
         text = bytes(token for token in prompt if token < END_OF_TEXT).decode(errors="replace")
         with self._lock:
             waiting = self._by_prompt.get(text) or self._answers
@@ -181,7 +184,8 @@ class ModelScript:
             rule, prompts = self._rule, list(self._by_prompt)
         if rule is None:
             others = "" if text in prompts or not prompts else f"; it has the prompts {reprlib.repr(prompts)[1:-1]}"
-            raise ScriptError(f"the script has no response left for the prompt {text!r}{others}")
+            left = f"; {count} asked for, {taken} left"
+            raise ScriptError(f"the script has no response left for the prompt {text!r}{left}{others}")
         return call_rule(rule, (text,), _to_sample, "a string, token ids or a ScriptedSample")
 
     @property

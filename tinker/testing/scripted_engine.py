@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import attrs
@@ -60,7 +61,7 @@ class ScriptedEngine(ToyEngine):
         bare = attrs.evolve(job, num_samples=1, max_tokens=1, listener=None)
         result = self._with_logprobs(job, super().sample([bare])[0])
         prompt = job.tokens.tolist()
-        answers = [_ask(lambda: self._script.take_sample(prompt)) for _ in range(job.num_samples)]
+        answers = [_ask(partial(self._script.take_sample, prompt, n, job.num_samples)) for n in range(job.num_samples)]
         return attrs.evolve(result, sequences=[self._say(job, index, answer) for index, answer in enumerate(answers)])
 
     def _with_logprobs(self, job: SampleJob, result: SampleResult) -> SampleResult:

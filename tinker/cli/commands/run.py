@@ -45,7 +45,7 @@ class _ListedRun(NamedTuple):
 
     @property
     def status(self) -> str:
-        return "Failed" if self.run.corrupted else self.progress.get("state", "OK")
+        return "failed" if self.run.corrupted else self.progress.get("state", "ok")
 
 
 #: A title, and the cell of one run.
@@ -63,7 +63,7 @@ COLUMNS: Mapping[str, _Column] = {
     "checkpoint": ("Last Checkpoint", lambda one: one.run.last_checkpoint and one.run.last_checkpoint.checkpoint_id),
     "checkpoint_time": ("Checkpoint Time", lambda one: one.run.last_checkpoint and one.run.last_checkpoint.time),
 }
-DEFAULT_COLUMNS = "id,name,model,lora,steps,loss,updated,status"
+DEFAULT_COLUMNS = "id, name, model, lora, steps, loss, updated, status"
 _IF_KNOWN = ("name", "steps", "loss")  # of the default columns, those shown if a run has one
 _OPTIONAL = ("LoRA", "Last Update", "Base Model", "Loss", "Steps")  # left out on a narrow terminal
 _COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, where a run has them."

@@ -77,11 +77,15 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
     unused = next((name for name in _FOR_GRPO if name in given), None)
     if unused and not (plan.grpo or run.resume):  # a resumed run has the --grpo that it started with
         raise click.UsageError(f"{option_of(unused)} needs --grpo.")
+    if plan.grpo and "max_length" in given:
+        raise click.UsageError("--max-length cannot be used with --grpo: prompts are not truncated. Shorten them in the file.")
     if plan.start and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
     check_start(plan.model, plan.start)
     if plan.grpo and (run.eval_file or run.estimate):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
+    if run.keep_last and not run.save_every:
+        raise click.UsageError("--keep-last needs --save-every.")
     if run.eval_every and not run.eval_file:
         raise click.UsageError("--eval-every needs --eval-file.")
     for file in (run.log_path, run.plot):

@@ -93,7 +93,7 @@ class Loop:
         if self._evaluation is not None and (is_last or _is_due(done, self._options.eval_every)):
             pending.evaluation = self._evaluation.send(self._training)
         if not is_last and _is_due(done, self._options.save_every):  # the end of the run is saved anyway
-            pending.saving = self._training.save_state(self._name(done))
+            pending.saving = self._save_state(done)
 
     def _finish_all_but(self, count: int) -> None:
         while len(self._ahead) > count:
@@ -111,12 +111,12 @@ class Loop:
         if pending.saving is not None:
             self._keep(self._done, pending.saving.result().path)
 
-    def _name(self, done: int) -> str:
-        return f"{self._plan.name}-{done:06d}"
+    def _save_state(self, done: int) -> tinker.APIFuture[tinker.types.SaveWeightsResponse]:
+        return self._training.save_state(f"{self._plan.name}-{done:06d}", keep_last=self._options.keep_last)
 
     def _save(self) -> None:
         if self._done > self._saved:
-            self._keep(self._done, self._training.save_state(self._name(self._done)).result().path)
+            self._keep(self._done, self._save_state(self._done).result().path)
 
     def _keep(self, done: int, path: str) -> None:
         self._saved, self._path = done, path

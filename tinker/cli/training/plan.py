@@ -67,7 +67,14 @@ class Plan(NamedTuple):
     ] = True
     tokenizer_id: TokenizerOption = None
     seed: Annotated[int, Option("Seed for shuffling and for initializing the adapter.")] = 0
-    name: Annotated[CheckpointName, Option("Name of the run and of its checkpoints.", metavar="NAME")] = "final"
+    name: Annotated[
+        CheckpointName,
+        Option(
+            "Name of the run and of its checkpoints. Default: no name, and checkpoints called `final`.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = "final"
     grpo: Annotated[
         str | None,
         click.Path(exists=True, dir_okay=False),
@@ -128,6 +135,9 @@ class RunOptions(NamedTuple):
     """The other options of a run: saving, evaluation and output."""
 
     save_every: Annotated[Positive | None, Option("Save a resumable checkpoint every STEPS steps.", metavar="STEPS")] = None
+    keep_last: Annotated[
+        Positive | None, Option("Keep only the last N of these; a feature of the local server.", metavar="N")
+    ] = None
     resume: Annotated[bool, Option("Continue this run from its last checkpoint.")] = False
     eval_file: Annotated[GivenFile | None, Option("Held-out examples; their loss is reported.")] = None
     eval_every: Annotated[

@@ -159,6 +159,8 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
         prompt = check_prompt(record)
         tokens = encode_prompt(tokenizer, prompt)
         if capacity.is_exceeded(len(tokens) + plan.max_tokens):
+            if capacity.is_exceeded(len(tokens) + 1):
+                raise RowError(f"the prompt has {len(tokens):,} tokens; {capacity}, with the answer", "Shorten it.")
             lengths = f"{len(tokens):,} tokens and an answer of {plan.max_tokens:,}"
             raise RowError(f"{lengths}; {capacity}", "Shorten it, or give a smaller --max-tokens.")
         return PromptRow(tokens, record, isinstance(prompt[0], dict))

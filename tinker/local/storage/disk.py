@@ -98,6 +98,11 @@ class Owner:
         """Return whether the server of a tag has ended; False where the system cannot tell. An unclaimed tag is dead."""
         return tag != self.tag and fcntl is not None and not _is_locked(self._folder / tag)
 
+    def has_company(self) -> bool:
+        """Claim the root, and return whether another server that lives has done so."""
+        tags = [file.name for file in self._folder.iterdir()] if self.claim() and self._folder.is_dir() else []
+        return any(tag != self.tag and not self.is_dead(tag) for tag in tags)
+
     def forget_dead(self) -> None:
         """Remove the lock files of servers that have ended."""
         for file in list(self._folder.iterdir()) if self._folder.is_dir() else []:

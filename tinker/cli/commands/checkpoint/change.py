@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 
 import tinker
-from tinker.cli.clients import rest_client, service_client
+from tinker.cli.clients import find_run, rest_client, service_client
 from tinker.cli.commands.checkpoint.show import parse_pair
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import check_start, find_path, parse_path
@@ -117,7 +117,9 @@ def create(
 def delete(
     options: GlobalOptions,
     checkpoint_paths: tuple[str, ...] = (),
-    run_id: Annotated[str | None, Option("Delete the checkpoints of this training run.", metavar="ID")] = None,
+    run_id: Annotated[
+        str | None, Option("Delete the checkpoints of this training run, by its ID or name.", metavar="ID")
+    ] = None,
     checkpoint_type: Annotated[
         str | None, Option("With --run-id: only weights, sampler_weights or external_weights.", "--type", metavar="KIND")
     ] = None,
@@ -143,7 +145,7 @@ def delete(
     else:
         earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
         conditions = _parse_kind(checkpoint_type), latest, earliest
-        rest = rest_client(options)
+        run_id = find_run(rest := rest_client(options), run_id)
         chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
         lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]

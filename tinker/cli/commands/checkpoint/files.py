@@ -105,7 +105,7 @@ def push_hf(
     import attrs
 
     path = find_path(rest_client(options), checkpoint_path).tinker_path
-    with _transfer(options, f"Downloading {path}") as (service, report):
+    with _transfer(options, f"Pushing {path}") as (service, report):
         pushed = tinker.checkpoints.push_to_hub(
             path,
             repo_id,

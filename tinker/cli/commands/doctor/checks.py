@@ -35,14 +35,17 @@ _TESTED = re.compile(r"(?P<name>[\w-]+)<=(?P<version>[\w.]+) *;.*\btested\b")
 def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: float) -> DoctorReport:
     """Run every check; blocks. ``connect`` is called where a connection makes sense.
 
-    A request that takes longer than ``exchange_seconds`` (0: no limit) counts as not answered.
+    A request that takes longer than ``exchange_seconds`` (0: no limit) counts as not answered, except by a ``local://`` server.
     """
     results = [_check_versions(), _check_installation(), _check_credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if results[-1].status == "FAIL":
         return DoctorReport(config.base_url, results, operations)
+    limit = (
+        None if config.is_local else exchange_seconds or None
+    )  # the local server loads its model first, and has its own limit
     try:
-        prober, connections = Prober(connect(), exchange_seconds or None), list[ConnectionFacts]()
+        prober, connections = Prober(connect(), limit), list[ConnectionFacts]()
     except (ImportError, OSError, ValueError) as error:  # a local server that cannot start
         return DoctorReport(config.base_url, [*results, CheckResult("connection", "FAIL", str(error))], operations)
     operations |= run(prober.runtime, "doctor", _check_server, prober, results, connections).result()
