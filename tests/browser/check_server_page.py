@@ -299,6 +299,10 @@ def test_names_and_boxes_stay_while_the_runs_scroll(page: Any, url: str) -> None
     enter_key(page)
     row = page.locator("#runs tbody tr").filter(has_text="again")
     assert [row.get_by_text(text, exact=True).get_attribute("title") for text in ("again", "resumed")][1] == f"resumed={parent}"
+    mark, name = (
+        page.locator("#runs tr").filter(has_text="sentence").locator(part).bounding_box() for part in (".swatch", ".link")
+    )
+    assert name["y"] <= mark["y"] < name["y"] + name["height"]
     box = page.locator("#runs .scroll")
     assert box.evaluate("one => one.scrollWidth - one.clientWidth") == 0
     page.set_viewport_size({"width": 700, "height": 800})

@@ -140,7 +140,7 @@ function Curve({ facts, runs, first, title }) {
       <label title=${negative && `${name} of ${nameOf(negative)} is not always above 0`}><input type="checkbox" disabled=${Boolean(negative)} checked=${log && !negative} onChange=${(event) => setLog(event.target.checked)} /> log scale</label>
       <label>smooth <input type="range" min="0" max="0.95" step="0.05" value=${smooth} onInput=${(event) => setSmooth(Number(event.target.value))} /></label>
       ${range && !(log && !negative) && html`<label><input type="checkbox" checked=${!whole} onChange=${(event) => setWhole(!event.target.checked)} /> leave out extreme values</label>`}
-      <span class="faint">last ${precise(facts.curves[name]?.at(-1)?.[1])}</span></div>
+      ${facts.curves[name] && html`<span class="faint">last ${precise(facts.curves[name].at(-1)[1])}</span>`}</div>
     <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && !negative} range=${whole ? null : range} smooth=${smooth} />`;
 }
 
