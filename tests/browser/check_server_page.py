@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from playwright.sync_api import sync_playwright
 
 import tinker
 from tinker.local import Settings, running_server
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.serving import serve_in_thread
+from tinker.local.state import State
 
 KEY = "a key that nobody may read"
 
@@ -75,6 +79,35 @@ def enter_key(page: Any) -> None:
     page.locator("#runs tbody tr").first.wait_for()
 
 
+def note_texts(page: Any, section: str) -> None:
+    """Note what the charts of a section write from the next load on, and how far to the left."""
+    page.add_init_script(
+        """
+        const fill = CanvasRenderingContext2D.prototype.fillText
+        window.ticks = Object.assign([], { left: Infinity })
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+            if (this.canvas.closest("section").textContent.startsWith("SECTION")) {
+                ticks.push(text)
+                if (this.textAlign === "right") ticks.left = Math.min(ticks.left, x - this.measureText(text).width)
+            }
+            fill.call(this, text, x, ...rest)
+        }
+    """.replace("SECTION", section)
+    )
+
+
+def report(url: str, name: str, rewards: Sequence[float]) -> None:
+    """Begin a run with one step, and report its rewards."""
+    service = tinker.ServiceClient(base_url=url, api_key=KEY, telemetry=True)
+    training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": name})
+    training.optim_step(tinker.AdamParams()).result()
+    telemetry = training.get_telemetry()
+    assert telemetry is not None
+    for step, reward in enumerate(rewards, 1):
+        telemetry.log("metrics", {"training_run_id": training.result().model_id, "step": step, "reward": reward})
+    assert telemetry.wait_until_drained()
+
+
 def test_the_page_shows_nothing_without_the_key(page: Any) -> None:
     """It asks for the key, says when that is wrong, and keeps it out of every address."""
     page.get_by_label("key", exact=True).fill("wrong")
@@ -90,7 +123,7 @@ def test_the_page_shows_runs_and_curves(page: Any) -> None:
     """The newest run is chosen and drawn, and metrics can be picked."""
     enter_key(page)
     row = page.locator("#runs tbody tr").first
-    assert row.locator("td").nth(4).inner_text() == "4"
+    assert row.locator("td").nth(5).inner_text() == "4"
     page.locator(".chart canvas").nth(1).wait_for()
     picker = page.get_by_label("metric").first
     assert picker.input_value() == "loss per token"
@@ -116,18 +149,11 @@ def test_the_page_opens_on_a_run_with_steps(page: Any, url: str) -> None:
 
 def test_the_throughput_counts_seconds_back(page: Any) -> None:
     """The axis says how many seconds ago, so it has no negative number."""
-    page.add_init_script("""
-        const fill = CanvasRenderingContext2D.prototype.fillText
-        window.drawn = []
-        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
-            if (this.canvas.closest("section").textContent.startsWith("Throughput")) drawn.push(text)
-            fill.call(this, text, ...at)
-        }
-    """)
+    note_texts(page, "Throughput")
     page.reload()
     enter_key(page)
-    page.wait_for_function("() => drawn.length > 40")
-    assert [text for text in page.evaluate("drawn") if text.startswith("-")] == []
+    page.wait_for_function("() => ticks.length > 40")
+    assert [text for text in page.evaluate("ticks") if text.startswith("-")] == []
 
 
 def test_only_what_has_a_price_has_a_cost(page: Any) -> None:
@@ -144,7 +170,7 @@ def test_runs_are_found_and_compared(page: Any) -> None:
     enter_key(page)
     rows = page.locator("#runs tbody tr")
     assert rows.count() == 3
-    assert rows.first.locator("td").first.inner_text() == "first try data=letters"
+    assert rows.first.locator("td.id").inner_text() == "first try data=letters"
     page.get_by_label("with steps").check()
     assert rows.count() == 2
     rows.nth(1).get_by_role("checkbox").check()
@@ -169,7 +195,7 @@ def test_runs_are_sorted_by_any_column(page: Any) -> None:
     names = page.locator("#runs tbody td.id")
     assert names.first.inner_text() == "first try data=letters"
     page.get_by_role("button", name="rank").click()
-    ranks = page.locator("#runs tbody td:nth-child(4)")
+    ranks = page.locator("#runs tbody td:nth-child(5)")
     assert ranks.all_inner_texts() == ["2", "4", "8"]
     page.get_by_role("button", name="rank").click()
     assert ranks.all_inner_texts() == ["8", "4", "2"]
@@ -213,31 +239,104 @@ def test_the_newest_run_is_followed_until_one_is_chosen(page: Any, url: str) -> 
 
 def test_what_a_loop_reports_is_drawn_and_extremes_do_not_flatten_it(page: Any, url: str) -> None:
     """A reward is drawn by itself; a few values that are far away are left out of the range until they are wanted."""
-    page.add_init_script("""
-        const fill = CanvasRenderingContext2D.prototype.fillText
-        window.ticks = []
-        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
-            if (this.canvas.closest("section").textContent.startsWith("Rewards")) ticks.push(text)
-            fill.call(this, text, ...at)
-        }
-    """)
+    note_texts(page, "Rewards")
     page.reload()
     enter_key(page)
-    service = tinker.ServiceClient(base_url=url, api_key=KEY, telemetry=True)
-    training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": "rewarded"})
-    training.optim_step(tinker.AdamParams()).result()
-    telemetry = training.get_telemetry()
-    assert telemetry is not None
-    for step in range(1, 21):
-        reward = -1e6 if step == 20 else step / 20
-        telemetry.log("metrics", {"training_run_id": training.result().model_id, "step": step, "reward": reward})
-    assert telemetry.wait_until_drained()
+    report(url, "rewarded", [*(step / 20 for step in range(1, 20)), -1e6])
     page.locator("#runs tr.chosen").filter(has_text="rewarded").filter(has_text="-1000000").wait_for()
     page.get_by_label("leave out extreme values").wait_for()
     page.wait_for_function("() => ticks.includes('0.5') && ticks.includes('step')")
     page.evaluate("ticks.length = 0")
     page.get_by_label("leave out extreme values").uncheck()
     page.wait_for_function("() => ticks.includes('-1M')")
+
+
+def test_a_run_of_another_scale_is_drawn_and_not_taken_for_an_extreme(page: Any, url: str) -> None:
+    """What is extreme is so within its own run; the labels of an axis are in their place, however small its values are."""
+    note_texts(page, "Rewards")
+    page.reload()
+    enter_key(page)
+    report(url, "large", [0.7, 0.72, 0.69, 0.71, 0.7])
+    report(url, "small", [1e-5 + 1e-6 * (step % 7) for step in range(60)])
+    page.locator("#runs tr.chosen").filter(has_text="small").wait_for()
+    page.wait_for_function("() => ticks.includes('1.2e-5')")
+    assert page.evaluate("ticks.left") >= 0
+    page.get_by_label("compare large").check()
+    page.wait_for_function("() => ticks.includes('0.6')")
+    assert page.get_by_label("leave out extreme values").count() == 0
+
+
+def test_a_chart_without_a_log_scale_says_why(page: Any, url: str) -> None:
+    """The box is there, and cannot be ticked; it names the run that has values which are not above 0."""
+    enter_key(page)
+    report(url, "losing", [1.0, -1.0])
+    page.locator("#runs tr.chosen").filter(has_text="losing").wait_for()
+    assert page.get_by_label("log scale").nth(1).is_disabled()
+    page.get_by_title("reward of losing is not always above 0").wait_for()
+
+
+def test_curves_are_smoothed(page: Any, url: str) -> None:
+    """The legend has one line for each run, with its average; the line as it was is behind it."""
+    enter_key(page)
+    report(url, "even", [0.5, 0.5])
+    report(url, "noisy", [1.0, 0.0])
+    page.locator("#runs tr.chosen").filter(has_text="noisy").wait_for()
+    section = page.locator("section").filter(has_text="Rewards and other")
+    section.get_by_label("smooth").fill("0.9")
+    page.get_by_label("compare even").check()
+    section.locator(".u-series:visible").filter(has_text="noisy").filter(has_text="0.9").wait_for()
+    assert section.locator(".u-series").filter(has_text="noisy").count() == 2
+
+
+def test_names_and_boxes_stay_while_the_runs_scroll(page: Any, url: str) -> None:
+    """With long names at 1024 pixels each cell fits or scrolls, and the first two columns do not move."""
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    parent = service.create_lora_training_client("tinker/toy", rank=1).result().model_id
+    for name in ("again", "a name of a run that is as long as a sentence"):
+        named = {"name": name, "resumed": parent, "a tag that says": "much more than it has to"}
+        service.create_lora_training_client("tinker/toy", rank=1, user_metadata=named).result()
+    page.set_viewport_size({"width": 1024, "height": 800})
+    enter_key(page)
+    row = page.locator("#runs tbody tr").filter(has_text="again")
+    assert [row.get_by_text(text, exact=True).get_attribute("title") for text in ("again", "resumed")][1] == f"resumed={parent}"
+    mark, name = (
+        page.locator("#runs tr").filter(has_text="sentence").locator(part).bounding_box() for part in (".swatch", ".link")
+    )
+    assert name["y"] <= mark["y"] < name["y"] + name["height"]
+    box = page.locator("#runs .scroll")
+    assert box.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+    page.set_viewport_size({"width": 700, "height": 800})
+    places = "cells => cells.map(cell => cell.getBoundingClientRect().left)"
+    before = row.locator("td").evaluate_all(places)
+    box.evaluate("one => { one.scrollLeft = 1000 }")
+    after = row.locator("td").evaluate_all(places)
+    assert after[:2] == before[:2]
+    assert after[-1] < before[-1]
+
+
+def test_a_phone_shows_several_runs_at_once(page: Any) -> None:
+    """At 390 pixels three runs are in their box together."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    enter_key(page)
+    box, last = page.locator("#runs .scroll").bounding_box(), page.locator("#runs tbody tr").nth(2).bounding_box()
+    assert last["y"] + last["height"] <= box["y"] + box["height"]
+
+
+def test_only_what_asked_within_a_minute_is_alive(browser: Any, tmp_path: Path) -> None:
+    """A session whose process has gone is neither counted nor green, though the server still waits for it."""
+    passed = [0.0]
+    state = State(ToyEngine, Settings(data_dir=tmp_path), clock=lambda: time.monotonic() + passed[0])
+    with serve_in_thread(state) as url:
+        service = tinker.ServiceClient(base_url=url, heartbeat_seconds=None)
+        service.create_lora_training_client("tinker/toy", rank=1).result()
+        page = browser.new_page()
+        page.goto(url)
+        tile = page.locator(".tile").filter(has_text="sessions alive")
+        tile.filter(has_text="1 of 1").wait_for()
+        passed[0] = 240.0
+        tile.filter(has_text="0 of 1").wait_for()
+        assert page.locator("td[data-name='last seen']").get_attribute("class") == "faint"
+        page.close()
 
 
 def test_a_prompt_is_sent_as_a_chat_message(page: Any) -> None:

@@ -27,6 +27,7 @@ async function ask(path, options = {}) {
 
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5]; // between labelled steps
+const mark = (tick) => (Math.abs(tick) >= 1e4 ? short.format(tick) : tick && Math.abs(tick) < 1e-3 ? Number(tick.toPrecision(4)).toExponential() : precise(tick)); // of an axis
 const precise = (value) => (value == null ? "" : Number(value.toPrecision(4)).toString()); // null: a tick that is not labelled, no point
 
 // Identifiers begin with the session's, which says less than their end; of a path, the name at its end says most.
@@ -58,13 +59,23 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const COLORS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"]; // of runs, in the order in which they are drawn
 
-// The range of most values, where a few others are so far away that they would flatten the curves; else null.
-function findRange(values) {
-  const sorted = [...values].sort((one, other) => one - other);
-  const [low, high] = [0.25, 0.75].map((part) => sorted[Math.floor(part * (sorted.length - 1))]);
-  const usual = sorted.filter((value) => value >= low - 3 * (high - low) && value <= high + 3 * (high - low));
-  const width = usual.at(-1) - usual[0];
-  return width > 0 && sorted.at(-1) - sorted[0] > 20 * width ? [usual[0] - width * 0.1, usual.at(-1) + width * 0.1] : null;
+// The range of the values that are usual in their own line, where others are so far away that they would flatten the curves; else null.
+function findRange(lines) {
+  const ends = lines.filter((line) => line.length).map((line) => {
+    const sorted = [...line].sort((one, other) => one - other);
+    const [low, high] = [0.25, 0.75].map((part) => sorted[Math.floor(part * (sorted.length - 1))]);
+    const usual = low < high ? sorted.filter((value) => value >= low - 3 * (high - low) && value <= high + 3 * (high - low)) : sorted;
+    return { usual: [usual[0], usual.at(-1)], all: [sorted[0], sorted.at(-1)] };
+  });
+  const [usual, all] = ["usual", "all"].map((kind) => [Math.min(...ends.map((one) => one[kind][0])), Math.max(...ends.map((one) => one[kind][1]))]);
+  const width = usual[1] - usual[0];
+  return width > 0 && all[1] - all[0] > 20 * width ? [usual[0] - width * 0.1, usual[1] + width * 0.1] : null;
+}
+
+// The exponential moving average of a line's points; values before the first count as equal to it.
+function average(line, weight) {
+  let mean = null;
+  return line.map((value) => (value == null ? null : (mean = mean == null ? value : weight * mean + (1 - weight) * value)));
 }
 
 // Without a pointer over it, a legend shows the last value of each line.
@@ -72,12 +83,13 @@ function showLast(plot) {
   if (plot.cursor.idx == null) plot.setLegend({ idxs: plot.data.map((line) => line.findLastIndex((value) => value != null)) });
 }
 
-function Chart({ x, series, names, label, log = false, range = null }) {
+function Chart({ x, series, names, label, log = false, range = null, smooth = 0 }) {
   const place = useRef(null);
   const plot = useRef(null);
   const shown = useRef(null);
   shown.current = range;
-  const data = useMemo(() => [x, ...series], [x, series]);
+  const faint = smooth > 0; // the lines as they are, behind their averages
+  const data = useMemo(() => [x, ...(faint ? series : []), ...(faint ? series.map((line) => average(line, smooth)) : series)], [x, series, smooth]);
   const [theme, setTheme] = useState(dark.matches);
   useEffect(() => {
     const change = () => setTheme(dark.matches);
@@ -87,17 +99,18 @@ function Chart({ x, series, names, label, log = false, range = null }) {
   useEffect(() => {
     const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
     const said = (_, value) => precise(value);
+    const line = (name, at, alpha) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]) + alpha, width: 2, spanGaps: true, points: { show: x.length < 2 } });
     const width = () => Math.max(120, place.current.clientWidth);
     plot.current = new uPlot({
       width: width(), height: 210, scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (_, low, high) => shown.current ?? (low == null ? [low, high] : uPlot.rangeNum(low, high, 0.1, true)) } }, legend: { live: names.length > 1 }, hooks: { setCursor: [showLast] },
-      axes: [{ ...axis, label, size: 30, labelSize: 20, labelGap: 0, labelFont: "12px system-ui, sans-serif", incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => Math.abs(tick) >= 1e4 ? short.format(tick) : precise(tick)) }],
-      series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...names.map((name, at) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]), width: 2, spanGaps: true, points: { show: data[0].length < 2 } }))],
+      axes: [{ ...axis, label, size: 30, labelSize: 20, labelGap: 0, labelFont: "12px system-ui, sans-serif", incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: (_, texts) => 20 + 7 * Math.max(5, ...(texts ?? []).map((text) => text.length)), values: (_, ticks) => ticks.map(mark) }],
+      series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...(faint ? names.map((name, at) => ({ ...line(name, at, "50"), class: "faint-line" })) : []), ...names.map((name, at) => line(name, at, ""))],
     }, data, place.current);
     showLast(plot.current);
     const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 210 }));
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current.destroy(); };
-  }, [theme, names.join("\n"), label, log]);
+  }, [theme, names.join("\n"), label, log, faint]);
   useEffect(() => {
     plot.current.setData(data);
     showLast(plot.current);
@@ -112,31 +125,35 @@ function Curve({ facts, runs, first, title }) {
   const [wanted, setWanted] = useState(null);
   const [log, setLog] = useState(false);
   const [whole, setWhole] = useState(false);
+  const [smooth, setSmooth] = useState(0);
   const name = names.includes(wanted) ? wanted : first.map((kind) => names.find((one) => kind.test(one))).find(Boolean) ?? names[0];
   const lines = all.map((curves) => new Map(curves[name] ?? []));
   const key = JSON.stringify(all.map((curves) => curves[name] ?? []));
   const x = useMemo(() => [...new Set(lines.flatMap((line) => [...line.keys()]))].sort((one, other) => one - other), [key]);
-  const range = useMemo(() => findRange(lines.flatMap((line) => [...line.values()])), [key]);
-  const positive = lines.every((line) => [...line.values()].every((value) => value > 0));
+  const range = useMemo(() => findRange(lines.map((line) => [...line.values()])), [key]);
+  const negative = runs.find((_, at) => [...lines[at].values()].some((value) => value <= 0)); // a logarithm has no place for it
   const series = useMemo(() => lines.map((line) => x.map((step) => line.get(step) ?? null)), [key]);
   if (!names.length) return html`<p class="faint">Nothing to draw yet: the first optimizer step brings the first point.</p>`;
   const labels = runs.length > 1 ? runs.map(nameOf) : [name];
   return html`<div class="row"><label>${title} <select value=${name} onChange=${(event) => setWanted(event.target.value)}>
       ${names.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
-      ${positive && html`<label><input type="checkbox" checked=${log} onChange=${(event) => setLog(event.target.checked)} /> log scale</label>`}
-      ${range && html`<label><input type="checkbox" checked=${!whole} onChange=${(event) => setWhole(!event.target.checked)} /> leave out extreme values</label>`}
-      <span class="faint">last ${precise(facts.curves[name]?.at(-1)?.[1])}</span></div>
-    <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && positive} range=${whole ? null : range} />`;
+      <label title=${negative && `${name} of ${nameOf(negative)} is not always above 0`}><input type="checkbox" disabled=${Boolean(negative)} checked=${log && !negative} onChange=${(event) => setLog(event.target.checked)} /> log scale</label>
+      <label>smooth <input type="range" min="0" max="0.95" step="0.05" value=${smooth} onInput=${(event) => setSmooth(Number(event.target.value))} /></label>
+      ${range && !(log && !negative) && html`<label><input type="checkbox" checked=${!whole} onChange=${(event) => setWhole(!event.target.checked)} /> leave out extreme values</label>`}
+      ${facts.curves[name] && html`<span class="faint">last ${precise(facts.curves[name].at(-1)[1])}</span>`}</div>
+    <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && !negative} range=${whole ? null : range} smooth=${smooth} />`;
 }
 
 // Sections
+
+const isAlive = (session) => session.alive && session.silent_seconds < 60; // clients ask every ten seconds or so
 
 function Tiles({ facts, rates }) {
   const waiting = facts.pending.sampling + facts.pending.training;
   const tiles = [
     ["tokens per second", short.format(rates.at(-1)?.total ?? 0)],
     ["requests waiting or running", `${waiting}`],
-    ["sessions", facts.sessions.filter((one) => one.alive).length],
+    ["sessions alive", `${facts.sessions.filter(isAlive).length} of ${facts.sessions.length}`],
     ["memory of the server", bytes(facts.memory_bytes)],
     ["checkpoints on disk", bytes(facts.stored_bytes)],
     ["requests", short.format(facts.requests.total)],
@@ -197,14 +214,14 @@ function Runs({ facts, run, follows, choose, beside, setBeside }) {
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
       <label title="Draw the run that was begun last, also when a newer one begins"><input type="checkbox" checked=${follows} onChange=${(event) => choose(event.target.checked ? "" : run)} /> follow the newest</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
-      <div class="scroll" ref=${box}><table class="wraps"><thead><tr>${Object.keys(COLUMNS).filter((column) => rewarded || column !== "reward").map((column) => html`<th class=${NUMBERS.includes(column) ? "number" : ""} aria-sort=${order.column !== column ? "none" : order.sign > 0 ? "ascending" : "descending"}><button class="sort" onClick=${() => sortBy(column)}>${column}</button></th>`)}<th>compare</th></tr></thead>
+      <div class="scroll" ref=${box}><table class="wraps"><thead><tr><th>compare</th>${Object.keys(COLUMNS).filter((column) => rewarded || column !== "reward").map((column) => html`<th class=${NUMBERS.includes(column) ? "number" : ""} aria-sort=${order.column !== column ? "none" : order.sign > 0 ? "ascending" : "descending"}><button class="sort" onClick=${() => sortBy(column)}>${column}</button></th>`)}</tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
-        <td class="id"><i class="swatch" style=${lineOf(one)}></i><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${one.id}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" onClick=${() => setText(tag)}>${tag}</button>`)}</td>
+        <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td>
+        <td class="id"><i class="swatch" style=${lineOf(one)}></i><button class="link" aria-pressed=${one.id === run} onClick=${() => choose(one.id)} title=${[one.name, one.id].filter(Boolean).join(", ")}>${nameOf(one)}</button>${(one.tags ?? []).map((tag) => html` <button class="tag" title=${tag} onClick=${() => setText(tag)}>${tag.replace(/=.*[0-9a-f]{8}-.*/, "")}</button>`)}</td>
         <td data-name="project">${one.project}</td><td>${one.base_model}</td>
         <td class="number" data-name="rank">${one.rank}</td><td class="number" data-name="steps">${one.steps}</td><td class="number" data-name="loss per token">${precise(one.metrics["loss per token"])}</td>${rewarded && html`<td class="number" data-name="reward">${precise(one.metrics.reward)}</td>`}
         <td data-name="begun" title=${new Date(one.begun_at * 1000).toLocaleString()}>${ago(facts.now - one.begun_at)}</td>
-        <td data-name="last request">${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "diverged" || one.state === "failed" ? "bad" : one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td>
-        <td data-name="compare">${one.id !== run && html`<input type="checkbox" aria-label=${`compare ${nameOf(one)}`} checked=${beside.includes(one.id)} onChange=${() => toggle(one.id)} />`}</td></tr>`)}</tbody></table></div>
+        <td data-name="last request">${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "diverged" || one.state === "failed" ? "bad" : one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td></tr>`)}</tbody></table></div>
       ${shown.length === 0 && html`<p class="faint">No run matches.</p>`}`}
     </section>
     <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/^loss per token$/]} /></section>
@@ -310,7 +327,7 @@ function Sessions({ facts, dead }) {
       <tbody>${facts.models.map((one) => html`<tr><td>${one.base_model}${one.restarts.length > 0 && ` (${one.restarts.length} replicas, ${one.restarts.reduce((sum, count) => sum + count, 0)} restarts)`}</td><td class="number">${one.pending.training}</td><td class="number">${one.pending.sampling}</td></tr>`)}</tbody></table></div>
     ${facts.sessions.length > 0 && html`<div class="scroll"><table class="wraps"><thead><tr><th>session</th><th>project</th><th class="number">runs</th><th class="number">samplers</th><th>begun</th><th>last seen</th><th>client</th></tr></thead>
       <tbody>${facts.sessions.map((one) => html`<tr><td class="id" title=${one.id}>${one.name ?? brief(one.id)}</td><td data-name="project">${one.project}</td><td class="number" data-name="runs">${one.runs}</td>
-        <td class="number" data-name="samplers">${one.samplers}</td><td data-name="begun">${ago(facts.now - one.created_at)}</td><td data-name="last seen" class=${one.alive && !dead ? "good" : "faint"}>${!one.alive ? "ended" : dead ? "not known" : ago(one.silent_seconds)}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
+        <td class="number" data-name="samplers">${one.samplers}</td><td data-name="begun">${ago(facts.now - one.created_at)}</td><td data-name="last seen" class=${isAlive(one) && !dead ? "good" : "faint"}>${!one.alive ? "ended" : dead ? "not known" : ago(one.silent_seconds)}</td><td>${one.sdk}</td></tr>`)}</tbody></table></div>`}</section>`;
 }
 
 function KeyForm({ wrong, done }) {
