@@ -45,6 +45,7 @@ SEARCHES = {
     "list runs": "models/#list-runs-and-inspect-one", "loss not decreasing": "troubleshooting/#the-loss-is-nan-or-not-decreasing",
     "tinker train": "cli/", "multi gpu": "local-server/#use-several-gpus-multi-gpu", "loss inputs": "reference/losses/",
     "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
+    "max_new_tokens": "from-trl/#generation-with-transformers", "yaml config": "from-trl/#yaml-config",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
