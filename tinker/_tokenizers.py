@@ -64,6 +64,47 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
+# What was given instead of a list of messages, by one of its keys.
+_NOT_A_LIST = {
+    "messages": """: take its ["messages"]""",
+    "prompt": """: use [*row["prompt"], *row["completion"]] where these are messages, else tinker.data.from_tokens""",
+    "role": ": put the message in a list",
+}
+
+
+def read_messages(messages: object) -> list[dict[str, Any]]:
+    """Return messages whose contents are texts, where parts are joined. Raises ValueError for the first that cannot be read."""
+    kind = type(messages)
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
+        fields = cast("Mapping[str, object]", messages if isinstance(messages, Mapping) else {})
+        advice = next((text for name, text in _NOT_A_LIST.items() if name in fields), "")
+        raise ValueError(f'"messages" must be a list, got {kind.__name__}{advice}')
+    read = [_read_message(position, message) for position, message in enumerate(cast("Iterable[object]", messages))]
+    if not read:
+        raise ValueError('"messages" is empty')
+    return read
+
+
+def _read_message(position: int, message: object) -> dict[str, Any]:
+    if isinstance(message, list):
+        raise ValueError(f"message {position} is a list; if it is a chat of its own, make an example of each chat")
+    fields = dict(cast("Mapping[str, Any]", message)) if isinstance(message, Mapping) else {}
+    if not isinstance(fields.get("role"), str):
+        got = f"; it has {', '.join(fields)}" if fields else ""
+        of_sharegpt = ': rename "from" to "role" (human to user, gpt to assistant), and "value" to "content"'
+        advice = of_sharegpt if "from" in fields else '; a message is {"role": "user", "content": "Hi"}'
+        raise ValueError(f'message {position} has no "role"{got}{advice}')
+    content = fields.get("content")
+    if isinstance(content, list):
+        parts = cast("list[dict[str, Any]]", content)
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"message {position} has parts that are not text; for images, see docs/vision.md")
+        content = "".join(str(part.get("text", "")) for part in parts)
+    if not isinstance(content, str) and not (content is None and fields.get("tool_calls")):
+        raise ValueError(f'message {position}: "content" must be text')
+    return {**fields, "content": content}
+
+
 _PLAIN_ROLES = "system, developer, user, assistant, tool"
 
 
@@ -91,6 +132,7 @@ def encode_answers(
 
     ValueError without such a message, and if the chat template changes earlier messages when later ones come.
     """
+    messages = read_messages(messages)
     answers = [at for at in range(len(messages))[first:] if messages[at]["role"] == "assistant"]
     if not answers:
         found = ", ".join(dict.fromkeys(str(message["role"]) for message in messages[first:]))

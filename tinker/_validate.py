@@ -32,7 +32,8 @@ LOSS_INPUTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 _TARGETS_DTYPE = limits.LOSS_FN_TYPE_INPUT_DTYPES["target_tokens"]
 # A traced loss may take inputs that are not one value for each token; these are.
 _ALIGNED_OF_CUSTOM = frozenset({"target_tokens", "weights"})
-_IGNORED_LABEL = -100  # of transformers
+IGNORED_LABEL = -100  # of transformers
+EXPLAIN_LABEL = f"{IGNORED_LABEL}, which marks labels of transformers; a token that is not learned has the weight 0"
 # Log-probabilities may be minus infinity, of tokens that a sampler left out.
 _ALWAYS_FINITE = frozenset({"weights", "advantages"})
 
@@ -182,8 +183,8 @@ def warn_of_unshifted_targets(datum: Datum) -> None:
 def warn_of_weights(data: Sequence[Datum]) -> None:
     """Warn where every weight of every datum is 0, of which some are valid as padding, or one of the first datum is -100."""
     first = data[0].loss_fn_inputs.get("weights")
-    if first is not None and (first.values == _IGNORED_LABEL).any():
-        warn("data[0]: a weight is -100, which marks labels of transformers; a token that is not learned has the weight 0")
+    if first is not None and (first.values == IGNORED_LABEL).any():
+        warn(f"data[0]: a weight is {EXPLAIN_LABEL}")
     for datum in data:
         weights = datum.loss_fn_inputs.get("weights")
         if weights is None or weights.values.any():

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tinker._checks import check_kind
 from tinker._tokenizers import ChatTurn, encode_answers
+from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
+from tinker.types._arrays import rectangular
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, LossFnInputValue
 from tinker.types.model_input import ModelInput
@@ -24,7 +27,7 @@ def from_tokens(tokens: Sequence[int], weights: Sequence[float] | None = None) -
     """Make the example for ``cross_entropy`` of a text, whose first token is only read.
 
     Args:
-        tokens: The tokens of the text, such as a prompt followed by its answer.
+        tokens: The tokens of the text, such as a prompt followed by its answer: a list, numpy array or torch tensor.
         weights: How much each of the tokens counts in the loss: usually 0 for the prompt and 1 for the answer. None means 1
             for every token.
 
@@ -32,21 +35,25 @@ def from_tokens(tokens: Sequence[int], weights: Sequence[float] | None = None) -
         The example, with ``target_tokens`` and, unless they are None, ``weights``.
 
     Raises:
-        ValueError: There are fewer than two tokens, or another number of weights.
+        ValueError: There are fewer than two tokens, another number of weights, or weights of -100, which are labels.
 
     >>> prompt, answer = [5, 17], [3, 8]
     >>> datum = from_tokens(prompt + answer, [0.0, 0.0, 1.0, 1.0])
     >>> datum.model_input.to_ints(), datum.loss_fn_inputs["target_tokens"].tolist(), datum.loss_fn_inputs["weights"].tolist()
     ([5, 17, 3], [17, 3, 8], [0.0, 1.0, 1.0])
     """
-    if len(tokens) < 2:
-        raise ValueError(f"an example needs at least two tokens, one to read and one to predict; got {len(tokens)}")
-    inputs: dict[str, LossFnInputValue] = {"target_tokens": list(tokens[1:])}
+    read = ModelInput.from_ints(tokens).to_ints()
+    if len(read) < 2:
+        raise ValueError(f"an example needs at least two tokens, one to read and one to predict; got {len(read)}")
+    inputs: dict[str, LossFnInputValue] = {"target_tokens": read[1:]}
     if weights is not None:
-        if len(weights) != len(tokens):
-            raise ValueError(f"there must be one weight for each token, got {len(weights)} for {len(tokens)} tokens")
-        inputs["weights"] = list(weights[1:])
-    return Datum(ModelInput.from_ints(tokens[:-1]), inputs)
+        numbers = rectangular(list(weights), "weights")
+        if numbers.shape != (len(read),):
+            raise ValueError(f"there must be one weight for each token, got {len(weights)} for {len(read)} tokens")
+        if IGNORED_LABEL in numbers:
+            raise ValueError(f"a weight is {EXPLAIN_LABEL}")
+        inputs["weights"] = numbers[1:].astype(np.float32)
+    return Datum(ModelInput.from_ints(read[:-1]), inputs)
 
 
 def from_messages(
@@ -64,7 +71,8 @@ def from_messages(
 
     Args:
         tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
-        messages: Dictionaries with ``role`` and ``content``, and what else the chat template reads.
+        messages: Dictionaries with ``role`` and ``content``, and what else the chat template reads. A content is text, or a
+            list of parts of text, which are joined.
         tools: The descriptions of the tools that the model may call; None if there are none.
         first: The index of the first message that may be learned; -1 is the last message. Answers before it are only read.
         max_length: Where a longer chat is cut, in tokens; None means nowhere.
@@ -73,7 +81,9 @@ def from_messages(
         The example, with ``target_tokens`` and ``weights``.
 
     Raises:
-        ValueError: No message from ``first`` on is the assistant's, or the chat template changes earlier messages.
+        TypeError: ``tokenizer`` is something else.
+        ValueError: A message cannot be read, no message from ``first`` on is the assistant's, or the chat template changes
+            earlier messages.
 
     >>> import tinker
     >>> tokenizer = tinker.get_tokenizer("tinker/babble")
@@ -83,6 +93,9 @@ def from_messages(
     >>> tokenizer.decode(tokens[weights == 1], skip_special_tokens=True)
     ' 4\\n'
     """
+    if isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
+        where = "get_tokenizer() of a training or sampling client, or tinker.get_tokenizer(model_name)"
+        raise TypeError(f"tokenizer must be a tokenizer, got {type(tokenizer).__name__}: use {where}")
     tokens, weights = encode_answers(tokenizer, messages, tools, first)
     return from_tokens(tokens[:max_length], weights[:max_length])
 
@@ -100,27 +113,33 @@ def from_sample(prompt: ModelInput | Sequence[int], sequence: SampledSequence, a
         The example, with ``target_tokens``, ``logprobs`` and ``advantages``; the last two are 0 in the prompt.
 
     Raises:
+        TypeError: ``sequence`` is not a sampled sequence.
         ValueError: The prompt is empty or not text, the answer has no log-probabilities, or there is another number of
-            advantages.
+            advantages or one that is not finite.
 
     >>> answer = SampledSequence(stop_reason="stop", tokens=[3, 8], logprobs=[-0.5, -0.25])
     >>> datum = from_sample([5, 17], answer, advantage=2.0)
     >>> datum.loss_fn_inputs["target_tokens"].tolist(), datum.loss_fn_inputs["advantages"].tolist()
     ([17, 3, 8], [0.0, 2.0, 2.0])
     """
-    read = prompt.to_ints() if isinstance(prompt, ModelInput) else list(prompt)
+    try:
+        read = (prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(prompt)).to_ints()
+    except ValueError as error:
+        raise ValueError(f"prompt: {error}") from None
+    check_kind("sequence", sequence, SampledSequence)
     count = len(sequence.tokens)
     if not read or sequence.logprobs_np is None:
         raise ValueError("the prompt is empty" if not read else "the sequence has no logprobs, which policy losses need")
-    if np.ndim(advantage) and len(np.asarray(advantage)) != count:
-        raise ValueError(
-            f"advantage must be one number, or one for each of the {count} tokens, got {len(np.asarray(advantage))}"
-        )
+    given = np.asarray(advantage)
+    if given.ndim and len(given) != count:
+        raise ValueError(f"advantage must be one number, or one for each of the {count} tokens, got {len(given)}")
+    if given.dtype.kind not in "iufb" or not np.isfinite(given).all():
+        raise ValueError(f"advantage must be one finite number, or one for each token, got {advantage!r}")
     unlearned = np.zeros(len(read) - 1, np.float32)
     tokens = [*read, *sequence.tokens]
     inputs: dict[str, LossFnInputValue] = {
         "target_tokens": tokens[1:],
         "logprobs": np.append(unlearned, sequence.logprobs_np),
-        "advantages": np.append(unlearned, np.broadcast_to(np.asarray(advantage, np.float32), (count,))),
+        "advantages": np.append(unlearned, np.broadcast_to(given.astype(np.float32), (count,))),
     }
     return Datum(ModelInput.from_ints(tokens[:-1]), inputs)

@@ -50,11 +50,13 @@ class SamplingClient(Signposted, ReadyClient):
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("generate", "complete"), "sample(prompt, num_samples, sampling_params)"),
+        **dict.fromkeys(("generate", "complete", "chat"), "sample(prompt, num_samples, sampling_params)"),
         **dict.fromkeys(("forward_backward", "optim_step"), "a TrainingClient: create_lora_training_client(base_model)"),
         "stream": "sample_stream(prompt, num_samples, sampling_params)",
         "logprobs": "compute_logprobs(prompt)",
         "tokenizer": "get_tokenizer()",
+        "apply_chat_template": "get_tokenizer().apply_chat_template",
+        "save_pretrained": "checkpoints.download(path): the server has the weights",
     }
 
     @name_maker("ServiceClient.create_sampling_client(base_model=...)")

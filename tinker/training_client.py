@@ -71,10 +71,14 @@ class TrainingClient(Signposted, ReadyClient):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         "close": "close() of its ServiceClient, which ends the session",
+        **dict.fromkeys(("log", "add_callback"), "a loop, where you print, log and stop what you want"),
         "resume_from_checkpoint": "ServiceClient.create_training_client_from_state_with_optimizer(path)",
         **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
         **dict.fromkeys(("step", "optimizer_step", "zero_grad"), "optim_step(AdamParams(learning_rate=...))"),
-        **dict.fromkeys(("backward", "train", "train_step"), "forward_backward(data, loss_fn) and optim_step(adam_params)"),
+        **dict.fromkeys(
+            ("backward", "train", "train_step", "fit", "compute_loss"),
+            "forward_backward(data, loss_fn) and optim_step(adam_params)",
+        ),
         **dict.fromkeys(
             ("save", "save_weights", "save_checkpoint", "save_model"), "save_state(name) or save_weights_for_sampler(name)"
         ),
@@ -84,6 +88,11 @@ class TrainingClient(Signposted, ReadyClient):
         ),
         **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
         "tokenizer": "get_tokenizer()",
+        "apply_chat_template": "tinker.data.from_messages(get_tokenizer(), messages), or get_tokenizer().apply_chat_template",
+        **dict.fromkeys(
+            ("parameters", "state_dict", "merge_and_unload"), "checkpoints.download(path): the server has the weights"
+        ),
+        "print_trainable_parameters": "get_info(), whose model_data has the rank",
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 
@@ -99,7 +108,7 @@ class TrainingClient(Signposted, ReadyClient):
 
     def __repr__(self) -> str:
         name, base_model = self._facts().values()
-        return f"<TrainingClient {name}{f' of {base_model}' if base_model else ''}>"
+        return f"<TrainingClient {name}{f', base model {base_model}' if base_model else ''}>"
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""

@@ -46,6 +46,7 @@ SEARCHES = {
     "tinker train": "cli/", "multi gpu": "local-server/#use-several-gpus-multi-gpu", "loss inputs": "reference/losses/",
     "weight decay": "sft/#set-adams-weight-decay-and-gradient-clipping", "download weights": "checkpoints/",
     "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
+    "max_new_tokens": "from-trl/#generation-with-transformers", "yaml config": "from-trl/#yaml-config",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -588,7 +588,7 @@ def test_clients_and_futures_in_text_and_notebooks(service: tinker.ServiceClient
     rest, new = service.create_rest_client(), APIFuture[int]("sample")
     shown: list[tuple[Any, str, list[str]]] = [
         (service, f"<ServiceClient http://server, session {session}>", ["server", "session"]),
-        (training, f"<TrainingClient {training.model_id} of tinker/toy>", ["run", "base model"]),
+        (training, f"<TrainingClient {training.model_id}, base model tinker/toy>", ["run", "base model"]),
         (sampler, f"<SamplingClient {sampler.sampling_session_id}>", ["sampler"]),
         (rest, "<RestClient http://server>", ["server"]),
         (saved, "<APIFuture save_state, done>", ["operation", "state", "request"]),

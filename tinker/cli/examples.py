@@ -20,7 +20,7 @@ import tinker
 from tinker._tokenizers import encode_answers, with_end
 from tinker.cli.model_input import Capacity
 from tinker.cli.output import format_count
-from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_messages, read_rows
+from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
 _NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
@@ -182,6 +182,6 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
 
 
-def _chat_example(tokenizer: Any, given: object, tools: list[Any] | None, first: int = 0) -> ExampleRow:
+def _chat_example(tokenizer: Any, given: Any, tools: list[Any] | None, first: int = 0) -> ExampleRow:
     """Give weight to the messages of the assistant from ``first`` on: the tokens that each adds to the messages before it."""
-    return ExampleRow(*encode_answers(tokenizer, read_messages(given), tools, first))
+    return ExampleRow(*encode_answers(tokenizer, given, tools, first))

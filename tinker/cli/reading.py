@@ -1,4 +1,4 @@
-"""Reading JSON Lines files, and the checks of prompts, token ids, messages and keys."""
+"""Reading JSON Lines files, and the checks of prompts, token ids and keys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import click
 
+from tinker._tokenizers import read_messages
 from tinker.cli.errors import CommandFailed
 
 Row = TypeVar("Row")
@@ -141,31 +142,6 @@ def check_token_ids(tokens: object, rule: str) -> None:
     for position, token in enumerate(cast("list[object]", tokens)):
         if type(token) is not int or token < 0:
             raise ValueError(f"{rule}; at position {position} it has {json.dumps(token)[:40]}")
-
-
-def read_messages(messages: object) -> list[dict[str, Any]]:
-    """Return messages whose contents are texts, where parts are joined. Raises ValueError for the first that cannot be read."""
-    if not isinstance(messages, list):
-        raise ValueError(f'"messages" must be a list, got {type(messages).__name__}')
-    return [_read_message(position, message) for position, message in enumerate(cast("list[object]", messages))]
-
-
-def _read_message(position: int, message: object) -> dict[str, Any]:
-    fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
-    if not isinstance(fields.get("role"), str):
-        got = f"; it has {', '.join(fields)}" if fields else ""
-        of_sharegpt = ': rename "from" to "role" (human to user, gpt to assistant), and "value" to "content"'
-        advice = of_sharegpt if "from" in fields else '; a message is {"role": "user", "content": "Hi"}'
-        raise ValueError(f'message {position} has no "role"{got}{advice}')
-    content = fields.get("content")
-    if isinstance(content, list):
-        parts = cast("list[dict[str, Any]]", content)
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"message {position} has parts that are not text; images are trained from Python: docs/vision.md")
-        content = "".join(str(part.get("text", "")) for part in parts)
-    if not isinstance(content, str) and not (content is None and fields.get("tool_calls")):
-        raise ValueError(f'message {position}: "content" must be text')
-    return {**fields, "content": content}
 
 
 def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]) -> str:

@@ -32,8 +32,20 @@ TopkRow: TypeAlias = list[tuple[int, float]] | None
 _EQUAL_ARRAYS = attrs.cmp_using(eq=lambda one, other: np.array_equal(one, other))
 
 
+class _Whole(Signposted):
+    """Base of results that say where their parts are when somebody indexes them or iterates over them."""
+
+    __slots__ = ()
+    _parts: ClassVar[str]
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, _: object) -> NoReturn:
+            raise TypeError(f"a {type(self).__name__} cannot be indexed or iterated over: use {self._parts}")
+
+
 @attrs.frozen
-class ForwardBackwardOutput(Signposted, AttrsValue):
+class ForwardBackwardOutput(_Whole, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
 
     Attributes:
@@ -47,6 +59,7 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
     loss_fn_outputs: list[LossFnOutput]
     metrics: dict[str, float] = attrs.field(factory=lambda: dict[str, float]())
 
+    _parts = "output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
     _elsewhere: ClassVar[Mapping[str, str]] = {"logprobs": "output.loss_fn_outputs[0]['logprobs']"}
 
     @classmethod
@@ -71,11 +84,6 @@ class ForwardBackwardOutput(Signposted, AttrsValue):
             if name == "loss":  # an AttributeError of a property ends up here, and its message would be lost
                 self._refuse_loss()
             return super().__getattr__(name)
-
-        def __getitem__(self, _: object) -> NoReturn:
-            """Say where the parts are; iterating ends here too."""
-            advice = "use output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
-            raise TypeError(f"a ForwardBackwardOutput cannot be indexed or iterated over: {advice}")
 
 
 @attrs.frozen
@@ -289,7 +297,7 @@ def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 
 @explain_changes
 @attrs.frozen(slots=False)
-class SampleResponse(Signposted, AttrsValue):
+class SampleResponse(_Whole, AttrsValue):
     """Result of ``sample``: one sequence per sample, and the requested information about the prompt of n tokens.
 
     The arguments with an underscore exist for tests of older code.
@@ -314,6 +322,7 @@ class SampleResponse(Signposted, AttrsValue):
     prompt_alt_tokens: PromptAltTokens | None = None
     extra: dict[str, Any] | None = attrs.field(default=None, repr=False, kw_only=True)
 
+    _parts = "response.sequences"
     _elsewhere: ClassVar[Mapping[str, str]] = {
         **{name: f"response.sequences[0].{name}" for name in ("tokens", "logprobs", "stop_reason", "topk_logprobs")},
         "text": "tokenizer.decode(response.sequences[0].tokens)",
