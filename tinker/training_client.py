@@ -92,6 +92,8 @@ class TrainingClient(Signposted, ReadyClient):
         **dict.fromkeys(
             ("parameters", "state_dict", "merge_and_unload"), "checkpoints.download(path): the server has the weights"
         ),
+        **dict.fromkeys(("run_id", "training_run_id", "id"), "model_id, which is the run's ID"),
+        "session_id": "model_id: the part before the first colon is the session",
         "print_trainable_parameters": "get_info(), whose model_data has the rank",
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
