@@ -69,7 +69,8 @@ def find_source(config: Config) -> CredentialSource | None:
     if stored is None:
         raise TinkerError(
             "no API key for the hosted service: run `tinker auth login`, set TINKER_API_KEY, or pass api_key; another server "
-            "is named by base_url or TINKER_BASE_URL, and without an account, base_url='local://' runs everything on this machine"
+            "is named by base_url or TINKER_BASE_URL, and without an account, base_url='local://' runs everything on this "
+            "machine"
         )
     if not is_sendable(stored[1].key):
         raise TinkerError(f"the key in {config.credentials_file} must be one line of plain text; run `tinker auth login` again")
