@@ -41,9 +41,8 @@ def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: f
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
     if results[-1].status == "FAIL":
         return DoctorReport(config.base_url, results, operations)
-    limit = (
-        None if config.is_local else exchange_seconds or None
-    )  # the local server loads its model first, and has its own limit
+    # A local server loads its model first, and has its own limit.
+    limit = None if config.is_local else exchange_seconds or None
     try:
         prober, connections = Prober(connect(), limit), list[ConnectionFacts]()
     except (ImportError, OSError, ValueError) as error:  # a local server that cannot start
