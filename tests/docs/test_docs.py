@@ -117,7 +117,7 @@ def test_fences_are_of_known_languages() -> None:
     """A block is run, checked or mere output; a language that no test looks at is refused."""
     for page in pages():
         found = {language for language, _ in FENCES.findall(page.read_text())}
-        assert found <= {"python", "sh", "text", "toml", "json", "nginx", "caddy"}, f"{page.name}: {found}"
+        assert found <= {"python", "sh", "text", "toml", "yaml", "json", "nginx", "caddy"}, f"{page.name}: {found}"
 
 
 @for_each("name", pages_with("json"))

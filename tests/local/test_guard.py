@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path
                 engine="toy",
                 host=host,
                 port=0,
-                settings=Settings(data_dir=tmp_path, **settings),
+                settings=Settings(data_dir=Path(tempfile.mkdtemp(dir=tmp_path)), **settings),
                 ssl_context=tls,
                 started=enough,
             )

@@ -417,7 +417,9 @@ def test_serve_warns_of_another_server_with_its_data_folder(tmp_path: Path) -> N
     def start() -> subprocess.Popen[str]:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert server.stdout is not None
-        assert server.stdout.readline()
+        found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", server.stdout.readline())
+        assert found is not None
+        assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
         return server
 
     def stop(server: subprocess.Popen[str]) -> bool:
