@@ -43,6 +43,19 @@ def test_upload_says_which_checkpoint_it_made(call: Call, ask: Ask, run: Any, tm
     assert ask("checkpoint", "info", path)["checkpoint_type"] == "training"
 
 
+def test_an_uploaded_adapter_can_be_sampled_and_trained(call: Call, ask: Ask, run: Any, tmp_path: Path) -> None:
+    """A checkpoint without an optimizer state, as one that was uploaded, is started from with a new one, and says so."""
+    folder = Path(ask("checkpoint", "download", run.external, "--output", str(tmp_path))["destination"])
+    (folder / "toy_optimizer.npz").unlink(missing_ok=True)
+    path = ask("checkpoint", "upload", str(folder), "--base-model", "tinker/toy", "--rank", "4")["checkpoint_path"]
+    made = call("-f", "json", "checkpoint", "create", "--from", path, "--sampler")
+    assert "has no optimizer state, so the optimizer begins anew" in made.stderr
+    assert json.loads(made.stdout)["sampler_path"]
+    (tmp_path / "one.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
+    trained = call("train", str(tmp_path / "one.jsonl"), "--from", path, "--max-steps", "1")
+    assert trained.exit_code == 0, trained.output
+
+
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_folder_without_an_adapter_is_an_error(call: Call, tmp_path: Path, name: str) -> None:
     """A folder that is not there, or contains no adapter, ends with 1 and one line that says so."""

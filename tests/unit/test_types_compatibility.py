@@ -269,3 +269,16 @@ def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, sho
     count = len(logprobs or ())
     sequence = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs)
     assert repr(sequence).endswith(f", logprobs={shown})")
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "meant"),
+    [
+        (types.AdamParams, {"lr": 1e-3}, "learning_rate"),
+        (types.SamplingParams, {"max_token": 1}, "max_tokens"),
+    ],
+)
+def test_misspelled_fields_of_plain_data_are_refused(kind: Any, plain: dict[str, Any], meant: str) -> None:
+    """A parameter of a configuration file that is misspelled is named, and does not become the default."""
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        kind.model_validate(plain)

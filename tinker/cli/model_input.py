@@ -78,6 +78,19 @@ def check_start(model: str | None, path: str | None) -> None:
         raise CommandFailed(f"{path} is a sampler checkpoint, from which training cannot continue", advice)
 
 
+def train_from(
+    service: tinker.ServiceClient, path: str, base_model: str | None = None, metadata: dict[str, str] | None = None
+) -> tinker.TrainingClient:
+    """Create a training client from a checkpoint, with a new optimizer state where it has none, as one that was uploaded."""
+    try:
+        return service.create_training_client_from_state_with_optimizer(path, base_model, user_metadata=metadata).result()
+    except tinker.RequestFailedError as error:
+        if "no optimizer state" not in str(error):
+            raise
+    say("This checkpoint has no optimizer state, so the optimizer begins anew.")
+    return service.create_training_client_from_state(path, base_model, user_metadata=metadata).result()
+
+
 def first_sampleable(models: Sequence[SupportedModel]) -> str:
     """Return the first model that can be sampled. CommandFailed where the server offers none."""
     if named := [entry.model_name for entry in models if entry.model_name is not None and entry.sampleable is not False]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import msgspec
 import msgspec.structs
@@ -42,9 +42,13 @@ class _NamesChecked(RecordType):
             if args:
                 first = cls.__struct_fields__[0]
                 raise TypeError(f"{cls.__name__} takes no positional arguments: write {cls.__name__}({first}=...)")
-            for name in values.keys() - set(cls.__struct_fields__):
-                raise TypeError(_advise(cls, name))
+            _check_names(cls, values)
             return super().__call__(*args, **values)
+
+
+def _check_names(kind: type[Record], values: Mapping[str, object]) -> None:
+    for name in values.keys() - {*kind.__struct_fields__, kind.__struct_config__.tag_field}:
+        raise TypeError(_advise(kind, name))
 
 
 def _advise(kind: type[Record], name: str) -> str:
@@ -69,6 +73,11 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
         weight_decay (float): The decoupled weight decay, 0 by default.
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        _check_names(cls, fields)
+        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
@@ -101,6 +110,11 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        _check_names(cls, fields)
+        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
@@ -175,6 +189,11 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
     if TYPE_CHECKING:  # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
         stop: str | Sequence[str] | Sequence[int] | None = None
     _shown_types: ClassVar[Mapping[str, object]] = {"stop": str | Sequence[str] | Sequence[int] | None}
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        _check_names(cls, fields)
+        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))

@@ -24,6 +24,7 @@ from tinker.cli.model_input import (
     has_template,
     load_tokenizer,
     parse_path,
+    train_from,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import format_count, progress, say, show_properties
@@ -208,9 +209,7 @@ class _TrainingJob:
         if self._position is not None:
             metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
         if self._start is not None:
-            return service.create_training_client_from_state_with_optimizer(
-                self._start, plan.model, user_metadata=metadata or None
-            )
+            return train_from(service, self._start, plan.model, metadata or None)
         return service.create_lora_training_client(
             self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=metadata or None
         )

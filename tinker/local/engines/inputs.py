@@ -20,6 +20,7 @@ from tinker_records import suggest, suggest_loss
 CLIP_DEFAULTS: Mapping[str, float] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 SEQUENCE_LOG_RATIO = "sequence_log_ratio"  # an input that the engine adds, for losses with one ratio for a whole datum
 _RL_INPUTS = frozenset({"logprobs", "advantages"})
+NO_OPTIMIZER = "the checkpoint contains no optimizer state; load it without the optimizer"
 WEIGHTS_DIVERGED = "the weights have probably diverged. Lower the learning rate and continue from an earlier checkpoint"
 
 

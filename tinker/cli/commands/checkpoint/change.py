@@ -13,7 +13,7 @@ import tinker
 from tinker.cli.clients import find_run, rest_client, service_client
 from tinker.cli.commands.checkpoint.show import parse_pair
 from tinker.cli.errors import CommandFailed, read_message
-from tinker.cli.model_input import check_start, find_path, parse_path
+from tinker.cli.model_input import check_start, find_path, parse_path, train_from
 from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
 from tinker.cli.output import format_count, format_size, format_timestamp, progress, say, show_json, show_properties
 
@@ -97,7 +97,7 @@ def create(
     with service_client(options) as service:
         if start is not None:
             path = find_path(service.create_rest_client(), start, to_train=True).tinker_path
-            training = service.create_training_client_from_state_with_optimizer(path).result()
+            training = train_from(service, path)
         else:
             mlp, attn, unembed = (value is not False for value in layers)
             training = service.create_lora_training_client(model or "", rank or _RANK, seed, mlp, attn, unembed).result()

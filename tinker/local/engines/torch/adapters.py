@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tinker.local.engines.dimuon import orthogonal_direction
-from tinker.local.engines.inputs import WEIGHTS_DIVERGED
+from tinker.local.engines.inputs import NO_OPTIMIZER, WEIGHTS_DIVERGED
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.mixture import join_stack, split_stack
@@ -135,7 +135,7 @@ def read_optimizer(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
     try:
         flat = load_file(directory / OPTIMIZER)
     except (OSError, SafetensorError) as error:
-        raise EngineError("the checkpoint contains no optimizer state; load it without the optimizer") from error
+        raise EngineError(NO_OPTIMIZER) from error
     state: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in flat.items():
         name, _, value = key.rpartition(":")

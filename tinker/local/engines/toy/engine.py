@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.local.engines.inputs import (
+    NO_OPTIMIZER,
     Cells,
     add_sequence_ratios,
     check_data,
@@ -140,6 +141,8 @@ class ToyEngine:
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         adapter = ToyAdapter.create(*self._read_adapter(directory))
+        if optimizer and not (directory / OPTIMIZER_FILE).exists():
+            raise EngineError(NO_OPTIMIZER)
         if optimizer:
             state = read_arrays(directory / OPTIMIZER_FILE, {"steps", *moment_names(adapter.tensors)})
             adapter.steps = int(state["steps"])
