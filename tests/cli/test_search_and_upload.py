@@ -49,7 +49,7 @@ def test_an_uploaded_adapter_can_be_sampled_and_trained(call: Call, ask: Ask, ru
     (folder / "toy_optimizer.npz").unlink(missing_ok=True)
     path = ask("checkpoint", "upload", str(folder), "--base-model", "tinker/toy", "--rank", "4")["checkpoint_path"]
     made = call("-f", "json", "checkpoint", "create", "--from", path, "--sampler")
-    assert "has no optimizer state, so the optimizer begins anew" in made.stderr
+    assert "has no optimizer state, so the optimizer begins from scratch" in made.stderr
     assert json.loads(made.stdout)["sampler_path"]
     (tmp_path / "one.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
     trained = call("train", str(tmp_path / "one.jsonl"), "--from", path, "--max-steps", "1")

@@ -87,7 +87,7 @@ def train_from(
     except tinker.RequestFailedError as error:
         if "no optimizer state" not in str(error):
             raise
-    say("This checkpoint has no optimizer state, so the optimizer begins anew.")
+    say("This checkpoint has no optimizer state, so the optimizer begins from scratch.")
     return service.create_training_client_from_state(path, base_model, user_metadata=metadata).result()
 
 
