@@ -145,9 +145,13 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_interpreters_end(live_server: str, ending: str) -> None:
-    """However a program ends, and whatever is under way, the interpreter exits and prints at most what may be lost."""
+    """However a program ends, and whatever is under way, the interpreter exits and prints at most what may be lost.
+
+    A refused connection may be reported before the end, or not any more.
+    """
     done = in_python(BEGIN + ENDINGS[ending], live_server)
-    assert [line for line in done.stderr.decode().splitlines() if "may be lost; call .result()" not in line] == []
+    expected = ("may be lost; call .result()", *(["attempt 1 failed, retrying"] if ending == "silent server" else []))
+    assert [line for line in done.stderr.decode().splitlines() if not any(words in line for words in expected)] == []
     assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
 
 
