@@ -11,7 +11,7 @@ import pytest
 
 import tinker
 
-NEED_TORCH = ("tinker._tokenizers", "tinker.service_client")
+NEED_TORCH = ("tinker._tokenizers", "tinker.data", "tinker.service_client")
 
 
 def modules_with_examples() -> list[str]:
