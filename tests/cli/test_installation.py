@@ -68,7 +68,7 @@ def test_doctor_waits_for_a_local_server(call: Call) -> None:
 
 
 def test_doctor_says_which_packages_are_optional(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that is not installed is named as optional, and the row is no failure for it."""
+    """A package that is not installed is named as optional, and its row does not fail."""
     monkeypatch.setattr("tinker.cli.commands.installation._PACKAGES", ("no-such-package",))
     (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "versions"]
     assert row["status"] == "ok"

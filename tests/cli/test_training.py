@@ -441,7 +441,7 @@ def test_a_checkpoint_given_by_its_name(call: Call, data: str) -> None:
 def test_a_checkpoint_to_start_from_that_is_no_path(call: Call, data: str) -> None:
     """Text that is neither the path of a checkpoint nor the name of a run is an error, with the commands that list them."""
     first, advice = call("train", data, "--from", "pig-latin").stderr.splitlines()
-    assert first == "Error: There is no run pig-latin, nor is this the path of a checkpoint"
+    assert first == "Error: pig-latin is not a run, and not the path of a checkpoint"
     assert advice == "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
     result = call("train", data, "--from", "run/pig-latin", base_url="http://127.0.0.1:1")
     form = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
@@ -735,8 +735,8 @@ def test_options_come_from_a_file(call: Call, ask: Ask, data: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("epoch = 2", "sets epoch, which is no option. Did you mean epochs?"),
-        ("[training]\nx = 2", "sets training, which is no option. A key is the name of an option without its dashes."),
+        ("epoch = 2", "sets epoch, which is not an option. Did you mean epochs?"),
+        ("[training]\nx = 2", "sets training, which is not an option. A key is the name of an option without its dashes."),
         ("epochs: 2", "is not TOML: "),
         ("epochs = 0", "Invalid value for '--epochs': must be an integer of at least 1, got 0"),
     ],

@@ -16,7 +16,7 @@ import attrs
 
 from tinker._checks import check_count, check_field, check_number, check_type
 from tinker._config.proxies import Proxies
-from tinker._config.settings import drop_unset, gather, merge
+from tinker._config.settings import TELEMETRY, drop_unset, gather, merge
 from tinker._config.trust import Trust
 from tinker._config.values import (
     LOCAL_SCHEME,
@@ -244,7 +244,7 @@ class Config:
     heartbeat_lost_seconds: float | None = _setting(
         "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", validator=_or_none(_SECONDS)
     )
-    telemetry: bool = _setting("TINKER_TELEMETRY", read_switch, argument="telemetry", default=False)
+    telemetry: bool = _setting(TELEMETRY, read_switch, argument="telemetry", default=False)
     trace_context: bool = _setting("TINKER_TRACE_CONTEXT", read_switch, default=True)
     dump_http: str | None = _setting("TINKER_DUMP_HTTP", read_dump_target, default_text="nowhere")
 

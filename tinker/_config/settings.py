@@ -69,9 +69,12 @@ def _path(variable: str) -> Path | None:
     return Path(text) if text else None
 
 
+TELEMETRY = "TINKER_TELEMETRY"
+
+
 def is_telemetry_unset() -> bool:
     """Return whether the environment does not say whether telemetry is sent."""
-    return not os.environ.get("TINKER_TELEMETRY", "").strip()
+    return not os.environ.get(TELEMETRY, "").strip()
 
 
 def serve_api_key() -> str | None:

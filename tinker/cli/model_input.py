@@ -49,7 +49,7 @@ def find_path(rest: tinker.RestClient, text: str, *, to_train: bool = False) -> 
         return parse_path(text)
     if (path := _find_latest(rest, text, to_train=to_train)) is None:
         advice = "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
-        raise CommandFailed(f"There is no run {text}, nor is this the path of a checkpoint", advice)
+        raise CommandFailed(f"{text} is not a run, and not the path of a checkpoint", advice)
     return parse_path(path)
 
 

@@ -257,7 +257,7 @@ class _ConfigType(click.Path):
             if unknown := next((key for key in given if key not in names), None):
                 hint = suggest(f"--{unknown}", [f"--{name}" for name in names]).replace("Did you mean --", "Did you mean ")
                 hint = hint or "A key is the name of an option without its dashes."
-                raise click.BadParameter(f"{file} sets {unknown}, which is no option. {hint}", ctx, param)
+                raise click.BadParameter(f"{file} sets {unknown}, which is not an option. {hint}", ctx, param)
             ctx.default_map = {str(names[key]): one for key, one in given.items()}
         return file
 
