@@ -113,18 +113,27 @@ else:  # type checkers know the names above; with this function they would belie
         unlisted={"local": None, "proto": "google.protobuf", "testing": None},
         hints={
             "Client": "tinker.ServiceClient",
-            "Adam": "tinker.AdamParams",
-            "AdamW": "tinker.AdamParams",
-            "AutoModelForCausalLM": "tinker.ServiceClient().create_lora_training_client(base_model=...)",
+            **dict.fromkeys(("Adam", "AdamW"), "tinker.AdamParams"),
             "AutoTokenizer": "tinker.get_tokenizer(model_name)",
-            "DPOConfig": "forward_backward_custom and optim_step in a loop",
-            "DPOTrainer": "forward_backward_custom and optim_step in a loop",
-            "GRPOConfig": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
-            "GRPOTrainer": "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
-            "SFTConfig": "forward_backward and optim_step in a loop, or the command `tinker train`",
-            "SFTTrainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
-            "Trainer": "forward_backward and optim_step in a loop, or the command `tinker train`",
-            "get_peft_model": "tinker.ServiceClient().create_lora_training_client(base_model=...)",
+            **dict.fromkeys(("DPOConfig", "DPOTrainer"), "forward_backward_custom and optim_step in a loop"),
+            **dict.fromkeys(
+                ("GRPOConfig", "GRPOTrainer", "PPOConfig", "PPOTrainer", "RLOOConfig", "RLOOTrainer"),
+                "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
+            ),
+            **dict.fromkeys(
+                ("SFTConfig", "SFTTrainer", "Trainer", "TrainingArguments", "train"),
+                "forward_backward and optim_step in a loop, or the command `tinker train`",
+            ),
+            **dict.fromkeys(
+                ("AutoModelForCausalLM", "FastLanguageModel", "get_peft_model"),
+                "tinker.ServiceClient().create_lora_training_client(base_model=...)",
+            ),
+            **dict.fromkeys(
+                ("LLM", "generate", "sample"), "tinker.ServiceClient().create_sampling_client(base_model=...).sample(...)"
+            ),
+            **dict.fromkeys(
+                ("api_key", "init", "login"), "tinker.ServiceClient(api_key=...), or the command `tinker auth login`"
+            ),
             "load_dataset": "datasets.load_dataset, and make a tinker.Datum of each row",
         },
     )

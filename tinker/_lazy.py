@@ -55,6 +55,8 @@ class LazyNames:
         if name == "__all__":
             return [one for one, (home, _) in self._homes.items() if home != self._package or one in self._starred]
         if name not in self._homes:
+            if not name.startswith("_") and _is_installed(f"{self._package}.{name}"):
+                return import_module(f"{self._package}.{name}")
             from tinker_records import suggest_name
 
             hint = f"; use {self._hints[name]}" if name in self._hints else suggest_name(name, self._homes)

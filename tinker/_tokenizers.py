@@ -67,7 +67,7 @@ def has_template(tokenizer: Any) -> bool:
 # What was given instead of a list of messages, by one of its keys.
 _NOT_A_LIST = {
     "messages": """: take its ["messages"]""",
-    "prompt": """: use [*row["prompt"], *row["completion"]] where these are messages, else tinker.data.from_tokens""",
+    "prompt": """: use tinker.data.from_completion(tokenizer, row["prompt"], row["completion"])""",
     "role": ": put the message in a list",
 }
 
@@ -145,6 +145,26 @@ def encode_answers(
     if not has_template(tokenizer):
         _extend(tokens, weights, with_end(tokenizer, tokens), 1.0)
     return tokens, weights
+
+
+def encode_completion(
+    tokenizer: Any, prompt: object, completion: object, tools: Sequence[object] | None = None, *, name: str = "completion"
+) -> tuple[list[int], list[float]]:
+    """Encode a prompt and its completion, texts or messages, with a weight of 1 for the tokens of the completion.
+
+    ValueError for anything else; ``name`` is what the completion is called there.
+    """
+    kinds: set[type[object]] = {type(prompt), type(completion)}
+    if kinds not in ({str}, {list}):
+        got = " and ".join("null" if one is None else type(one).__name__ for one in (prompt, completion))
+        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
+    if not completion:
+        raise ValueError(f"the {name} is empty")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return encode_answers(tokenizer, [*prompt, *completion], tools, len(prompt))  # pyright: ignore
+    before: list[int] = tokenizer.encode(prompt)
+    after = with_end(tokenizer, tokenizer.encode(completion, add_special_tokens=False))
+    return before + after, [0.0] * len(before) + [1.0] * len(after)
 
 
 def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:

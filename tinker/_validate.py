@@ -61,7 +61,7 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # in `_check_values`
         for index, datum in enumerate(data):
             if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
-                advice = "make one with Datum(model_input=..., loss_fn_inputs=...)"
+                advice = "make one with tinker.data.from_tokens, or Datum(model_input=..., loss_fn_inputs=...)"
                 raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}: {advice}")
             names = datum.loss_fn_inputs.keys()
             _check_names(index, names, loss_fn)

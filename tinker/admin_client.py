@@ -18,6 +18,7 @@ from tinker._rest import Rest, open_rest
 from tinker._runtime import Runtime
 from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
+from tinker.types._values import Signposted
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.requests import GetBillingUsageRequest
 from tinker_records import Described, suggest_arguments
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AdminMethods(Described, AdminOperations):
+class AdminMethods(Signposted, Described, AdminOperations):
     """The methods that AdminClient and RestClient share, including those generated from the contract."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Make the training data of tokens, chats and samples. Targets are shifted by one: each token is predicted from those before.
+"""Make the training data of tokens, completions, chats and samples. Targets are shifted: each token is predicted from those before.
 
 The functions are in addition to the official SDK; what they return is a plain :class:`tinker.Datum`.
 """
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tinker._checks import check_kind
-from tinker._tokenizers import ChatTurn, encode_answers
+from tinker._tokenizers import ChatTurn, encode_answers, encode_completion
 from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
 from tinker.types._arrays import rectangular
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, LossFnInputValue
 from tinker.types.model_input import ModelInput
-from tinker.types.results import SampledSequence
+from tinker.types.results import SampledSequence, SampleResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["from_messages", "from_sample", "from_tokens"]
+__all__ = ["from_completion", "from_messages", "from_sample", "from_tokens"]
 
 
 def from_tokens(tokens: Sequence[int], weights: Sequence[float] | None = None) -> Datum:
@@ -93,11 +93,50 @@ def from_messages(
     >>> tokenizer.decode(tokens[weights == 1], skip_special_tokens=True)
     ' 4\\n'
     """
+    _check_tokenizer(tokenizer)
+    tokens, weights = encode_answers(tokenizer, messages, tools, first)
+    return from_tokens(tokens[:max_length], weights[:max_length])
+
+
+def from_completion(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Sequence[ChatTurn],
+    completion: str | Sequence[ChatTurn],
+    *,
+    max_length: int | None = None,
+) -> Datum:
+    """Make the example for ``cross_entropy`` of a prompt, which is only read, and its completion, which is learned.
+
+    Args:
+        tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
+        prompt: The text of the prompt, or its messages as for :func:`from_messages`.
+        completion: The same of the completion. A text should begin with a space if it goes on after a word. The end-of-text
+            token is added to it.
+        max_length: Where a longer example is cut, in tokens; None means nowhere.
+
+    Returns:
+        The example, with ``target_tokens`` and ``weights``.
+
+    Raises:
+        TypeError: ``tokenizer`` is something else.
+        ValueError: Prompt and completion are not both texts or both messages, or the completion is empty.
+
+    >>> import tinker
+    >>> tokenizer = tinker.get_tokenizer("tinker/babble")
+    >>> datum = from_completion(tokenizer, "2 + 2 =", " 4")
+    >>> tokens, weights = (datum.loss_fn_inputs[name].to_numpy() for name in ("target_tokens", "weights"))
+    >>> tokenizer.decode(tokens[weights == 1], skip_special_tokens=True)
+    ' 4'
+    """
+    _check_tokenizer(tokenizer)
+    tokens, weights = encode_completion(tokenizer, prompt, completion)
+    return from_tokens(tokens[:max_length], weights[:max_length])
+
+
+def _check_tokenizer(tokenizer: object) -> None:
     if isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
         where = "get_tokenizer() of a training or sampling client, or tinker.get_tokenizer(model_name)"
         raise TypeError(f"tokenizer must be a tokenizer, got {type(tokenizer).__name__}: use {where}")
-    tokens, weights = encode_answers(tokenizer, messages, tools, first)
-    return from_tokens(tokens[:max_length], weights[:max_length])
 
 
 def from_sample(prompt: ModelInput | Sequence[int], sequence: SampledSequence, advantage: float | Sequence[float]) -> Datum:
@@ -126,6 +165,8 @@ def from_sample(prompt: ModelInput | Sequence[int], sequence: SampledSequence, a
         read = (prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(prompt)).to_ints()
     except ValueError as error:
         raise ValueError(f"prompt: {error}") from None
+    if isinstance(sequence, SampleResponse):
+        raise TypeError("sequence must be a SampledSequence, got SampleResponse: use one of response.sequences")
     check_kind("sequence", sequence, SampledSequence)
     count = len(sequence.tokens)
     if not read or sequence.logprobs_np is None:

@@ -6,7 +6,7 @@ import datetime
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urljoin
 
 from tinker_wire import models
@@ -64,6 +64,19 @@ class RestClient(AdminMethods, RestOperations):
     >>> models[0].model_name
     'tinker/toy'
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("list_models", "models"), "get_server_capabilities(), whose result has supported_models"),
+        **dict.fromkeys(("list_runs", "runs"), "list_training_runs()"),
+        "get_run": "get_training_run(training_run_id)",
+        **dict.fromkeys(
+            ("checkpoints", "list_all_checkpoints"), "list_user_checkpoints() or list_checkpoints(training_run_id)"
+        ),
+        "get_checkpoint": "get_weights_info_by_tinker_path(path) or list_checkpoints(training_run_id)",
+        **dict.fromkeys(("download", "download_checkpoint"), "tinker.checkpoints.download(path)"),
+        **dict.fromkeys(("upload", "upload_checkpoint"), "tinker.checkpoints.upload(folder)"),
+        **dict.fromkeys(("delete_run", "delete_training_run"), "delete_checkpoint_from_tinker_path(path) of each checkpoint"),
+    }
 
     # -------------------------------------------------------------------------------------------------------------- service
 

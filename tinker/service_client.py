@@ -94,6 +94,9 @@ class ServiceClient(Signposted, Described):
             ("list_checkpoints", "list_user_checkpoints", "list_training_runs", "delete_checkpoint"),
             "create_rest_client(), which has this method",
         ),
+        **dict.fromkeys(("rest", "rest_client", "runs", "checkpoints"), "create_rest_client()"),
+        "login": "the command `tinker auth login`, or api_key=",
+        "whoami": "create_rest_client().whoami()",
     }
 
     def __init__(

@@ -89,12 +89,20 @@ class TrainingClient(Signposted, ReadyClient):
         **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
         "tokenizer": "get_tokenizer()",
         "apply_chat_template": "tinker.data.from_messages(get_tokenizer(), messages), or get_tokenizer().apply_chat_template",
-        **dict.fromkeys(
-            ("parameters", "state_dict", "merge_and_unload"), "checkpoints.download(path): the server has the weights"
-        ),
         **dict.fromkeys(("run_id", "training_run_id", "id"), "model_id, which is the run's ID"),
         "session_id": "model_id: the part before the first colon is the session",
-        "print_trainable_parameters": "get_info(), whose model_data has the rank",
+        **dict.fromkeys(
+            ("print_trainable_parameters", "num_parameters", "config", "get_lora_config"),
+            "get_info(), whose model_data has the rank",
+        ),
+        **dict.fromkeys(
+            ("lr", "learning_rate", "optimizer"), "optim_step(AdamParams(learning_rate=...)), which takes it in each step"
+        ),
+        **dict.fromkeys(("scheduler", "lr_scheduler"), "a learning rate that you compute for each optim_step"),
+        **dict.fromkeys(
+            ("model", "weights", "parameters", "state_dict", "merge_and_unload"),
+            "checkpoints.download(path): the server has the weights",
+        ),
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 

@@ -5,6 +5,7 @@ types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
 from tinker_records.names import (
+    ABSENT,
     LOSSES_OF_METHODS,
     advise,
     explain_change,
@@ -19,6 +20,7 @@ from tinker_records.records import Record, RecordType, prepare, sent
 from tinker_records.values import Described, FieldInfo, Value
 
 __all__ = [
+    "ABSENT",
     "LOSSES_OF_METHODS",
     "Described",
     "FieldInfo",

@@ -77,18 +77,43 @@ _ALIASES = {
     "lora_config": "rank",
     "lora_r": "rank",
     "lora_rank": "rank",
+    "lora_target_modules": "target_modules",
     "lr": "learning_rate",
     "max_completion_length": "max_tokens",
     "max_new_tokens": "max_tokens",
-    "model": "base_model",
+    **dict.fromkeys(("model", "model_id", "model_name", "model_name_or_path"), "base_model"),
     "n": "num_samples",
     "num_return_sequences": "num_samples",
     "params": "sampling_params",
+    **dict.fromkeys(("checkpoint", "checkpoint_path", "path"), "model_path"),
     "peft_config": "rank",
     "r": "rank",
     "stop_sequences": "stop",
     "stop_strings": "stop",
     "stop_token_ids": "stop",
+}
+#: Arguments of other libraries that nothing here has, and why.
+ABSENT: Mapping[str, str] = {
+    **dict.fromkeys(("bf16", "dtype", "fp16", "torch_dtype"), "the server sets the data type: `tinker serve --dtype`"),
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config", "quantize"), "models are not quantized"
+    ),
+    **dict.fromkeys(("device", "device_map"), "it is an option of the server: `tinker serve --device` and `--device-map`"),
+    **dict.fromkeys(("min_new_tokens", "min_tokens"), "answers have no minimum length"),
+    **dict.fromkeys(("eos_token_id", "pad_token_id"), "the server knows the special tokens; `stop` takes others"),
+    "gradient_checkpointing": "it is an option of the server: `tinker serve --recompute always`",
+    "logprobs": "every sampled sequence has its logprobs",
+    "lora_dropout": "adapters have no dropout",
+    "num_beams": "there is no beam search",
+    "skip_special_tokens": "pass it to decode()",
+}
+#: Arguments, by their name here, that belong to another call.
+_ELSEWHERE = {
+    **dict.fromkeys(("max_tokens", "temperature", "top_p"), "pass SamplingParams to sample()"),
+    **dict.fromkeys(("batch_size", "epochs", "num_train_epochs"), "forward_backward takes one batch, in a loop of yours"),
+    **dict.fromkeys(("max_length", "max_seq_length"), "cut the tokens of the examples"),
+    "learning_rate": "pass AdamParams(learning_rate=...) to optim_step()",
+    "num_samples": "pass num_samples to sample()",
 }
 
 
@@ -102,7 +127,7 @@ def find_meant(name: str, known: Collection[str], likeness: float = LIKENESS) ->
 
 
 def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = ()) -> str:
-    """Return what is said of an argument that a type does not have: the name that was meant, or all names.
+    """Return what is said of an argument that a type does not have: why, the name that was meant, or all names.
 
     A name that was ``given`` beside it was not meant.
 
@@ -111,7 +136,10 @@ def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = 
     """
     names = sorted(known)
     free = [one for one in names if one not in given]
-    meant = [one for one in _ALIASES.get(name, "").split() if one in free] or list(filter(None, [find_closest(name, free)]))
+    here = _ALIASES.get(name, name)
+    if here not in names and (why := ABSENT.get(name) or _ELSEWHERE.get(here)):
+        return f"{kind} has no {name!r}; {why}"
+    meant = [one for one in here.split() if one in free] or list(filter(None, [find_closest(name, free)]))
     advice = f"did you mean {' and '.join(map(repr, meant))}?" if meant else f"it has {', '.join(names)}."
     return f"{kind} has no {name!r}; {advice}"
 

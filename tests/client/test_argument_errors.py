@@ -66,7 +66,10 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
             "loss_fn must be the name of a loss, got builtin.*; for your own function, use forward_backward_custom",
         ),
         (([DATUM], None), "loss_fn must be the name of a loss, got NoneType$"),
-        (([PROMPT], "cross_entropy"), r"data\[0\] must be a Datum, got ModelInput: make one with Datum\("),
+        (
+            ([PROMPT], "cross_entropy"),
+            r"data\[0\] must be a Datum, got ModelInput: make one with tinker.data.from_tokens, or Datum\(",
+        ),
     ],
 )
 def test_arguments_of_losses(training: tinker.TrainingClient, wire: Any, arguments: Any, message: str) -> None:

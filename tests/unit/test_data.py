@@ -1,4 +1,4 @@
-"""`tinker.data`: examples of tokens, chats and samples."""
+"""`tinker.data`: examples of tokens, completions, chats and samples."""
 
 from __future__ import annotations
 
@@ -67,6 +67,18 @@ def test_a_chat() -> None:
     assert learned(tinker.data.from_messages(lines, CHAT)) == " 4\n 6\n\0"
 
 
+def test_a_completion() -> None:
+    """A completion is learned and its prompt is not, as texts, which get an end, and as messages."""
+    letters: Any = Letters()
+    assert learned(tinker.data.from_completion(letters, "2 + 2 =", " 4")) == " 4\0"
+    assert tinker.data.from_completion(letters, CHAT[:3], CHAT[3:]) == tinker.data.from_messages(letters, CHAT, first=3)
+    assert tinker.data.from_completion(letters, "2 + 2 =", " 4", max_length=8).model_input.length == 7
+    with pytest.raises(ValueError, match="must both be strings, or both lists of messages, got str and list"):
+        tinker.data.from_completion(letters, "2 + 2?", CHAT[1:2])
+    with pytest.raises(ValueError, match="the completion is empty"):
+        tinker.data.from_completion(letters, "2 + 2?", "")
+
+
 @pytest.mark.parametrize("advantage", [2.0, np.float32(2.0), [2.0, 2.0], np.full(2, 2.0)])
 @pytest.mark.parametrize("prompt", [[5, 17], tinker.ModelInput.from_ints([5, 17])])
 def test_a_sample(prompt: Any, advantage: Any) -> None:
@@ -119,7 +131,7 @@ def test_contents_of_tool_calls() -> None:
         ({"messages": CHAT}, '"messages" must be a list, got dict: take its ["messages"]'),
         (
             {"prompt": CHAT[:1], "completion": CHAT[1:2]},
-            'got dict: use [*row["prompt"], *row["completion"]] where these are messages',
+            'got dict: use tinker.data.from_completion(tokenizer, row["prompt"], row["completion"])',
         ),
         (CHAT[0], '"messages" must be a list, got dict: put the message in a list'),
         ("2 + 2?", '"messages" must be a list, got str'),

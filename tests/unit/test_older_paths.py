@@ -49,6 +49,12 @@ def test_importing_an_older_path_first_works() -> None:
         subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
 
 
+def test_modules_need_no_import_of_their_own() -> None:
+    """A module of types is there after `import tinker`, as in the official client."""
+    line = "import tinker; assert tinker.types.checkpoint.Checkpoint is tinker.types.Checkpoint"
+    subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
+
+
 def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect() -> None:
     """A package that imports the internals which it changes, and takes their absence for no client at all, causes a warning."""
     effect = r"init_tinker_client\(\) has no effect on this client.*default_headers_overrides"

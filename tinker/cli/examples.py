@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tinker
-from tinker._tokenizers import encode_answers, with_end
+from tinker._tokenizers import encode_answers, encode_completion, with_end
 from tinker.cli.model_input import Capacity
 from tinker.cli.output import format_count
 from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_rows
@@ -95,12 +95,12 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
     if "messages" in line:
         if "text" in line:
             raise ValueError('a line has "messages" and "text"; keep one of them')
-        return _chat_example(tokenizer, line["messages"], line.get("tools"))
+        return ExampleRow(*encode_answers(tokenizer, line["messages"], line.get("tools")))
     if "rejected" in line or isinstance(line.get("label"), bool):
         key = "rejected" if "rejected" in line else "label"
         raise ValueError(f'"{key}" is for preferences, which `tinker train` does not learn: see docs/dpo.md')
     if "prompt" in line and answer is not None:
-        return _prompt_example(tokenizer, line, answer)
+        return ExampleRow(*encode_completion(tokenizer, line["prompt"], line[answer], line.get("tools"), name=answer))
     if "text" in line:
         if not isinstance(text := line["text"], str):
             raise ValueError(f'"text" must be a string, got {type(text).__name__}')
@@ -138,21 +138,6 @@ def _explain_fields(line: dict[str, Any]) -> str:
     return explain_keys(line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"])
 
 
-def _prompt_example(tokenizer: Any, line: dict[str, Any], name: str) -> ExampleRow:
-    prompt, answer = line["prompt"], line[name]
-    kinds: set[type[object]] = {type(prompt), type(answer)}
-    if kinds not in ({str}, {list}):
-        got = " and ".join("null" if one is None else type(one).__name__ for one in (prompt, answer))
-        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
-    if not answer:
-        raise ValueError(f"the {name} is empty")
-    if kinds == {list}:
-        return _chat_example(tokenizer, [*prompt, *answer], line.get("tools"), len(prompt))
-    before: list[int] = tokenizer.encode(prompt)
-    after = with_end(tokenizer, tokenizer.encode(answer, add_special_tokens=False))
-    return ExampleRow(before + after, [0.0] * len(before) + [1.0] * len(after))
-
-
 def _read_labels(tokens: list[Any], labels: list[Any], mask: list[Any]) -> ExampleRow:
     """Make an example of what the models of transformers are given: each label is its token, or says that it is not learned."""
     check_token_ids(tokens, '"tokens" must be a list of integers from 0')
@@ -180,8 +165,3 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
         counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
         raise ValueError(f'"weights" must have one entry per token, got {counts}')
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
-
-
-def _chat_example(tokenizer: Any, given: Any, tools: list[Any] | None, first: int = 0) -> ExampleRow:
-    """Give weight to the messages of the assistant from ``first`` on: the tokens that each adds to the messages before it."""
-    return ExampleRow(*encode_answers(tokenizer, given, tools, first))

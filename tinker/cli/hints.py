@@ -38,13 +38,11 @@ _SYNONYMS = {  # some are those of TRL's trainers
     "ls": "list",
 }
 EXPLAINED = {  # what neither a command nor an option of another name does
-    **dict.fromkeys(("--bf16", "--dtype", "--fp16", "--torch-dtype"), "The server sets the data type: `tinker serve --dtype`."),
     **dict.fromkeys(("--dpo", "dpo"), "DPO is a loop of your own: see 'DPO and preference pairs' in the documentation."),
     **dict.fromkeys(
         ("--data", "--dataset", "--dataset-name", "--file", "--train-file"),
         "Name the JSONL file without an option: tinker train DATA.",
     ),
-    **dict.fromkeys(("--load-in-4bit", "--load-in-8bit", "--quantization", "--quantize"), "Models are not quantized."),
     **dict.fromkeys(
         ("--assistant-only-loss", "--completion-only-loss"),
         'It is not needed: only answers are learned, except of lines with "text" or "tokens".',
@@ -84,12 +82,9 @@ EXPLAINED = {  # what neither a command nor an option of another name does
     "--beta": "There is no KL penalty: see 'Stay near a reference model' in the documentation.",
     "--config": "Only `tinker train` reads options from a file.",
     "--dataset-text-field": 'The key of a plain text is "text": rename it in the file.',
-    "--device": "It is an option of the server: `tinker serve --device`.",
     "--do-sample": "--temperature above 0 samples, and --temperature 0 takes the likeliest tokens.",
-    "--gradient-checkpointing": "It is an option of the server: `tinker serve --recompute always`.",
     "--load-best-model-at-end": "The last weights are the result; --save-every keeps earlier ones, and --eval-every compares.",
     "--lora-alpha": "It is an argument of create_lora_training_client, and 32 here.",
-    "--lora-dropout": "Adapters have no dropout.",
     "--packing": "It is not needed: each example is a sequence of its own, without padding.",
     "--logging-steps": "Every step is shown.",
     "--loss-type": "The loss is always a sum over tokens.",
@@ -117,5 +112,9 @@ def suggest(name: str, known: Collection[str]) -> str:
     close = [one for one in _SYNONYMS.get(plain, "").split() if one in known]
     if not close and plain in EXPLAINED:
         return EXPLAINED[plain]
+    from tinker_records import ABSENT
+
+    if not close and (why := ABSENT.get(plain.strip("-").replace("-", "_"))):
+        return f"{why[0].upper()}{why[1:]}."
     close = close or difflib.get_close_matches(plain, known, 2, _SIMILAR if plain.startswith("-") else 0.6)
     return f"Did you mean {' or '.join(close)}?" if close else ""

@@ -11,7 +11,6 @@ import attrs
 from tinker_wire import models
 
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
-from tinker.types._numpy import np
 from tinker.types._values import AttrsValue, FrozenValue, Signposted
 
 
@@ -332,6 +331,17 @@ class ModelInput(Signposted, AttrsValue):
 def suggest_model_input(value: object) -> str:
     """Return what was given in the place of a ModelInput, and how to make one of it."""
     got = type(value).__name__
-    tokens = "tokenizer.encode(text)" if isinstance(value, str) else "tokens"
-    advice = f": use ModelInput.from_ints({tokens})" if isinstance(value, (str, list, tuple, np.ndarray)) else ""
-    return f"got {got}{advice}"
+    first = value[0] if isinstance(value, (list, tuple)) and value else None
+    if isinstance(first, (ModelInput, str)):
+        return f"got a {got} of {type(first).__name__}: pass one at a time"
+    if isinstance(first, Mapping):
+        return f"got a {got} of messages: encode them with tokenizer.apply_chat_template"
+    if isinstance(value, str):
+        tokens = "tokenizer.encode(text)"
+    elif isinstance(value, Mapping):
+        tokens = "tokens['input_ids']"
+    elif isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
+        tokens = "tokens"
+    else:
+        return f"got {got}"
+    return f"got {got}: use ModelInput.from_ints({tokens})"

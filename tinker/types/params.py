@@ -14,7 +14,7 @@ from tinker_wire.models import ListedLossFnType as LossFnType
 
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
-from tinker_records import RecordType, advise, find_meant
+from tinker_records import RecordType, advise
 
 if TYPE_CHECKING:
     from tinker_records import Record
@@ -52,10 +52,8 @@ def _check_names(kind: type[Record], values: Mapping[str, object]) -> None:
 
 
 def _advise(kind: type[Record], name: str) -> str:
-    if name in ("n", "num_samples", "num_return_sequences"):
-        return f"{kind.__name__} has no {name!r}; pass num_samples to sample()"
     advice = advise(kind.__name__, name, kind.__struct_fields__)
-    if "extra" in kind.__struct_fields__ and find_meant(name, kind.__struct_fields__) is None:
+    if "extra" in kind.__struct_fields__ and advice.endswith("."):  # which names all fields
         advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
     return advice
 
