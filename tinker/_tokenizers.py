@@ -160,8 +160,9 @@ def encode_completion(
         raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
     if not completion:
         raise ValueError(f"the {name} is empty")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return encode_answers(tokenizer, [*prompt, *completion], tools, len(prompt))  # pyright: ignore
+    if list in kinds:
+        before_it = cast("list[ChatTurn]", prompt)
+        return encode_answers(tokenizer, before_it + cast("list[ChatTurn]", completion), tools, len(before_it))
     before: list[int] = tokenizer.encode(prompt)
     after = with_end(tokenizer, tokenizer.encode(completion, add_special_tokens=False))
     return before + after, [0.0] * len(before) + [1.0] * len(after)

@@ -1,4 +1,4 @@
-"""Make the training data of tokens, completions, chats and samples. Targets are shifted: each token is predicted from those before.
+"""Make the training data of tokens, completions, chats and samples. Each token is predicted from those before it.
 
 The functions are in addition to the official SDK; what they return is a plain :class:`tinker.Datum`.
 """

@@ -331,7 +331,7 @@ class ModelInput(Signposted, AttrsValue):
 def suggest_model_input(value: object) -> str:
     """Return what was given in the place of a ModelInput, and how to make one of it."""
     got = type(value).__name__
-    first = value[0] if isinstance(value, (list, tuple)) and value else None
+    first = cast("Sequence[object]", value)[0] if isinstance(value, (list, tuple)) and value else None
     if isinstance(first, (ModelInput, str)):
         return f"got a {got} of {type(first).__name__}: pass one at a time"
     if isinstance(first, Mapping):
