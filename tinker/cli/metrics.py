@@ -34,13 +34,17 @@ class MetricStep(NamedTuple):
 
 
 class RunMetrics(NamedTuple):
-    """The metrics of a run so far. ``records`` are the raw lines, for JSON; ``total`` None is an unknown number of steps."""
+    """The metrics of a run so far. ``records`` are the raw lines, for JSON; ``total`` None is an unknown number of steps.
+
+    ``taken`` is the number of steps that are done.
+    """
 
     name: str
     records: Sequence[LogLine]
     steps: Sequence[MetricStep]
     total: float | None = None
     has_ended: bool = False
+    taken: int = 0
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """Return a metric by step; of a step that was taken again after a resume, the last value."""
@@ -80,7 +84,7 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
 
 
 def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
-    """Return the metric to draw: the one given, else a loss or a reward, one of all runs first.
+    """Return the metric to draw: the one given, else a loss or a reward, one of all runs first that is no sum over tokens.
 
     CommandFailed where no run has the one given.
     """
@@ -89,7 +93,7 @@ def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
     if metric is None:
         similar = [name for word in PREFERRED_WORDS for name in names if word in name]
         preferred = [*(name for name in PREFERRED if name in names), *similar]
-        shared = [name for name in preferred if all(name in one for one in each)]
+        shared = [name for name in preferred if not name.endswith(":sum") and all(name in one for one in each)]
         return next(iter([*shared, *preferred, *names]), "loss")
     if names and metric not in names:
         raise CommandFailed(f"No run has the metric {metric!r}", f"There are: {', '.join(sorted(names))}")
@@ -107,7 +111,7 @@ def _read_file(file: Path) -> RunMetrics:
         total = _find(record, TOTAL_NAMES, total)
     last = records[-1] if records else {}
     has_ended = last.get("type") == "result" or (_find(_flatten(last), DONE_NAMES, None) or 0) >= 1
-    return RunMetrics(str(file), records, steps, total, has_ended)
+    return RunMetrics(str(file), records, steps, total, has_ended, len({one.number for one in steps}))
 
 
 def _read_line(file: Path, line: str) -> LogLine:
@@ -167,7 +171,8 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
         for number, value in points:
             metrics.setdefault(number, {})[name] = value
     records = [{"type": "step", "step": number, **metrics[number]} for number in sorted(metrics)]
-    return RunMetrics(run_id, records, _read_steps(records), has_ended=states[run_id] != "open")
+    taken = int(max(metrics, default=0))  # what is reported for step 0 comes before the first one
+    return RunMetrics(run_id, records, _read_steps(records), has_ended=states[run_id] != "open", taken=taken)
 
 
 def fetch_progress(runtime: Runtime) -> dict[str, LogLine]:
