@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import tinker
+from tinker.cli.clients import TRAIN, connect, find_run, send
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
 
@@ -76,8 +77,6 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
         return lambda: _read_file(Path(run))
     if run.endswith((".jsonl", ".json", ".log")) or "/" in run:
         raise CommandFailed(f"There is no file {run}")
-    from tinker.cli.clients import connect, find_run
-
     runtime = connect(options)
     run_id = find_run(tinker.RestClient(runtime), run)
     return lambda: _read_live(runtime, run_id)._replace(name=run)
@@ -171,18 +170,18 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
         for number, value in points:
             metrics.setdefault(number, {})[name] = value
     records = [{"type": "step", "step": number, **metrics[number]} for number in sorted(metrics)]
-    taken = int(max(metrics, default=0))  # what is reported for step 0 comes before the first one
-    return RunMetrics(run_id, records, _read_steps(records), has_ended=states[run_id] != "open", taken=taken)
+    # What is reported for step 0 comes before the first one.
+    return RunMetrics(run_id, records, _read_steps(records), None, states[run_id] != "open", int(max(metrics, default=0)))
 
 
-def fetch_progress(runtime: Runtime) -> dict[str, LogLine]:
-    """Fetch the state, the steps and the latest metrics of each run, by its ID, from a local server. Nothing from others."""
-    if runtime.config.is_hosted:
-        return {}
-    return {
-        str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")}
-        for one in _fetch_overview(runtime).get("runs", [])
-    }
+def fetch_progress(runtime: Runtime, runs: Sequence[str]) -> dict[str, LogLine]:
+    """Fetch the state, the steps and the latest metrics of runs from a local server; of those that it only keeps, the state.
+
+    Other servers report nothing.
+    """
+    shown = None if runtime.config.is_hosted else _fetch_overview(runtime).get("runs")
+    known = {str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")} for one in shown or []}
+    return {run: known.get(run, {} if shown is None else {"state": "ended" if TRAIN in run else "uploaded"}) for run in runs}
 
 
 def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
@@ -192,7 +191,6 @@ def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
     from tinker_wire.runtime import Request
 
     from tinker._http import SUBMIT, is_absent
-    from tinker.cli.clients import send
 
     query = "" if run_id is None else urlencode({"run": run_id})
     request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
