@@ -375,7 +375,11 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
 def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server: str) -> None:
     """An evaluation before the first step is no step, and sums over tokens are no metric to compare unlike runs by."""
     runs: list[str] = []
-    for loss, more in (("cross_entropy", {}), ("importance_sampling", {"logprobs": [-1.0, -1.0], "advantages": [1.0, 1.0]})):
+    losses: dict[tinker.types.LossFnType, dict[str, list[float]]] = {
+        "cross_entropy": {},
+        "importance_sampling": {"logprobs": [-1.0, -1.0], "advantages": [1.0, 1.0]},
+    }
+    for loss, more in losses.items():
         with tinker.ServiceClient(base_url=server, telemetry=True) as service:
             training = service.create_lora_training_client("tinker/toy", rank=4)
             datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], **more})

@@ -95,9 +95,9 @@ def explain_wrong_options() -> Generator[None]:
         raise click.BadParameter(problem, error.ctx, error.param, error.param_hint) from None
     except click.UsageError as error:
         known = [] if error.ctx is None or _EXTRA not in error.message else _list_options(error.ctx)
-        if (hint := next((text for option, text in EXTRA.items() if option in known), None)) is None:
+        if (extra := next((text for option, text in EXTRA.items() if option in known), None)) is None:
             raise
-        raise click.UsageError(f"{error.message}. {hint.format(error.message.partition('(')[2][:-1])}", error.ctx) from None
+        raise click.UsageError(f"{error.message}. {extra.format(error.message.partition('(')[2][:-1])}", error.ctx) from None
 
 
 def _list_options(context: click.Context) -> list[str]:
