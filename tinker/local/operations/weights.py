@@ -182,7 +182,7 @@ def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
 def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
     """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet.
 
-    A run that begins with the optimizer's state goes on with the steps of the run that was saved.
+    A run that begins with the optimizer's state counts its steps on from those of the run that was saved.
     """
     record, folder = state.checkpoints.find(request.path, "weights")
     if record.engine_model != engine.base_model:
