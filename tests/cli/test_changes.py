@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,14 @@ def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run
     assert result.stdout == ("Deleted 3 checkpoints\n" if deleted else "")
     assert run.training in result.stderr
     assert left(server, run) == (set() if deleted else {run.training, run.sampler, run.external})
+
+
+def test_delete_by_path_asks_about_what_is_there(call: Call, run: Any, server: str) -> None:
+    """The question has the size of the checkpoint, and nothing is asked about one that is not there."""
+    assert re.search(rf"{run.training} \([\d.]+ KB, created ", call("checkpoint", "delete", run.training, input="n\n").stderr)
+    result = call("checkpoint", "delete", run.training, f"{run.training}x", input="y\n")
+    assert (result.exit_code, result.stderr) == (1, f"Error: Checkpoint not found: {run.training}x\n")
+    assert run.training in left(server, run)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ def test_upload_says_which_checkpoint_it_made(call: Call, ask: Ask, run: Any, tm
 
 
 def test_an_uploaded_adapter_can_be_sampled_and_trained(call: Call, ask: Ask, run: Any, tmp_path: Path) -> None:
-    """A checkpoint without an optimizer state, as one that was uploaded, is started from with a new one, and says so."""
+    """A checkpoint without an optimizer state, as one that was uploaded, is started from with a new one, and says so.
+
+    The list of runs has no failed start, and the adapter itself is uploaded.
+    """
     folder = Path(ask("checkpoint", "download", run.external, "--output", str(tmp_path))["destination"])
     (folder / "toy_optimizer.npz").unlink(missing_ok=True)
     path = ask("checkpoint", "upload", str(folder), "--base-model", "tinker/toy", "--rank", "4")["checkpoint_path"]
@@ -54,6 +57,8 @@ def test_an_uploaded_adapter_can_be_sampled_and_trained(call: Call, ask: Ask, ru
     (tmp_path / "one.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
     trained = call("train", str(tmp_path / "one.jsonl"), "--from", path, "--max-steps", "1")
     assert trained.exit_code == 0, trained.output
+    assert "failed" not in (listed := call("run", "list", "--limit", "5").stdout)
+    assert [line.split()[-1] for line in listed.splitlines()[1:4]] == ["ended", "ended", "uploaded"]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])

@@ -372,6 +372,29 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
     ) == (1, True)
 
 
+def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server: str) -> None:
+    """An evaluation before the first step is no step, and sums over tokens are no metric to compare unlike runs by."""
+    runs: list[str] = []
+    losses: dict[tinker.types.LossFnType, dict[str, list[float]]] = {
+        "cross_entropy": {},
+        "importance_sampling": {"logprobs": [-1.0, -1.0], "advantages": [1.0, 1.0]},
+    }
+    for loss, more in losses.items():
+        with tinker.ServiceClient(base_url=server, telemetry=True) as service:
+            training = service.create_lora_training_client("tinker/toy", rank=4)
+            datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], **more})
+            telemetry = training.get_telemetry()
+            assert telemetry is not None
+            name = "evaluation loss" if loss == "cross_entropy" else "reward_std"
+            telemetry.log("metrics", {"training_run_id": training.model_id, "step": 0, name: 3.0})
+            training.forward_backward([datum], loss).result(10)
+            training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
+            runs.append(training.model_id)
+    compared = ask("run", "compare", *runs)
+    assert (compared["metric"], [run["steps"] for run in compared["runs"]]) == ("loss per token", [1, 1])
+    assert f"{runs[1]}: no metric 'loss per token'; it has reward_std, loss:sum\n" in call("run", "compare", *runs).stderr
+
+
 def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:
     """A server without curves is an error with advice; a missing file is reported as a file."""
     url = scripted("/overview", 404)

@@ -546,7 +546,7 @@ GRPO = (
 def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str, tmp_path: Path) -> None:
     """The mean reward rises; each step reports it; and a run that was interrupted goes on as if nothing had been.
 
-    The server's page draws the rewards by the steps that it counts itself: those of a resumed run begin with 1.
+    The server's page draws the rewards by the steps that it counts itself: a resumed run goes on with those of the first.
     """
     (tmp_path / "reward.py").write_text(REWARD)
     result = call("-f", "json", "train", prompts, "--grpo", "reward.py", *GRPO)
@@ -563,9 +563,9 @@ def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str, tmp_pa
         for one in (first, second):
             run = lines_of(one.stdout, "start")[0]["training_run_id"]
             curves = httpx.get(f"{url}/overview", params={"run": run}).json()["curves"]
-            shown = [line["reward"] for line in lines_of(one.stdout, "step")]
-            assert curves["reward"] == [[step, value] for step, value in enumerate(shown, start=1)]
-            assert {at for curve in curves.values() for at, _ in curve} == set(range(1, len(shown) + 1))
+            shown = [[line["step"], line["reward"]] for line in lines_of(one.stdout, "step")]
+            assert curves["reward"] == shown
+            assert {at for curve in curves.values() for at, _ in curve} == {step for step, _ in shown}
 
 
 WRITTEN_FOR_TRL = "To use a function written for TRL, see 'From TRL' in the documentation: it needs a few lines around it.\n"

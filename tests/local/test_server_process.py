@@ -410,6 +410,24 @@ def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     assert rest == ("", "Stopped.\n")
 
 
+ENDED_AT_ONCE = """
+import os, signal, sys
+from tinker.local import Settings, serve
+
+interrupt = lambda url, engines: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+serve(engine="toy", port=0, settings=Settings(data_dir=sys.argv[2]), started=interrupt)
+print("ended", os.listdir(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_at_the_first_line_ends_the_server_like_a_later_one(name: str, tmp_path: Path) -> None:
+    """A signal that comes before the loop runs is not lost: the state is closed, and its claim on the folder is given up."""
+    command = [sys.executable, "-c", ENDED_AT_ONCE, name, str(tmp_path), str(tmp_path / FOLDER)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "ended []\n"), ended
+
+
 def test_serve_warns_of_another_server_with_its_data_folder(tmp_path: Path) -> None:
     """The log of the second server says that they share the folder, that of one after both have ended does not."""
     command = [sys.executable, "-m", "tinker", "serve", "--engine", "toy", "--port", "0", "--data", str(tmp_path)]

@@ -87,7 +87,7 @@ EXPLAINED = {  # what neither a command nor an option of another name does
     "--lora-alpha": "It is an argument of create_lora_training_client, and 32 here.",
     "--packing": "It is not needed: each example is a sequence of its own, without padding.",
     "--logging-steps": "Every step is shown.",
-    "--loss-type": "The loss is always a sum over tokens.",
+    "--loss-type": "The loss is always a sum over tokens; for DPO see 'DPO and preference pairs' in the documentation.",
     "--max-prompt-length": "Prompts are not truncated: shorten them in the file.",
     "--num-iterations": "The optimizer takes one step on the answers of a step.",
     "--optim": "The optimizer is always Adam; --weight-decay makes it AdamW.",
@@ -101,7 +101,15 @@ EXPLAINED = {  # what neither a command nor an option of another name does
     "grpo": "Use `tinker train --grpo REWARD.py`.",
     "merge": "Download the adapter with `tinker checkpoint download`, and merge it with PEFT.",
     "whoami": "Use `tinker auth whoami`.",
+    "search": "`tinker run info NAME` shows a run, and `tinker checkpoint search` finds checkpoints.",
     "upload": "Use `tinker checkpoint upload`.",
+}
+EXTRA = {  # what a command that has this option says of an argument too many
+    "--eval-file": "DATA is one file: `cat FILES > all.jsonl` joins several, and --eval-file FILE names held-out examples.",
+    "--repo": "To name the repository: --repo {}",
+    "--run-id": "To name a run: --run-id {}",
+    "--columns": "To show one run: tinker run info {}",
+    "--model": "To name a model: --model {}",
 }
 _SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
 

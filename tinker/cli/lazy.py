@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 from click.types import FloatParamType, IntParamType
 
-from tinker.cli.hints import EXPLAINED, suggest
+from tinker.cli.hints import EXPLAINED, EXTRA, suggest
 from tinker.cli.options import accept_global_options
 
 _REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
@@ -94,10 +94,10 @@ def explain_wrong_options() -> Generator[None]:
         problem = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
         raise click.BadParameter(problem, error.ctx, error.param, error.param_hint) from None
     except click.UsageError as error:
-        if _EXTRA not in error.message or error.ctx is None or "--model" not in _list_options(error.ctx):
+        known = [] if error.ctx is None or _EXTRA not in error.message else _list_options(error.ctx)
+        if (extra := next((text for option, text in EXTRA.items() if option in known), None)) is None:
             raise
-        name = error.message.partition("(")[2].rstrip(")")
-        raise click.UsageError(f"{error.message}. To name a model: --model {name}", error.ctx) from None
+        raise click.UsageError(f"{error.message}. {extra.format(error.message.partition('(')[2][:-1])}", error.ctx) from None
 
 
 def _list_options(context: click.Context) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import tinker
+from tinker.cli.clients import TRAIN, connect, find_run, send
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
 
@@ -34,13 +35,17 @@ class MetricStep(NamedTuple):
 
 
 class RunMetrics(NamedTuple):
-    """The metrics of a run so far. ``records`` are the raw lines, for JSON; ``total`` None is an unknown number of steps."""
+    """The metrics of a run so far. ``records`` are the raw lines, for JSON; ``total`` None is an unknown number of steps.
+
+    ``taken`` is the number of steps that are done.
+    """
 
     name: str
     records: Sequence[LogLine]
     steps: Sequence[MetricStep]
     total: float | None = None
     has_ended: bool = False
+    taken: int = 0
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """Return a metric by step; of a step that was taken again after a resume, the last value."""
@@ -72,15 +77,13 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
         return lambda: _read_file(Path(run))
     if run.endswith((".jsonl", ".json", ".log")) or "/" in run:
         raise CommandFailed(f"There is no file {run}")
-    from tinker.cli.clients import connect, find_run
-
     runtime = connect(options)
     run_id = find_run(tinker.RestClient(runtime), run)
     return lambda: _read_live(runtime, run_id)._replace(name=run)
 
 
 def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
-    """Return the metric to draw: the one given, else a loss or a reward, one of all runs first.
+    """Return the metric to draw: the one given, else a loss or a reward, one of all runs first that is no sum over tokens.
 
     CommandFailed where no run has the one given.
     """
@@ -89,7 +92,7 @@ def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
     if metric is None:
         similar = [name for word in PREFERRED_WORDS for name in names if word in name]
         preferred = [*(name for name in PREFERRED if name in names), *similar]
-        shared = [name for name in preferred if all(name in one for one in each)]
+        shared = [name for name in preferred if not name.endswith(":sum") and all(name in one for one in each)]
         return next(iter([*shared, *preferred, *names]), "loss")
     if names and metric not in names:
         raise CommandFailed(f"No run has the metric {metric!r}", f"There are: {', '.join(sorted(names))}")
@@ -107,7 +110,7 @@ def _read_file(file: Path) -> RunMetrics:
         total = _find(record, TOTAL_NAMES, total)
     last = records[-1] if records else {}
     has_ended = last.get("type") == "result" or (_find(_flatten(last), DONE_NAMES, None) or 0) >= 1
-    return RunMetrics(str(file), records, steps, total, has_ended)
+    return RunMetrics(str(file), records, steps, total, has_ended, len({one.number for one in steps}))
 
 
 def _read_line(file: Path, line: str) -> LogLine:
@@ -167,17 +170,18 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
         for number, value in points:
             metrics.setdefault(number, {})[name] = value
     records = [{"type": "step", "step": number, **metrics[number]} for number in sorted(metrics)]
-    return RunMetrics(run_id, records, _read_steps(records), has_ended=states[run_id] != "open")
+    # What is reported for step 0 comes before the first one.
+    return RunMetrics(run_id, records, _read_steps(records), None, states[run_id] != "open", int(max(metrics, default=0)))
 
 
-def fetch_progress(runtime: Runtime) -> dict[str, LogLine]:
-    """Fetch the state, the steps and the latest metrics of each run, by its ID, from a local server. Nothing from others."""
-    if runtime.config.is_hosted:
-        return {}
-    return {
-        str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")}
-        for one in _fetch_overview(runtime).get("runs", [])
-    }
+def fetch_progress(runtime: Runtime, runs: Sequence[str]) -> dict[str, LogLine]:
+    """Fetch the state, the steps and the latest metrics of runs from a local server; of those that it only keeps, the state.
+
+    Other servers report nothing.
+    """
+    shown = None if runtime.config.is_hosted else _fetch_overview(runtime).get("runs")
+    known = {str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")} for one in shown or []}
+    return {run: known.get(run, {} if shown is None else {"state": "ended" if TRAIN in run else "uploaded"}) for run in runs}
 
 
 def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
@@ -187,7 +191,6 @@ def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
     from tinker_wire.runtime import Request
 
     from tinker._http import SUBMIT, is_absent
-    from tinker.cli.clients import send
 
     query = "" if run_id is None else urlencode({"run": run_id})
     request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)

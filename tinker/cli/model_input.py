@@ -39,8 +39,14 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
         return tinker.ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     except ValueError:
         expected = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
-        advice = "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
+        advice = _explain_folder(tinker_path) or "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
         raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None
+
+
+def _explain_folder(text: str) -> str | None:
+    """Return how to make a checkpoint of a folder; None if the text does not name one."""
+    folder = shlex.quote(text)
+    return f"To make a checkpoint of this folder, run: tinker checkpoint upload {folder}" if Path(text).is_dir() else None
 
 
 def find_path(rest: tinker.RestClient, text: str, *, to_train: bool = False) -> tinker.ParsedCheckpointTinkerPath:
@@ -48,8 +54,8 @@ def find_path(rest: tinker.RestClient, text: str, *, to_train: bool = False) -> 
     if "/" in text:
         return parse_path(text)
     if (path := _find_latest(rest, text, to_train=to_train)) is None:
-        advice = "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
-        raise CommandFailed(f"{text} is not a run, and not the path of a checkpoint", advice)
+        listed = "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
+        raise CommandFailed(f"{text} is not a run, and not the path of a checkpoint", _explain_folder(text) or listed)
     return parse_path(path)
 
 

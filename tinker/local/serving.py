@@ -165,9 +165,11 @@ def serve(
         if not is_loopback(host):
             _warn_of_others(url, has_key=has_key, has_tls=ssl_context is not None)
         report = started or functools.partial(announce, has_key=has_key, restored=_describe_restored(state))
-        report(url, loaded)
-        with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it when it has shut down
-            _Server(state, host, ssl_context).run(sockets=[listener])
+        server = _Server(state, host, ssl_context)
+        # A signal counts from the first line on, and uvicorn raises it again when it has shut down.
+        with _terminate_like_interrupt(), contextlib.suppress(KeyboardInterrupt), server.capture_signals():
+            report(url, loaded)
+            server.run(sockets=[listener])
         if (error := state.close_error) is not None:
             reason = error.strerror or type(error).__name__
             raise OSError(f"the server has ended, and nothing can be written to {settings.data_dir} now: {reason}") from error

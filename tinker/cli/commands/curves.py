@@ -123,7 +123,7 @@ def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
     values = [round(value, 6) for _, value in run.curve(metric)]
     return {
         "log": run.name,
-        "steps": len({one.number for one in run.steps}),
+        "steps": run.taken,
         "first": values[0] if values else None,
         "best": (max if "reward" in metric else min)(values, default=None),
         "last": values[-1] if values else None,

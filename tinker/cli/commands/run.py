@@ -79,6 +79,8 @@ def list_command(
 ) -> None:
     """List training runs."""
     chosen = _columns(columns or DEFAULT_COLUMNS)
+    if columns is not None and options.format == "json":
+        raise click.UsageError("--columns cannot be used with --format json, which has every field.")
     runtime = connect(options)
     rest = tinker.RestClient(runtime)
 
@@ -87,15 +89,14 @@ def list_command(
         return list(answer.training_runs), answer.cursor.total_count
 
     found = fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
-    known = fetch_progress(runtime)
-    listing = Listing([_ListedRun(run, known.get(run.training_run_id, {})) for run in found.items], found.total)
+    known = fetch_progress(runtime, [run.training_run_id for run in found.items])
+    listing = Listing([_ListedRun(run, known[run.training_run_id]) for run in found.items], found.total)
     if columns is None:
         unknown = [COLUMNS[name] for name in _IF_KNOWN if not any(map(COLUMNS[name][1], listing.items))]
         chosen = [column for column in chosen if column not in unknown]
     optional = () if columns else _OPTIONAL
-    title = listing.title("training run")
     value = Listing([one.to_json() for one in listing.items], found.total).to_json("runs")
-    show(options, value, lambda: show_items(listing.items, chosen, title, optional=optional))
+    show(options, value, lambda: show_items(listing.items, chosen, listing.title("training run"), optional=optional))
 
 
 def _columns(names: str) -> list[_Column]:
@@ -113,7 +114,7 @@ def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = 
     runtime = connect(options)
     rest = tinker.RestClient(runtime)
     run = rest.get_training_run(find_run(rest, run_id), access_scope).result()
-    one = _ListedRun(run, fetch_progress(runtime).get(run.training_run_id, {}))
+    one = _ListedRun(run, fetch_progress(runtime, [run.training_run_id])[run.training_run_id])
     properties = [
         ("Run ID", run.training_run_id),
         ("Base Model", run.base_model),

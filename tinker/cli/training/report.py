@@ -26,7 +26,6 @@ class RunReport:
         self.facts: Mapping[str, Any] = {}
         self._advance: Advance | None = None
         self._telemetry: Telemetry | None = None
-        self._first = 0
         self._begun = time.monotonic()
         self._tokens = 0
         self._compared: float | None = None  # answers with another reward than others to their prompt; None without rewards
@@ -35,8 +34,7 @@ class RunReport:
 
     def begin(self, advance: Advance, facts: Mapping[str, Any], first: int, telemetry: Telemetry | None = None) -> None:
         """Report the start. ``first`` is the number of steps that are done already. ``telemetry`` sends metrics."""
-        self._telemetry, self._first = telemetry, first
-        self._advance, self._begun, self.facts = advance, time.monotonic(), facts
+        self._telemetry, self._advance, self._begun, self.facts = telemetry, advance, time.monotonic(), facts
         self._record("start", {**facts, "steps": self._steps, "first_step": first + 1})
         advance(first)
 
@@ -104,9 +102,9 @@ class RunReport:
             say(line)
 
     def _send(self, done: int, metrics: Mapping[str, float]) -> None:
-        """Send metrics to the server's page, which counts the steps of a resumed run from 1."""
+        """Send metrics to the server's page."""
         if self._telemetry is not None:
-            about = {"training_run_id": self.facts["training_run_id"], "step": done - self._first}
+            about = {"training_run_id": self.facts["training_run_id"], "step": done}
             self._telemetry.log("metrics", {**about, **metrics})
 
     def _record(self, kind: str, value: Mapping[str, Any]) -> None:

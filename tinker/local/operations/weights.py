@@ -132,6 +132,7 @@ class Save:
             engine_model=engine.base_model,
             lora_config=lora_config(self.model.spec),
             optimizer=self.model.optimizer,
+            steps=self.model.history.step_count,
             created_at=now,
             expires_at=None if ttl is None else now + ttl,
             user_metadata=getattr(self.request, "user_metadata", None),
@@ -179,7 +180,10 @@ def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
 
 
 def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
-    """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet."""
+    """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet.
+
+    A run that begins with the optimizer's state counts its steps on from those of the run that was saved.
+    """
     record, folder = state.checkpoints.find(request.path, "weights")
     if record.engine_model != engine.base_model:
         raise EngineError(f"{request.path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
@@ -191,6 +195,8 @@ def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: 
             raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
     model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
     with state.lock() as shared:
+        if request.optimizer and not model.history.points:
+            model.history.step_count = record.steps
         shared.audit.record_checkpoint("checkpoint_read", record, "train")
 
 

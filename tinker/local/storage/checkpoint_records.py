@@ -23,7 +23,8 @@ _NOT_IN_NAMES = re.compile(r"[/\x00-\x1f\x7f]")
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a checkpoint. Times are seconds since 1970.
 
-    ``session_id``, ``project_id`` and ``run_metadata`` are those of the run when it was saved (or moved, or copied).
+    ``session_id``, ``project_id`` and ``run_metadata`` are those of the run when it was saved (or moved, or copied), and
+    ``steps`` are the steps that it had taken.
     """
 
     path: str
@@ -35,6 +36,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     lora_config: models.LoraConfig
     created_at: float
     optimizer: str = "adamw"
+    steps: int = 0
     expires_at: float | None = None
     nbytes: int = 0
     public: bool = False

@@ -106,17 +106,12 @@ def _describe_session(session: SessionRecord, clock: float) -> PageFacts:
     }
 
 
-def _find_history(shared: SharedData, run: str) -> RunHistory | None:
-    """Find the history of a run, also of one that an earlier process of this server had."""
-    model = shared.store.find_model(run)
-    if model is not None:
-        return model.history
-    return next((one for one in shared.former_runs if one.model_id == run), None)
-
-
 def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[float]]]:
-    history = _find_history(shared, run)
-    return {} if history is None else {**describe_curves(list(history.points)), **describe_curves(list(history.reports))}
+    """Describe the curves of a run, also of one that an earlier process of this server had."""
+    model = shared.store.find_model(run)
+    found = [one for one in shared.former_runs if one.model_id == run] if model is None else [model.history]
+    parts = [describe_curves([*part]) for one in found for part in (one.points, one.reports)]
+    return {name: curve for curves in parts for name, curve in curves.items()}
 
 
 def _describe_run(model: ModelRecord) -> PageFacts:
@@ -226,12 +221,10 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
 
 def _page(name: str, policy: str = POLICY) -> Endpoint:
     """Return an endpoint that answers one file."""
-    file = ASSETS / name
+    file, headers = ASSETS / name, {**HEADERS, "content-security-policy": policy}
 
     async def endpoint(request: Request) -> Response:
-        return Response(
-            file.read_bytes(), headers={**HEADERS, "content-security-policy": policy}, media_type=MEDIA_TYPES[file.suffix]
-        )
+        return Response(file.read_bytes(), headers=headers, media_type=MEDIA_TYPES[file.suffix])
 
     return endpoint
 

@@ -11,7 +11,7 @@ import click
 
 import tinker
 from tinker.cli.clients import find_run, rest_client, service_client
-from tinker.cli.commands.checkpoint.show import parse_pair
+from tinker.cli.commands.checkpoint.show import find_checkpoint, parse_pair
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import check_start, find_path, parse_path, train_from
 from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
@@ -140,19 +140,18 @@ def delete(
     if run_id is None and not checkpoint_paths:
         raise CommandFailed("Nothing to delete", "Give checkpoint paths or --run-id.")
     if run_id is None:
-        paths = list(dict.fromkeys(parse_path(path).tinker_path for path in checkpoint_paths))
-        rest, lines, size = rest_client(options), paths, None
+        parsed = {(one := parse_path(path)).tinker_path: one for path in checkpoint_paths}
+        rest, paths = rest_client(options), list(parsed)
+        chosen = [] if yes else [find_checkpoint(rest, one) for one in parsed.values()]
     else:
         earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
         conditions = _parse_kind(checkpoint_type), latest, earliest
         run_id = find_run(rest := rest_client(options), run_id)
         chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
-        lines = [f"{one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})" for one in chosen]
-        size = sum(one.size_bytes or 0 for one in chosen)
-    if not paths:
-        _show_none_found(options, run_id or "", filtered=bool(checkpoint_type or before or after))
-    elif yes or _ask(lines, size):
+    if not paths and options.format == "table":
+        click.echo(f"No checkpoints found for run {run_id}{' matching filters' if checkpoint_type or before or after else ''}")
+    elif yes or not paths or _ask(chosen):
         _delete(options, rest, paths)
     else:
         say("Nothing was deleted.")
@@ -175,20 +174,12 @@ def _matches(
     )
 
 
-def _show_none_found(options: GlobalOptions, run_id: str, *, filtered: bool) -> None:
-    if options.format == "json":
-        show_json({"deleted_count": 0, "failed": []}, indent=None)
-    else:
-        click.echo(f"No checkpoints found for run {run_id}{' matching filters' if filtered else ''}")
-
-
-def _ask(lines: Sequence[str], size: int | None) -> bool:
+def _ask(chosen: Sequence[tinker.Checkpoint]) -> bool:
     """Ask the user; CommandFailed when the input ends without an answer."""
-    say(f"{format_count(len(lines), 'checkpoint')} would be deleted:")
-    for line in lines:
-        say(f"  - {line}")
-    if size is not None:
-        say(f"Together: {format_size(size)}")
+    say(f"{format_count(len(chosen), 'checkpoint')} would be deleted:")
+    for one in chosen:
+        say(f"  - {one.tinker_path} ({format_size(one.size_bytes)}, created {format_timestamp(one.time)})")
+    say(f"Together: {format_size(sum(one.size_bytes or 0 for one in chosen))}")
     try:
         return click.confirm("This cannot be undone. Delete?", err=True)
     except click.Abort:

@@ -97,7 +97,7 @@ def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show a checkpoint and its adapter."""
     rest = rest_client(options)
     path = find_path(rest, checkpoint_path)
-    checkpoint = _find(rest, path)
+    checkpoint = find_checkpoint(rest, path)
     weights = _find_weights_info(rest, path.tinker_path)
     is_lora, rank = (None, None) if weights is None else (weights.is_lora, weights.lora_rank)
     properties = [
@@ -113,7 +113,7 @@ def info(options: GlobalOptions, checkpoint_path: str) -> None:
     show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
 
 
-def _find(rest: tinker.RestClient, path: tinker.ParsedCheckpointTinkerPath) -> tinker.Checkpoint:
+def find_checkpoint(rest: tinker.RestClient, path: tinker.ParsedCheckpointTinkerPath) -> tinker.Checkpoint:
     """Find a checkpoint in the list of its run, as no operation returns a single one."""
     for checkpoint in rest.list_checkpoints(path.training_run_id).result().checkpoints:
         if checkpoint.tinker_path == path.tinker_path or checkpoint.checkpoint_id == path.checkpoint_id:
