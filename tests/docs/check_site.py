@@ -119,7 +119,7 @@ def test_the_reference_of_parameters_has_defaults(site: Path) -> None:
     """The table of AdamParams has its fields with their defaults."""
     page = (site / "reference" / "types" / "index.html").read_text(encoding="utf-8")
     section = page[page.index('id="adamparams"') : page.index('id="dimuonparams"')]
-    cells = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<td>(.*?)</td>", section, re.DOTALL)]
+    cells = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<td[^>]*>(.*?)</td>", section, re.DOTALL)]
     assert cells[cells.index("beta2") + 2] == "0.95"
 
 
