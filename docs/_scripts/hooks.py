@@ -35,6 +35,7 @@ _TAGS = {
     "from-trl/": ["padding"],
     "local-server/": ["Qwen", "quantization"],
     "models/": ["list runs"],
+    "reference/checkpoints/": ["push to hub"],
     "reference/losses/": ["inputs"],
     "sampling/": ["generate", "num_samples", "stop sequence", "structured"],
     "sft/": ["messages", "warmup", "weight decay"],
@@ -145,7 +146,7 @@ def put_exact_names_first(file: Path) -> None:
             method["boost"] = 16
     for command in index["docs"]:
         if command["location"].startswith("cli/#tinker-") and command["title"].count(" ") > 1:
-            command["boost"] = 8
+            command["boost"] = 2.5
     file.write_text(json.dumps(index, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
