@@ -57,6 +57,9 @@ BROKEN = """() => [...document.querySelectorAll("td code")]
 # Tables that are wider than the text around them, by their first cell.
 TOO_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
   .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `too wide: ${one.textContent.trim().slice(0, 40)}`)"""
+# The addresses of each result of a search.
+RESULTS = """() => [...document.querySelectorAll(".md-search-result__item")]
+  .map((item) => [...item.querySelectorAll("a")].map((link) => link.href))"""
 # Entries of the contents that are cut off, so that two may look alike.
 CUT = """() => [...document.querySelectorAll(".md-nav--secondary .md-ellipsis")]
   .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => `cut: ${one.textContent.trim()}`)"""
@@ -172,10 +175,9 @@ def search(browser: Any, url: str, word: str) -> list[list[str]]:
     page.click("label.md-search__icon[for=__search]", force=True)
     page.fill("input.md-search__input", word)
     page.wait_for_selector(".md-search-result__item a")
-    items = [item.query_selector_all("a") for item in page.query_selector_all(".md-search-result__item")]
-    shown = [[re.sub(r"\?[^#]*", "", link.get_attribute("href")).removeprefix(url) for link in links] for links in items]
+    shown = page.evaluate(RESULTS)  # at once, as they are drawn anew while one types
     page.close()
-    return shown
+    return [[re.sub(r"\?[^#]*", "", link).removeprefix(url) for link in links] for links in shown]
 
 
 @pytest.mark.parametrize("word", SEARCHES)

@@ -76,6 +76,7 @@ def test_a_search_finds_the_page(site: Path, word: str, page: str) -> None:
         ("per_device_train_batch_size", "from-trl"),
         ("max_completion_length", "from-trl"),
         ("report_to", "from-trl"),
+        ("save_state_async", "reference/clients"),
     ],
 )
 def test_a_search_finds_words_of_the_text(site: Path, word: str, page: str) -> None:
