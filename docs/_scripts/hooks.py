@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as entities
 import inspect
+import itertools
 import json
 import posixpath
 import re
@@ -18,6 +19,7 @@ _COMMANDS = re.compile(r"<!-- every command .*? -->", re.DOTALL)
 _RECORDS = re.compile(r"<!-- records:\s(.*?) -->", re.DOTALL)
 _LOSSES = re.compile(r"<!-- the inputs of each loss .*? -->", re.DOTALL)
 _FIRST_PROGRAM = re.compile(r"<!-- the program of the home page .*? -->", re.DOTALL)
+_COROUTINES = re.compile(r"<!-- the coroutines of each client, .*? -->", re.DOTALL)
 _CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
 _SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
 _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)")
@@ -31,8 +33,9 @@ _TAGS = {
     "checkpoints/": ["save", "download"],
     "cli/": ["CLI", "tinker train"],
     "from-trl/": ["padding"],
-    "local-server/": ["Qwen"],
+    "local-server/": ["Qwen", "quantization"],
     "models/": ["list runs"],
+    "reference/checkpoints/": ["push to hub"],
     "reference/losses/": ["inputs"],
     "sampling/": ["generate", "num_samples", "stop sequence", "structured"],
     "sft/": ["messages", "warmup", "weight decay"],
@@ -51,6 +54,9 @@ _WITHOUT_STOP_WORDS = r"""addEventListener("message", ({ data }) => {
   if (parts.some((part) => /[^\s"]/.test(part))) data.data = parts.join("");
 });
 """
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>", re.DOTALL)
+_LONG_ROW = 65  # characters, which a phone has no room for side by side
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([\w./-]+\.svg)" ?/></p>')
 
 
@@ -64,6 +70,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         page.meta["tags"] = _TAGS[page.url]
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
     markdown = _LOSSES.sub(lambda _: loss_inputs(), markdown)
+    markdown = _COROUTINES.sub(lambda _: coroutines(), markdown)
     markdown = _FIRST_PROGRAM.sub(lambda _: first_program(), markdown)
     return _CHANGELOG.sub(lambda _: changelog(), _COMMANDS.sub(lambda _: commands(), markdown))
 
@@ -78,9 +85,21 @@ def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
     """Called for each page once it is HTML."""
     if page.url in _TYPE_PAGES:
         link_types(page, config.plugins["autorefs"])
-    html = re.sub(r"<table>(?=\s*<thead>\s*<tr>\s*<th>field</th>)", '<table data-fields>', html)
+    html = _TABLE.sub(lambda found: stack(found[0]), html)
     html = _NAMED_FILE.sub(lambda found: link_example(found[0], found[1], page.url), html)
     return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
+
+
+def stack(table: str) -> str:
+    """A table of long texts so that a phone shows the cells of a row below each other, with the names of their columns."""
+    heads, *rows = (_CELL.findall(row) for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL))
+    names = [re.sub(r"<[^>]+>", "", head) for head in heads]
+    longest = max((len(re.sub(r"<[^>]+>", "", "".join(row))) for row in rows), default=0)
+    if len(names) > 5 or (names[0] != "field" and longest < _LONG_ROW):
+        return table
+    named = {"default"} if names[0] == "field" else set(names[1:]) if len(names) > 2 else set()
+    columns = itertools.cycle(f' data-name="{name}"' if name in named else "" for name in names)
+    return re.sub(r"<td", lambda _: f"<td{next(columns)}", table).replace("<table>", "<table data-stacked>")
 
 
 def link_types(page: Any, references: Any) -> None:
@@ -116,12 +135,18 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 
 
 def put_exact_names_first(file: Path) -> None:
-    """A search finds what begins with its word too, rare names first: the method that others begin with goes before them."""
+    """A search finds what begins with its word too, rare names first: the method that others begin with goes before them.
+
+    Names of commands are common words, so what has them for its title goes before guides that have them in a sentence.
+    """
     index = json.loads(file.read_text(encoding="utf-8"))
     methods = [one for one in index["docs"] if one["location"].startswith("reference/clients/#")]
     for method in methods:
         if any(one["title"].startswith(f"{method['title']}_") for one in methods):
             method["boost"] = 16
+    for command in index["docs"]:
+        if command["location"].startswith("cli/#tinker-") and command["title"].count(" ") > 1:
+            command["boost"] = 2.5
     file.write_text(json.dumps(index, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
@@ -207,6 +232,15 @@ def loss_inputs() -> str:
         kinds = [next((kind for kind in inputs if name in inputs[kind]), "-") for inputs in columns]
         rows.append(f"| `{name}` | {' | '.join(kinds)} | `[N]` | {LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} |")
     return "\n".join(rows)
+
+
+def coroutines() -> str:
+    """The `..._async` names of each client, which a search finds here."""
+    import tinker
+
+    clients = (tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient, tinker.AdminClient)
+    names = {one.__name__: [f"`{name}`" for name in dir(one) if re.fullmatch("[a-z].*_async", name)] for one in clients}
+    return "\n".join(f"- **{client}:** {', '.join(ones)}" for client, ones in names.items())
 
 
 def changelog() -> str:

@@ -96,15 +96,15 @@ def note_texts(page: Any, section: str) -> None:
     )
 
 
-def report(url: str, name: str, rewards: Sequence[float]) -> None:
-    """Begin a run with one step, and report its rewards."""
+def report(url: str, name: str, rewards: Sequence[float], metric: str = "reward") -> None:
+    """Begin a run with one step, and report its rewards, or another metric."""
     service = tinker.ServiceClient(base_url=url, api_key=KEY, telemetry=True)
     training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": name})
     training.optim_step(tinker.AdamParams()).result()
     telemetry = training.get_telemetry()
     assert telemetry is not None
     for step, reward in enumerate(rewards, 1):
-        telemetry.log("metrics", {"training_run_id": training.result().model_id, "step": step, "reward": reward})
+        telemetry.log("metrics", {"training_run_id": training.result().model_id, "step": step, metric: reward})
     assert telemetry.wait_until_drained()
 
 
@@ -251,6 +251,26 @@ def test_what_a_loop_reports_is_drawn_and_extremes_do_not_flatten_it(page: Any, 
     page.wait_for_function("() => ticks.includes('-1M')")
 
 
+def test_a_loop_without_a_reward_is_drawn_with_its_evaluation(page: Any, url: str) -> None:
+    """A loss on held-out data comes before the norm of the gradient; without rewards the page says how a loop reports them."""
+    enter_key(page)
+    report(url, "evaluated", [0.7, 0.6], "val_loss")
+    page.locator("#runs tr.chosen").filter(has_text="evaluated").wait_for()
+    page.locator("section").filter(has_text="Rewards and other").locator(".u-legend").filter(has_text="val_loss").wait_for()
+    page.get_by_text("ServiceClient(telemetry=True)").wait_for()
+
+
+def test_refused_requests_are_listed(page: Any, url: str) -> None:
+    """A click on their number shows status, operation and count of each kind."""
+    enter_key(page)
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    with pytest.raises(tinker.NotFoundError):
+        service.create_rest_client().get_training_run("nobody").result()
+    tile = page.locator("details.tile")
+    tile.filter(has_text="404 get_training_run: 1").locator("summary").click()
+    tile.get_by_text("404 get_training_run: 1").wait_for()
+
+
 def test_a_run_of_another_scale_is_drawn_and_not_taken_for_an_extreme(page: Any, url: str) -> None:
     """What is extreme is so within its own run; the labels of an axis are in their place, however small its values are."""
     note_texts(page, "Rewards")
@@ -315,11 +335,13 @@ def test_names_and_boxes_stay_while_the_runs_scroll(page: Any, url: str) -> None
 
 
 def test_a_phone_shows_several_runs_at_once(page: Any) -> None:
-    """At 390 pixels three runs are in their box together."""
+    """At 390 pixels three runs are in their box together, and the page is at most four windows and a quarter long."""
     page.set_viewport_size({"width": 390, "height": 844})
     enter_key(page)
     box, last = page.locator("#runs .scroll").bounding_box(), page.locator("#runs tbody tr").nth(2).bounding_box()
     assert last["y"] + last["height"] <= box["y"] + box["height"]
+    page.locator(".chart canvas").nth(1).wait_for()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 4.25 * 844
 
 
 def test_only_what_asked_within_a_minute_is_alive(browser: Any, tmp_path: Path) -> None:
@@ -444,6 +466,11 @@ def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None
     page.locator("#operations-service-healthz").click()
     page.get_by_role("button", name="Execute").first.click()
     page.locator(".live-responses-table .response-col_status", has_text="200").first.wait_for()
+    page.emulate_media(color_scheme="dark")
+    style = page.evaluate(
+        "[getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).filter]"
+    )
+    assert style == ["rgb(30, 30, 30)", "invert(0.882) hue-rotate(180deg)"]
     page.get_by_role("link", name="server's page").click()
     page.wait_for_url(f"{url}/")
     page.close()

@@ -46,7 +46,7 @@ SEARCHES = {
     "tinker train": "cli/", "multi gpu": "local-server/#use-several-gpus-multi-gpu", "loss inputs": "reference/losses/",
     "weight decay": "sft/#set-adams-weight-decay-and-gradient-clipping", "download weights": "checkpoints/",
     "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
-    "max_new_tokens": "from-trl/#generation-with-transformers", "yaml config": "from-trl/#yaml-config",
+    "quantization": "local-server/#choose-the-device", "max_new_tokens": "from-trl/#generation-with-transformers", "yaml config": "from-trl/#yaml-config",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -57,6 +57,9 @@ BROKEN = """() => [...document.querySelectorAll("td code")]
 # Tables that are wider than the text around them, by their first cell.
 TOO_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
   .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `too wide: ${one.textContent.trim().slice(0, 40)}`)"""
+# The addresses of each result of a search.
+RESULTS = """() => [...document.querySelectorAll(".md-search-result__item")]
+  .map((item) => [...item.querySelectorAll("a")].map((link) => link.href))"""
 # Entries of the contents that are cut off, so that two may look alike.
 CUT = """() => [...document.querySelectorAll(".md-nav--secondary .md-ellipsis")]
   .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => `cut: ${one.textContent.trim()}`)"""
@@ -155,7 +158,7 @@ def test_every_page(browser: Any, url: str, width: int, scheme: str) -> None:
     assert look(browser, url, width, scheme) == {}
 
 
-@pytest.mark.parametrize("width", [1280, 1400])
+@pytest.mark.parametrize("width", [390, 1280, 1400])
 def test_the_tables_of_trl_fit(browser: Any, url: str, width: int) -> None:
     """No table of the page scrolls sideways, and none breaks an option at a hyphen."""
     page = browser.new_page(viewport={"width": width, "height": 900})
@@ -165,15 +168,36 @@ def test_the_tables_of_trl_fit(browser: Any, url: str, width: int) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("word", SEARCHES)
-def test_a_search_shows_the_page(browser: Any, url: str, word: str) -> None:
-    """The page that is about a word is the first result, and the section about it the first of that page."""
+def search(browser: Any, url: str, word: str) -> list[list[str]]:
+    """Return the addresses that a search shows: of each page, followed by its sections."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.goto(url)
     page.click("label.md-search__icon[for=__search]", force=True)
     page.fill("input.md-search__input", word)
     page.wait_for_selector(".md-search-result__item a")
-    shown = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__item a")]
+    shown = page.evaluate(RESULTS)  # at once, as they are drawn anew while one types
     page.close()
-    wanted = SEARCHES[word]  # a page, or a section, which is below its page
-    assert re.sub(r"\?[^#]*", "", shown["#" in wanted]) == f"{url}{wanted}", shown[:5]
+    return [[re.sub(r"\?[^#]*", "", link).removeprefix(url) for link in links] for links in shown]
+
+
+@pytest.mark.parametrize("word", SEARCHES)
+def test_a_search_shows_the_page(browser: Any, url: str, word: str) -> None:
+    """The page that is about a word is the first result, and the section about it the first of that page."""
+    first = search(browser, url, word)[0]
+    assert first["#" in SEARCHES[word]] == SEARCHES[word], first  # a page, or a section, which is below its page
+
+
+COMMANDS = re.findall(r'id="tinker-[^>]*>tinker ([\w-]+ [\w-]+)<', (SITE / "cli" / "index.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, "tinker checkpoint list"])
+def test_a_search_for_a_command_shows_its_reference(browser: Any, url: str, words: str) -> None:
+    """The page of the commands is the first or the second result, and the command the first of that page."""
+    shown = search(browser, url, words)[:2]
+    assert f"cli/#tinker-{words.removeprefix('tinker ').replace(' ', '-')}" in [page[1] for page in shown if page[1:]], shown
+
+
+def test_a_search_for_a_coroutine_shows_the_reference(browser: Any, url: str) -> None:
+    """Names of older code, which have no entry of their own, are listed there."""
+    for name in ("create_lora_training_client_async", "save_state_async", "list_checkpoints_async"):
+        assert any("reference/clients/#coroutines-for-older-code" in page for page in search(browser, url, name)), name

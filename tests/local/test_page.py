@@ -39,6 +39,9 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
     assert {"loss:sum", "tokens:sum", "grad_norm:mean"} <= facts["curves"].keys()
     assert [one["path"] for one in facts["checkpoints"]] == [f"tinker://{model}/weights/one"]
     assert facts["tokens"] == [{"kind": "training", "base_model": "tinker/toy", "count": 4}]
+    assert facts["requests"]["refused"] == []
+    api.refused("get_session", session_id="nobody")
+    assert overview(api)["requests"]["refused"] == [[404, "get_session", 1]]
     assert facts["pending"] == {"sampling": 0, "training": 0}
     assert facts["models"][0]["restarts"] == []
     assert facts["stored_bytes"] == facts["checkpoints"][0]["nbytes"] > 0

@@ -88,8 +88,8 @@ def describe_curves(points: Sequence[HistoryPoint]) -> dict[str, list[list[float
 
 def _describe_requests(traffic: Traffic) -> PageFacts:
     counts = traffic.counts()
-    refused = sum(count for (_, status), count in counts.items() if status >= 400 and status != 405)  # `tinker doctor` asks so
-    return {"total": sum(counts.values()), "refused": refused}
+    refused = [(status, name, n) for (name, status), n in counts.items() if status >= 400 and status != 405]  # as doctor gets
+    return {"total": sum(counts.values()), "refused": sorted(refused)}
 
 
 def _describe_session(session: SessionRecord, clock: float) -> PageFacts:

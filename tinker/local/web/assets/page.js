@@ -101,13 +101,14 @@ function Chart({ x, series, names, label, log = false, range = null, smooth = 0 
     const said = (_, value) => precise(value);
     const line = (name, at, alpha) => ({ label: name, value: said, stroke: color(COLORS[at % COLORS.length]) + alpha, width: 2, spanGaps: true, points: { show: x.length < 2 } });
     const width = () => Math.max(120, place.current.clientWidth);
+    const height = () => (width() < 420 ? 150 : 210);
     plot.current = new uPlot({
-      width: width(), height: 210, scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (_, low, high) => shown.current ?? (low == null ? [low, high] : uPlot.rangeNum(low, high, 0.1, true)) } }, legend: { live: names.length > 1 }, hooks: { setCursor: [showLast] },
+      width: width(), height: height(), scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: log ? undefined : (_, low, high) => shown.current ?? (low == null ? [low, high] : uPlot.rangeNum(low, high, 0.1, true)) } }, legend: { live: names.length > 1 }, hooks: { setCursor: [showLast] },
       axes: [{ ...axis, label, size: 30, labelSize: 20, labelGap: 0, labelFont: "12px system-ui, sans-serif", incrs: label === "step" ? STEPS : undefined, values: (_, ticks) => ticks.map((tick) => Math.abs(tick).toLocaleString("en")) }, { ...axis, size: (_, texts) => 20 + 7 * Math.max(5, ...(texts ?? []).map((text) => text.length)), values: (_, ticks) => ticks.map(mark) }],
       series: [{ label, value: (_, value) => precise(value && Math.abs(value)) }, ...(faint ? names.map((name, at) => ({ ...line(name, at, "50"), class: "faint-line" })) : []), ...names.map((name, at) => line(name, at, ""))],
     }, data, place.current);
     showLast(plot.current);
-    const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: 210 }));
+    const watch = new ResizeObserver(() => plot.current.setSize({ width: width(), height: height() }));
     watch.observe(place.current);
     return () => { watch.disconnect(); plot.current.destroy(); };
   }, [theme, names.join("\n"), label, log, faint]);
@@ -157,9 +158,12 @@ function Tiles({ facts, rates }) {
     ["memory of the server", bytes(facts.memory_bytes)],
     ["checkpoints on disk", bytes(facts.stored_bytes)],
     ["requests", short.format(facts.requests.total)],
-    ["requests refused", short.format(facts.requests.refused)],
   ];
-  return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}</div>`;
+  const { refused } = facts.requests;
+  return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}
+    <details class="tile"><summary><b>${short.format(refused.reduce((total, [, , count]) => total + count, 0))}</b><span>requests refused ${refused.length ? "▾" : ""}</span></summary>
+      ${refused.map(([status, operation, count]) => html`<div>${status} ${operation}: ${count}</div>`)}
+      <span>${refused.length ? "What each answer said is in the error that its client raised." : "None since the server started."}</span></details></div>`;
 }
 
 // What each column of the runs is sorted by. Times count backwards, so that the newest is first.
@@ -226,8 +230,8 @@ function Runs({ facts, run, follows, choose, beside, setBeside }) {
     </section>
     <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/^loss per token$/]} /></section>
     <section><h2>Rewards and other metrics</h2>
-      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/reward/i, /^grad_norm/]} />
-      ${!rewarded && html`<p class="faint">Rewards appear here when they are reported: <code>tinker train --grpo</code> does so, and your own loop can with <code>get_telemetry().log("metrics", ...)</code>.</p>`}</section>`;
+      <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/reward/i, /(^|\W|_)(eval|valid|val|test|held.?out)/i, /^grad_norm/]} />
+      ${!rewarded && html`<p class="faint">Rewards appear here when they are reported: <code>tinker train --grpo</code> does so. Your own loop, with <code>ServiceClient(telemetry=True)</code> or <code>TINKER_TELEMETRY=1</code>, calls <code>training.get_telemetry().log("metrics", {"training_run_id": training.model_id, "step": step, "reward": reward})</code>.</p>`}</section>`;
 }
 
 function Checkpoints({ facts, sampleFrom }) {
