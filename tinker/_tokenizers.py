@@ -154,15 +154,15 @@ def encode_completion(
 
     ValueError for anything else; ``name`` is what the completion is called there.
     """
-    kinds: set[type[object]] = {type(prompt), type(completion)}
-    if kinds not in ({str}, {list}):
-        got = " and ".join("null" if one is None else type(one).__name__ for one in (prompt, completion))
+    kinds = [type(prompt), type(completion)]
+    if kinds not in ([str, str], [list, list]):
+        got = " and ".join("null" if one is type(None) else one.__name__ for one in kinds)
         raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
     if not completion:
         raise ValueError(f"the {name} is empty")
     if list in kinds:
-        before_it = cast("list[ChatTurn]", prompt)
-        return encode_answers(tokenizer, before_it + cast("list[ChatTurn]", completion), tools, len(before_it))
+        asked, answered = cast("list[list[ChatTurn]]", [prompt, completion])
+        return encode_answers(tokenizer, asked + answered, tools, len(asked))
     before: list[int] = tokenizer.encode(prompt)
     after = with_end(tokenizer, tokenizer.encode(completion, add_special_tokens=False))
     return before + after, [0.0] * len(before) + [1.0] * len(after)
