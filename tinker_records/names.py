@@ -95,7 +95,9 @@ _ALIASES = {
 #: Arguments of other libraries that nothing here has, and why.
 ABSENT: Mapping[str, str] = {
     **dict.fromkeys(("bf16", "dtype", "fp16", "torch_dtype"), "the server sets the data type: `tinker serve --dtype`"),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"), "models are not quantized"),
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config", "quantize"), "models are not quantized"
+    ),
     **dict.fromkeys(("device", "device_map"), "it is an option of the server: `tinker serve --device` and `--device-map`"),
     **dict.fromkeys(("min_new_tokens", "min_tokens"), "answers have no minimum length"),
     **dict.fromkeys(("eos_token_id", "pad_token_id"), "the server knows the special tokens; `stop` takes others"),

@@ -62,6 +62,7 @@ def poll_body(future: Any) -> dict[str, Any]:
 
 
 SLOW_SERVER = """
+import os
 import sys
 from pathlib import Path
 from tinker.local import Settings, app, serve, serving
@@ -69,14 +70,14 @@ from tinker.local.engines.toy import ToyEngine
 
 class Slow(ToyEngine):
     def forward_backward(self, *arguments, **options):
-        print("running", flush=True)
+        os.write(1, b"running\\n")
         sys.stdin.readline()
         return super().forward_backward(*arguments, **options)
 
 retrieve = app.HANDLERS["retrieve_future"]
 
 def tell(state, call):
-    print("polled", flush=True)
+    os.write(1, b"polled\\n")
     return retrieve(state, call)
 
 app.HANDLERS["retrieve_future"] = tell

@@ -48,14 +48,10 @@ class _NamesChecked(RecordType):
 
 def _check_names(kind: type[Record], values: Mapping[str, object]) -> None:
     for name in values.keys() - {*kind.__struct_fields__, kind.__struct_config__.tag_field}:
-        raise TypeError(_advise(kind, name))
-
-
-def _advise(kind: type[Record], name: str) -> str:
-    advice = advise(kind.__name__, name, kind.__struct_fields__)
-    if "extra" in kind.__struct_fields__ and advice.endswith("."):  # which names all fields
-        advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
-    return advice
+        advice = advise(kind.__name__, name, kind.__struct_fields__)
+        if "extra" in kind.__struct_fields__ and advice.endswith("."):  # which names all fields
+            advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
+        raise TypeError(advice)
 
 
 class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
