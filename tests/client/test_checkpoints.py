@@ -395,6 +395,15 @@ def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
         unpack(head + b"\0" * 1024, tmp_path)
 
 
+def test_archive_with_too_many_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An archive may have as many files as the limit says, and not one more."""
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 2)
+    assert len(list(unpack(tar(member("a"), member("b")), tmp_path).iterdir())) == 2
+    (tmp_path / "more").mkdir()
+    with pytest.raises(tinker.TinkerError, match="contains more than .* or 2 files"):
+        unpack(tar(member("a"), member("b"), member("c")), tmp_path / "more")
+
+
 @pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]], ids=["empty", "text", "cut"])
 def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
     """A file that is not an archive, or only part of one, raises an error that says so."""
