@@ -55,7 +55,8 @@ def test_an_uploaded_adapter_can_be_sampled_and_trained(call: Call, ask: Ask, ru
     assert "has no optimizer state, so the optimizer begins from scratch" in made.stderr
     assert json.loads(made.stdout)["sampler_path"]
     (tmp_path / "one.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
-    trained = call("train", str(tmp_path / "one.jsonl"), "--from", path, "--max-steps", "1")
+    start = path.split("/")[2]  # the ID, as `run list` shows it
+    trained = call("train", str(tmp_path / "one.jsonl"), "--from", start, "--max-steps", "1")
     assert trained.exit_code == 0, trained.output
     assert "failed" not in (listed := call("run", "list", "--limit", "5").stdout)
     assert [line.split()[-1] for line in listed.splitlines()[1:4]] == ["ended", "ended", "uploaded"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tinker
 from tinker._tokenizers import encode_chat as encode_chat
 from tinker._tokenizers import has_template as has_template
-from tinker.cli.clients import TRAIN, find_run
+from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.output import say
 from tinker.cli.reading import Prompt
@@ -61,10 +61,10 @@ def find_path(rest: tinker.RestClient, text: str, *, to_train: bool = False) -> 
 
 def _find_latest(rest: tinker.RestClient, name: str, *, to_train: bool) -> str | None:
     """Return the path of the latest checkpoint of a run; None if there is no such run. CommandFailed if it has none."""
-    run_id = find_run(rest, name)
-    if run_id == name and TRAIN not in name:
+    try:
+        run = rest.get_training_run(find_run(rest, name)).result()
+    except tinker.NotFoundError:
         return None
-    run = rest.get_training_run(run_id).result()
     found = run.last_checkpoint if to_train else run.last_sampler_checkpoint
     if found is None:
         advice = f"`tinker checkpoint list --run-id {shlex.quote(name)}` shows those that it has."
