@@ -179,9 +179,9 @@ def fetch_progress(runtime: Runtime, runs: Sequence[str]) -> dict[str, LogLine]:
 
     Other servers report nothing.
     """
-    shown = None if runtime.config.is_hosted else _fetch_overview(runtime).get("runs")
-    known = {str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")} for one in shown or []}
-    return {run: known.get(run, {} if shown is None else {"state": "ended" if TRAIN in run else "uploaded"}) for run in runs}
+    page: LogLine = {} if runtime.config.is_hosted else _fetch_overview(runtime)
+    known = {str(one["id"]): {name: one[name] for name in ("state", "steps", "metrics")} for one in page.get("runs", ())}
+    return {run: known.get(run, {"state": "ended" if TRAIN in run else "uploaded"} if "runs" in page else {}) for run in runs}
 
 
 def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
