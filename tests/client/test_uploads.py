@@ -124,6 +124,13 @@ def test_a_refusal_of_the_store_is_the_error(adapter: Path, service: tinker.Serv
     assert door.puts[0].url.path.split("/")[2][:40] not in note_of(adapter).name
 
 
+def test_an_upload_without_a_resume_file(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+    """Where the resume file cannot be written, an upload succeeds all the same."""
+    note_of(adapter).with_suffix(".draft").mkdir()
+    assert bring(adapter, service).checkpoint_path.startswith("tinker://")
+    assert len(door.puts) == 1
+
+
 def test_a_broken_upload_is_resumed(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
     """A later call resumes an interrupted upload: finished files are not sent again. The resume file is private."""
     wire.fail("external_weights_upload_finish", 403)
