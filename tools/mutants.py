@@ -75,15 +75,8 @@ NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 TEST_SECONDS = 30  # of one test: a mutant may make it hang
-OPTIONS = [
-    "--no-header",
-    "--continue-on-collection-errors",
-    "--tb=short",
-    "-p",
-    "no:cacheprovider",
-    "-o",
-    "faulthandler_exit_on_timeout=true",
-]
+OPTIONS = ["--no-header", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider"]
+OPTIONS += ["-o", "faulthandler_exit_on_timeout=true"]
 
 
 @dataclass
@@ -106,7 +99,7 @@ class Run:
 
     @property
     def noticed(self) -> bool:
-        return self.status not in (0, 4, 5)  # no test failed, or pytest found none
+        return self.status not in (0, 4, 5)  # no test failed, or pytest did not find it
 
     def __str__(self) -> str:
         assert self.mutation is not None
@@ -149,6 +142,8 @@ class Slot:
         run.status, run.seconds = os.waitstatus_to_exitcode(status), elapsed
         if run.mutation is not None:
             self._write(run.module, path_of(run.module).read_text())
+            if run.status == 4 and "found no collectors" in (self.folder / "output.txt").read_text():
+                run.status = 2  # the tests cannot even be imported
         return run
 
     def _write(self, module: str, source: str) -> None:
