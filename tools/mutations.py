@@ -109,7 +109,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 def _is_passed_over(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
-    if isinstance(node, ast.Expr) and ast.unparse(node).startswith("logger.debug("):
+    if isinstance(node, ast.Expr | ast.Assign) and ast.unparse(node).startswith(("logger.debug(", "__tracebackhide__")):
         return True
     return isinstance(node, ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Global)
 

@@ -121,6 +121,8 @@ def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wi
     for future in (client, *queued, sampler, sample):
         with pytest.raises(tinker.BadRequestError, match="no such model"):
             future.result(10)
+        with pytest.raises(tinker.BadRequestError, match="no such model"):
+            asyncio.run(future.result_async(10))
     for future in queued:
         assert any("could not be created" in note for note in future.exception(0).__notes__)
     assert wire.requests("forward_backward") == wire.requests("optim_step") == wire.requests("asample") == []
