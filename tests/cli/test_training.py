@@ -302,6 +302,14 @@ def test_a_byte_order_mark(ask: Ask, call: Call, tmp_path: Path) -> None:
     assert ask("sample", "--file", "mark.jsonl", "--out", "answers.jsonl", "--max-tokens", "2")["new"] == 1
 
 
+def test_patience_limits_the_retries_of_a_run(call: Call, disturbed: Any, data: str) -> None:
+    """With --patience 0, a save that fails once ends the run, as any other command."""
+    with disturbed("/save_weights", 1, lambda: 503) as url:
+        failed = call("train", data, *TRAIN, "--save-every", "1", base_url=url)
+    assert failed.exit_code == 1, failed.output
+    assert "disturbed" in failed.stderr
+
+
 def test_data_from_standard_input(call: Call, disturbed: Any, data: str) -> None:
     """A dash reads the data from standard input, errors say so, and the same input resumes the run."""
     rows = Path(data).read_text()

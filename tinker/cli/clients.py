@@ -41,7 +41,7 @@ def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Conf
     """Load the settings. ``api_key`` None means the one of the environment. ValueError for an invalid base URL."""
     from tinker._config import load_config
 
-    return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.patience_seconds)
+    return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.short_patience)
 
 
 def check_credential(config: tinker.Config) -> None:
@@ -132,19 +132,18 @@ def service_client(
 ) -> Generator[tinker.ServiceClient]:
     """Open a session for the block. Closing it takes at most two seconds.
 
-    Requests are retried for minutes, as in a script; with ``interactive`` for ``--patience`` seconds. With ``reports``,
-    a server on this machine gets telemetry, unless ``TINKER_TELEMETRY`` says something else.
+    Requests are retried for ``--patience`` seconds; without it for minutes, as in a script, or if ``interactive`` for ten
+    seconds. With ``reports``, a server on this machine gets telemetry, unless ``TINKER_TELEMETRY`` says something else.
     """
     from tinker._config import is_loopback, is_telemetry_unset
 
     check_credential(config := config_of(options))
     is_wanted = reports and is_telemetry_unset() and is_loopback(urlsplit(config.base_url).hostname or "")
-    patience = options.patience_seconds if interactive else None
     observers = _observers(options)
     service = tinker.ServiceClient(
         {"made_by": "tinker cli"},
         base_url=options.base_url,
-        patience_seconds=patience,
+        patience_seconds=options.short_patience if interactive else options.patience_seconds,
         observers=observers,
         telemetry=is_wanted or None,
     )

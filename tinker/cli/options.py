@@ -43,11 +43,21 @@ class GlobalOptions(NamedTuple):
         str | None, Option("Base URL of the server. Default: TINKER_BASE_URL, else the hosted service.", metavar="URL")
     ] = None
     patience_seconds: Annotated[
-        float,
+        float | None,
         click.FloatRange(min=0),
-        Option("How long to retry a request before the command fails; 0 disables retries.", "--patience", metavar="SECONDS"),
-    ] = 10.0  # the user waits at a prompt
+        Option(
+            "How long to retry a request before the command fails; 0 disables retries. Default: 10; minutes in train, sample "
+            "and checkpoint create.",
+            "--patience",
+            metavar="SECONDS",
+        ),
+    ] = None
     debug: Annotated[bool, Option("Show the traceback of an error.")] = False
+
+    @property
+    def short_patience(self) -> float:
+        """Return how long to retry while the user waits for an answer, in seconds."""
+        return 10.0 if self.patience_seconds is None else self.patience_seconds
 
 
 def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:

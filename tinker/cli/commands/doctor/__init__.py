@@ -32,7 +32,7 @@ def doctor(
     from tinker.cli.output import show, show_table
 
     options = options._replace(base_url=base_url or options.base_url)
-    report = diagnose(config_of(options), lambda: connect(options), options.patience_seconds)
+    report = diagnose(config_of(options), lambda: connect(options), options.short_patience)
 
     def table() -> None:
         rows = [(result.name, result.status, result.detail) for result in report.results]
