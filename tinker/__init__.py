@@ -113,9 +113,12 @@ else:  # type checkers know the names above; with this function they would belie
         unlisted={"local": None, "proto": "google.protobuf", "testing": None},
         hints={
             "Client": "tinker.ServiceClient",
+            "GenerationConfig": "tinker.SamplingParams",
             **dict.fromkeys(("Adam", "AdamW"), "tinker.AdamParams"),
             "AutoTokenizer": "tinker.get_tokenizer(model_name)",
-            **dict.fromkeys(("DPOConfig", "DPOTrainer"), "forward_backward_custom and optim_step in a loop"),
+            **dict.fromkeys(
+                ("DPOConfig", "DPOTrainer", "KTOTrainer", "ORPOTrainer"), "forward_backward_custom and optim_step in a loop"
+            ),
             **dict.fromkeys(
                 ("GRPOConfig", "GRPOTrainer", "PPOConfig", "PPOTrainer", "RLOOConfig", "RLOOTrainer"),
                 "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
@@ -129,7 +132,8 @@ else:  # type checkers know the names above; with this function they would belie
                 "tinker.ServiceClient().create_lora_training_client(base_model=...)",
             ),
             **dict.fromkeys(
-                ("LLM", "generate", "sample"), "tinker.ServiceClient().create_sampling_client(base_model=...).sample(...)"
+                ("LLM", "generate", "pipeline", "sample"),
+                "tinker.ServiceClient().create_sampling_client(base_model=...).sample(...)",
             ),
             **dict.fromkeys(
                 ("api_key", "init", "login"), "tinker.ServiceClient(api_key=...), or the command `tinker auth login`"

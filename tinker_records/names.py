@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 T = TypeVar("T")
 
-LIKENESS = 0.6  # from 0 to 1, of a misspelled name to the one that was meant
+LIKENESS = 0.75  # from 0 to 1, of a misspelled name to the one that was meant
 
 
 def find_closest(name: str, known: Iterable[str], likeness: float = LIKENESS) -> str | None:
@@ -68,29 +68,21 @@ def suggest_loss(what: str, name: str, known: Iterable[str]) -> str:
 
 #: Names that other libraries use.
 _ALIASES = {
-    "adam_epsilon": "eps",
+    **dict.fromkeys(("adam_epsilon", "epsilon"), "eps"),
     "betas": "beta1 beta2",
     "do_sample": "temperature",
-    "epsilon": "eps",
     "input_ids": "model_input",
     "labels": "loss_fn_inputs",
-    "lora_config": "rank",
-    "lora_r": "rank",
-    "lora_rank": "rank",
+    "loss": "loss_fn",
+    **dict.fromkeys(("lora_config", "lora_r", "lora_rank", "peft_config", "r"), "rank"),
     "lora_target_modules": "target_modules",
     "lr": "learning_rate",
-    "max_completion_length": "max_tokens",
-    "max_new_tokens": "max_tokens",
+    **dict.fromkeys(("max_completion_length", "max_new_tokens"), "max_tokens"),
     **dict.fromkeys(("model", "model_id", "model_name", "model_name_or_path"), "base_model"),
-    "n": "num_samples",
-    "num_return_sequences": "num_samples",
+    **dict.fromkeys(("n", "num_generations", "num_return_sequences"), "num_samples"),
     "params": "sampling_params",
     **dict.fromkeys(("checkpoint", "checkpoint_path", "path"), "model_path"),
-    "peft_config": "rank",
-    "r": "rank",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "stop_token_ids": "stop",
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stop_token_ids"), "stop"),
 }
 #: Arguments of other libraries that nothing here has, and why.
 ABSENT: Mapping[str, str] = {
@@ -110,7 +102,11 @@ ABSENT: Mapping[str, str] = {
 #: Arguments, by their name here, that belong to another call.
 _ELSEWHERE = {
     **dict.fromkeys(("max_tokens", "temperature", "top_p"), "pass SamplingParams to sample()"),
-    **dict.fromkeys(("batch_size", "epochs", "num_train_epochs"), "forward_backward takes one batch, in a loop of yours"),
+    **dict.fromkeys(
+        ("batch_size", "num_train_epochs", "train_dataset"), "forward_backward takes one batch, in a loop of yours"
+    ),
+    **dict.fromkeys(("lr_scheduler_type", "warmup_steps"), "each optim_step() has its own learning rate"),
+    "gradient_accumulation_steps": "call forward_backward several times before optim_step()",
     **dict.fromkeys(("max_length", "max_seq_length"), "cut the tokens of the examples"),
     "learning_rate": "pass AdamParams(learning_rate=...) to optim_step()",
     "num_samples": "pass num_samples to sample()",
