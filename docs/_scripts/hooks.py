@@ -32,15 +32,17 @@ _BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the 
 _TAGS = {
     "checkpoints/": ["save", "download"],
     "cli/": ["CLI", "tinker train"],
+    "configuration/": ["TINKER_API_KEY"],
     "from-trl/": ["padding"],
     "local-server/": ["Qwen", "quantization"],
+    "migrating/": ["tinker-cookbook"],
     "models/": ["list runs"],
     "reference/checkpoints/": ["push to hub"],
     "reference/losses/": ["inputs"],
     "sampling/": ["generate", "num_samples", "stop sequence", "structured"],
     "sft/": ["messages", "warmup", "weight decay"],
     "tokenization/": ["tokenizer", "truncate"],
-    "troubleshooting/": ["hang", "stuck", "not decreasing"],
+    "troubleshooting/": ["hang", "stuck", "not decreasing", "session lost"],
 }
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
