@@ -261,14 +261,21 @@ def test_a_loop_without_a_reward_is_drawn_with_its_evaluation(page: Any, url: st
 
 
 def test_refused_requests_are_listed(page: Any, url: str) -> None:
-    """A click on their number shows status, operation and count of each kind."""
+    """A click on their number shows status, operation and count of each kind below the tiles, which keep their places."""
     enter_key(page)
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
     with pytest.raises(tinker.NotFoundError):
         service.create_rest_client().get_training_run("nobody").result()
-    tile = page.locator("details.tile")
-    tile.filter(has_text="404 get_training_run: 1").locator("summary").click()
-    tile.get_by_text("404 get_training_run: 1").wait_for()
+    tile = page.locator(".tile").filter(has_text="requests refused")
+    places = "found => found.map(one => JSON.stringify(one.getBoundingClientRect()))"
+    before = page.locator(".tile").evaluate_all(places)
+    tile.click()
+    listed = page.get_by_text("404 get_training_run: 1").bounding_box()
+    assert page.locator(".tile").evaluate_all(places) == before
+    assert listed["y"] > tile.bounding_box()["y"] + tile.bounding_box()["height"]
+    assert listed["width"] > 1200
+    tile.click()
+    assert page.get_by_text("404 get_training_run: 1").count() == 0
 
 
 def test_a_run_of_another_scale_is_drawn_and_not_taken_for_an_extreme(page: Any, url: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from support.api import Api, Clock, MakeApi, datum
+from support.api import Api, Clock, MakeApi, datum, loss_body
 
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.journal import Journal
@@ -158,6 +159,29 @@ def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
     curves = overview(api, model)["curves"]
     assert [step for step, _ in curves["loss per token"]] == [1]
     assert [step for step, _ in curves["loss:sum"]] == [1, 2, 3]
+
+
+def test_a_loss_that_the_client_computes_has_another_name(make_api: MakeApi) -> None:
+    """After a forward pass over the same targets, other weights are a gradient, also when all are 0; an evaluation changes nothing."""
+    api = make_api()
+    model = api.model(api.session())
+    number = count(1)
+
+    def forward(seq_id: int, weights: list[float]) -> Any:
+        body = loss_body(model, seq_id, data=[datum([104, 101], [101, 108], weights=weights)])
+        return api.ok("forward", {**body, "forward_input": body.pop("forward_backward_input")})
+
+    zeros, ones = [0.0, 0.0], [1.0, 1.0]
+    for evaluated, trained in ((ones, ones), (zeros, [0.5, 0.5]), (zeros, zeros), (ones, [2.0, 0.0])):
+        api.wait(forward(next(number), evaluated))
+        api.wait(api.loss(model, next(number), data=[datum([104, 101], [101, 108], weights=trained)]))
+        api.wait(api.step(model, next(number)))
+    curves = overview(api, model)["curves"]
+    assert {name: [step for step, _ in curves[name]] for name in ("loss per token", "loss:sum", "surrogate_loss:sum")} == {
+        "loss per token": [1],
+        "loss:sum": [1],
+        "surrogate_loss:sum": [2, 3, 4],
+    }
 
 
 def test_a_loss_of_a_policy_has_no_loss_per_token(make_api: MakeApi) -> None:

@@ -160,10 +160,11 @@ function Tiles({ facts, rates }) {
     ["requests", short.format(facts.requests.total)],
   ];
   const { refused } = facts.requests;
+  const [open, setOpen] = useState(false);
   return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}
-    <details class="tile"><summary><b>${short.format(refused.reduce((total, [, , count]) => total + count, 0))}</b><span>requests refused ${refused.length ? "▾" : ""}</span></summary>
-      ${refused.map(([status, operation, count]) => html`<div>${status} ${operation}: ${count}</div>`)}
-      <span>${refused.length ? "What each answer said is in the error that its client raised." : "None since the server started."}</span></details></div>`;
+    <button class="tile" aria-expanded=${open} onClick=${() => setOpen(!open)}><b>${short.format(refused.reduce((total, [, , count]) => total + count, 0))}</b><span>requests refused ${refused.length ? "▾" : ""}</span></button></div>
+    ${open && html`<section class="wide" id="refused"><h2>Requests refused</h2>${refused.map(([status, operation, count]) => html`<div>${status} ${operation}: ${count}</div>`)}
+      <span class="faint">${refused.length ? "What each answer said is in the error that its client raised." : "None since the server started."}</span></section>`}`;
 }
 
 // What each column of the runs is sorted by. Times count backwards, so that the newest is first.
