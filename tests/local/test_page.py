@@ -147,6 +147,8 @@ def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) ->
     tensors.update(kept)
     api.wait(api.loss(model, 3))
     assert overview(api)["runs"][0]["state"] == "open"
+    clock.seconds += 61.0
+    assert overview(api)["runs"][0]["state"] == "idle"  # its client has not been heard from
 
 
 def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:

@@ -159,8 +159,8 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
             f"There is no file {run_id!r}, and this server keeps no curves of its runs",
             "Only the local server of this package does. Give the JSONL file of metrics that your script writes.",
         )
-    states = {str(one["id"]): one["state"] for one in facts["runs"]}
-    if run_id not in states:
+    is_open = {str(one["id"]): one["state"] in ("open", "idle") for one in facts["runs"]}
+    if run_id not in is_open:
         raise CommandFailed(
             f"There is no file {run_id!r}, and the server keeps no curve of such a run",
             "A server keeps the curves of a run while it runs. To keep them in a file, use `tinker train --log FILE`.",
@@ -171,7 +171,7 @@ def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:
             metrics.setdefault(number, {})[name] = value
     records = [{"type": "step", "step": number, **metrics[number]} for number in sorted(metrics)]
     # What is reported for step 0 comes before the first one.
-    return RunMetrics(run_id, records, _read_steps(records), None, states[run_id] != "open", int(max(metrics, default=0)))
+    return RunMetrics(run_id, records, _read_steps(records), None, not is_open[run_id], int(max(metrics, default=0)))
 
 
 def fetch_progress(runtime: Runtime, runs: Sequence[str]) -> dict[str, LogLine]:

@@ -49,14 +49,14 @@ def _group_by_run(records: Sequence[CheckpointRecord]) -> dict[str, list[Checkpo
 
 
 def list_runs(state: State, project_id: str | None) -> list[models.TrainingRun]:
-    """List all runs, the newest first, but those of ended sessions whose start failed."""
+    """List all runs, the newest first."""
     checkpoints = _group_by_run(state.checkpoints.list())
     with state.lock() as shared:
         known = {model.model_id: model for model in shared.store.models()}
     runs = [
         describe_model(model, checkpoints.get(model.model_id, []))
         for model in known.values()
-        if project_id in (None, model.session.project_id) and not (model.creation_error and model.closed_reason)
+        if project_id in (None, model.session.project_id)
     ]
     runs += [
         describe_checkpoints(records)

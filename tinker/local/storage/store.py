@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tinker_wire import models
 
@@ -143,9 +143,9 @@ class Store:
 
     # Models
 
-    def models(self) -> Iterator[ModelRecord]:
-        """Return every remembered model, also closed ones."""
-        return iter(self._models.values())
+    def models(self) -> list[ModelRecord]:
+        """Return every remembered model, also closed ones, but none of an ended session that was never created."""
+        return [one for one in self._models.values() if not (one.creation_error and one.closed_reason)]
 
     def add_model(self, session: SessionRecord, number: int, make: Callable[[str], ModelRecord]) -> ModelRecord:
         """Return the model of that number of the session, made if necessary. Raises APIProblem 403 when too many are open."""

@@ -57,7 +57,9 @@ def describe_server(
                 if kind != "checkpoint"
             ],
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
-            "runs": [*(_describe_run(model) for model in runs), *map(_describe_former_run, shared.former_runs)][:MAX_ROWS],
+            "runs": [*(_describe_run(model, state) for model in runs), *map(_describe_former_run, shared.former_runs)][
+                :MAX_ROWS
+            ],
             "curves": _describe_curves_of(shared, run),
             "beside": {other: _describe_curves_of(shared, other) for other in beside[:MAX_BESIDE]},
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
@@ -114,19 +116,20 @@ def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[flo
     return {name: curve for curves in parts for name, curve in curves.items()}
 
 
-def _describe_run(model: ModelRecord) -> PageFacts:
+def _describe_run(model: ModelRecord, state: State) -> PageFacts:
+    """Describe a run, which is idle while its client is silent."""
     named = dict(model.user_metadata or {})
-    name = named.pop("name", None)
     fault = model.queue.fault if "diverged" in (model.queue.fault or "") else None
+    waiting = "idle" if state.clock() - model.session.last_seen > state.settings.silent_session_seconds else "open"
     return {
         "id": model.model_id,
-        "name": name,
+        "name": named.pop("name", None),
         "project": model.session.project_id,
         "tags": [*sorted(model.session.request.tags), *(f"{key}={value}" for key, value in named.items())],
         "base_model": model.base_model,
         "rank": model.spec.rank,
         **_describe_steps(model.history, model.created_at, model.last_request_at),
-        "state": "failed" if model.creation_error else "diverged" if fault else "ended" if model.closed_reason else "open",
+        "state": "failed" if model.creation_error else "diverged" if fault else "ended" if model.closed_reason else waiting,
         "reason": model.creation_error or fault or model.closed_reason or "",
     }
 
