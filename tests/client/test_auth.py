@@ -86,7 +86,7 @@ def test_token_is_renewed_before_it_expires(connect: Connect, wire: Any, clock: 
 
 
 def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
-    """While the current token is valid, a failed exchange does not fail a request."""
+    """While the current token is valid, a failed exchange does not fail a request; afterwards it does."""
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -94,6 +94,9 @@ def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any,
     clock.now += 3600 - 30
     service.get_server_capabilities()
     assert wire.requests("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[0]
+    clock.now += 30
+    with pytest.raises(tinker.BadRequestError):
+        service.get_server_capabilities()
     for fault in wire.faults:
         fault.times = 0
 
