@@ -62,6 +62,23 @@ def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: lis
         service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
+def test_a_token_that_was_replaced_meanwhile(connect: Connect, wire: Any, tokens: list[str]) -> None:
+    """A request whose token another request has replaced is repeated under the new one, without one more exchange."""
+    for token in tokens[:2]:
+        hand_out(wire, token)
+    service = connect()
+    service.get_server_capabilities()
+    wire.fail("create_sampling_session", 401, headers=INVALID)
+    wire.fail("get_server_capabilities", 401, headers=INVALID)
+    release = wire.hold("create_sampling_session")
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    wire.wait_for("create_sampling_session")
+    service.get_server_capabilities()
+    release()
+    sampler.result(10)
+    assert len(wire.requests("auth/token")) == 2
+
+
 def test_other_refusals_are_final(connect: Connect, wire: Any, tokens: list[str]) -> None:
     """A 401 that does not mark the token as invalid is raised at once."""
     hand_out(wire, tokens[0])
