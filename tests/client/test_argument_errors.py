@@ -519,6 +519,9 @@ def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) 
         assign(one.loss_fn_inputs)
         assert one.loss_fn_inputs["weights"] == wanted
         assert type(one.loss_fn_inputs["weights"]) is tinker.TensorData
+    inputs = one.loss_fn_inputs
+    inputs |= {}
+    assert inputs is one.loss_fn_inputs
     assert pickle.loads(pickle.dumps(one)) == one == tinker.Datum.model_validate_json(one.model_dump_json())
 
 

@@ -62,6 +62,23 @@ def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: lis
         service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
+def test_a_token_that_was_replaced_meanwhile(connect: Connect, wire: Any, tokens: list[str]) -> None:
+    """A request whose token another request has replaced is repeated under the new one, without one more exchange."""
+    for token in tokens[:2]:
+        hand_out(wire, token)
+    service = connect()
+    service.get_server_capabilities()
+    wire.fail("create_sampling_session", 401, headers=INVALID)
+    wire.fail("get_server_capabilities", 401, headers=INVALID)
+    release = wire.hold("create_sampling_session")
+    sampler = service.create_sampling_client(base_model="tinker/toy")
+    wire.wait_for("create_sampling_session")
+    service.get_server_capabilities()
+    release()
+    sampler.result(10)
+    assert len(wire.requests("auth/token")) == 2
+
+
 def test_other_refusals_are_final(connect: Connect, wire: Any, tokens: list[str]) -> None:
     """A 401 that does not mark the token as invalid is raised at once."""
     hand_out(wire, tokens[0])
@@ -86,7 +103,7 @@ def test_token_is_renewed_before_it_expires(connect: Connect, wire: Any, clock: 
 
 
 def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
-    """While the current token is valid, a failed exchange does not fail a request."""
+    """While the current token is valid, a failed exchange does not fail a request; afterwards it does."""
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -94,6 +111,9 @@ def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any,
     clock.now += 3600 - 30
     service.get_server_capabilities()
     assert wire.requests("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[0]
+    clock.now += 30
+    with pytest.raises(tinker.BadRequestError):
+        service.get_server_capabilities()
     for fault in wire.faults:
         fault.times = 0
 

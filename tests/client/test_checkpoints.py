@@ -75,7 +75,8 @@ def fetch(store: Store, wire: Any, connect: Connect, tmp_path: Path) -> Callable
 
     def fetch(*answers: dict[str, str], expires: datetime.datetime = FOREVER, **arguments: Any) -> checkpoints.Download:
         for urls in answers:
-            wire.fail(URLS, 200, body={"urls": urls, "expires": expires.isoformat()})
+            outside = None if expires.tzinfo else "a time without a zone"
+            wire.fail(URLS, 200, body={"urls": urls, "expires": expires.isoformat()}, outside=outside)
         service = connect(transport=store)
         return checkpoints.download(PATH, tmp_path / "out", service=service, **arguments).result(10)
 
@@ -234,12 +235,15 @@ def test_the_next_call_uses_existing_files(fetch: Any, store: Store, monkeypatch
     ],
 )
 def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_path: Path) -> None:
-    """Content that does not match its checksum is not stored, whichever way the checksum is written."""
-    store.give("http://store/a?sig=secret", b"abc", **header)
+    """Content that does not match its checksum is neither stored nor resumed, whichever way the checksum is written."""
+    store.give("http://store/a?sig=secret", b"abc", etag='"v1"', **header)
     with pytest.raises(tinker.TinkerError, match=r"differs from its .* checksum") as caught:
         fetch({"a": "http://store/a?sig=secret"})
     assert "secret" not in str(caught.value)
     assert not (tmp_path / "out" / "run_external_weights_e").exists()
+    store.give("http://store/a", b"other")
+    fetch({"a": "http://store/a"})
+    assert "range" not in store.requests[1].headers
 
 
 def test_a_right_checksum(fetch: Any, store: Store) -> None:
@@ -261,9 +265,11 @@ def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> Non
     assert "sig" not in f"{caught.value} {caught.value.request.url}"
 
 
-def test_urls_are_renewed_before_they_expire(fetch: Any, store: Store, clock: Any) -> None:
-    """A URL that expires in less than five minutes is not used."""
+@pytest.mark.parametrize("zone", [datetime.UTC, datetime.timezone(datetime.timedelta(hours=5)), None], ids=str)
+def test_urls_are_renewed_before_they_expire(fetch: Any, store: Store, clock: Any, zone: datetime.tzinfo | None) -> None:
+    """A URL that expires in less than five minutes is not used; a time without a zone is in UTC."""
     soon = datetime.datetime.fromtimestamp(clock.now + 299, datetime.UTC)
+    soon = soon.replace(tzinfo=None) if zone is None else soon.astimezone(zone)
     store.give("http://store/a?sig=2", b"abc")
     assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}, expires=soon).nbytes == 3
 
@@ -271,9 +277,10 @@ def test_urls_are_renewed_before_they_expire(fetch: Any, store: Store, clock: An
 def test_a_busy_store(fetch: Any, store: Store) -> None:
     """Requests to an overloaded store are retried, as are truncated responses."""
     store.give("http://store/a", status=503)
-    store.give("http://store/a", b"ab", content_length="3", etag='"1"')
-    store.give("http://store/a", b"c", 206, etag='"1"', content_range="bytes 2-2/3")
-    assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"abc"
+    store.give("http://store/a", b"ab", content_length="4", etag='"1"')
+    store.give("http://store/a", b"c", 206, etag='"1"', content_range="bytes 2-3/4")
+    store.give("http://store/a", b"d", 206, etag='"1"', content_range="bytes 3-3/*")
+    assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"abcd"
 
 
 def test_progress_that_raises(fetch: Any, store: Store) -> None:
@@ -400,7 +407,7 @@ def test_archive_with_too_many_files(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(archives, "MAX_MEMBERS", 2)
     assert len(list(unpack(tar(member("a"), member("b")), tmp_path).iterdir())) == 2
     (tmp_path / "more").mkdir()
-    with pytest.raises(tinker.TinkerError, match="contains more than .* or 2 files"):
+    with pytest.raises(tinker.TinkerError, match=r"contains more than .* or 2 files"):
         unpack(tar(member("a"), member("b"), member("c")), tmp_path / "more")
 
 
@@ -445,8 +452,9 @@ class FakeHub:
             self.made = json.loads(body)
             return 200, {"url": f"{self.address}/me/x", "name": "me/x"}, plain
         if "/branch/" in path:
-            self.branches.append(path.rpartition("/")[2])
-            return 200, {}, plain
+            status = 409 if (branch := path.rpartition("/")[2]) in self.branches else 200
+            self.branches.append(branch)
+            return status, {}, plain
         if path.endswith("/README.md"):
             if self.card is None:
                 return 404, {}, {"x-error-code": "EntryNotFound"}
@@ -469,7 +477,9 @@ class FakeHub:
 @pytest.fixture
 def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeHub], str]]:
     """Serve a hub and return its address, without using anything of the user's hub account."""
-    pytest.importorskip("huggingface_hub", minversion="1.4")  # needed by `endpoint`
+    oldest = "1.4"  # that takes `endpoint`
+    pytest.importorskip("huggingface_hub", minversion=oldest)
+    monkeypatch.setattr("huggingface_hub.__version__", f"{oldest}.0")
     import contextlib
     import socket
     import threading
@@ -521,13 +531,14 @@ def test_push_to_hub(store: Store, wire: Any, connect: Connect, serve_hub: Calla
 
 
 def test_push_with_choices(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
-    """Branch, files and message are the given ones; an existing card is kept."""
+    """Branch, files and message are the given ones; an existing card or branch is kept."""
     hub = FakeHub(card=f"mine, of {PATH}")
+    hub.branches.append("dev")
     pushed = push(
         store, wire, connect, serve_hub(hub), repo_id="me/x", revision="dev", ignore_patterns=["*.json"], commit_message="words"
     )
     assert pushed.revision == "dev"
-    assert (hub.branches, sorted(hub.files), hub.message) == (["dev"], ["adapter_model.safetensors"], "words")
+    assert (hub.branches, sorted(hub.files), hub.message) == (["dev"] * 2, ["adapter_model.safetensors"], "words")
 
 
 def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,11 +557,18 @@ def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect,
     assert hub.files == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("adapter_model.safetensors.age", r"not a PEFT adapter.*encrypted"),
+        ("adapter_config.json", r"not a PEFT adapter.*safetensors$"),
+    ],
+)
 def test_push_of_files_that_are_no_adapter(
-    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
+    name: str, reason: str, store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
 ) -> None:
     """Files that are not an adapter, or are encrypted, are refused before anything is created on the hub."""
     hub = FakeHub()
-    with pytest.raises(tinker.TinkerError, match=r"not a PEFT adapter.*encrypted"):
-        push(store, wire, connect, serve_hub(hub), {"adapter_model.safetensors.age": "http://store/m"})
+    with pytest.raises(tinker.TinkerError, match=reason):
+        push(store, wire, connect, serve_hub(hub), {name: "http://store/m"})
     assert hub.made is None

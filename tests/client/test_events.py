@@ -248,6 +248,7 @@ def test_tables() -> None:
     html = metrics._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "&lt;i&gt;" in html
     assert "0.5000 s" in html
+    assert len(metrics.__rich__().columns) == 8
 
 
 def test_the_warning_of_a_retry_says_for_how_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from tinker._loop import loop_thread
 from tinker.observing import (
     AttemptStarted,
     CircuitChange,
+    CustomLossEvaluated,
     Event,
     FutureSettled,
     FutureStarted,
@@ -274,11 +275,14 @@ def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
         (RecoveryChange(run_id="r", stage="failed", error=OSError("x")), "WARNING", "recovery of r failed: x"),
         (ModelLoading(what="torch"), "INFO", "loading torch began"),
         (ModelLoading(what="torch", seconds=2), "INFO", "loading torch took 2.0 s"),
+        (CustomLossEvaluated(operation="o", seconds=1, loss=2), "DEBUG", "o loss 2, 1.000 s in your function"),
+        (CustomLossEvaluated(operation="o", seconds=1, error=OSError("x")), "DEBUG", "o failed: x, 1.000 s in your function"),
     ],
 )
 def test_lines_of_rare_events(caplog: pytest.LogCaptureFixture, event: Event, level: str, line: str) -> None:
-    """What happens to a session, a circuit, a run and a model is one line each; losses are warnings."""
+    """What happens to a session, a circuit, a run, a model and a loss is one line each; losses of work are warnings."""
     caplog.clear()
-    with caplog.at_level(logging.INFO, "tinker.events"):
+    with caplog.at_level(logging.DEBUG, "tinker.events"):
+        LogObserver()(FutureStarted(operation="o"))  # logs nothing
         LogObserver()(event)
     assert [(record.levelname, record.message) for record in caplog.records] == [(level, line)]

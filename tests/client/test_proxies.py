@@ -124,6 +124,15 @@ def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
     assert not is_wrong
 
 
+@pytest.mark.parametrize(("kind", "port"), [("http", 80), ("https", 443), ("socks5", 1080), ("socks5h", 1080)])
+def test_a_proxy_that_does_not_exist(kind: str, port: int) -> None:
+    """The error says so in the system's words, and names the proxy with the usual port of its kind."""
+    config = tinker.Config.load(base_url=f"https://{HOST}", api_key="key", proxy=f"{kind}://proxy.invalid", patience_seconds=0)
+    with pytest.raises(tinker.APIConnectionError, match=f"could not connect to proxy.invalid:{port}: ") as caught:
+        tinker.ServiceClient(config=config).get_server_capabilities()
+    assert "Unknown error" not in str(caught.value)
+
+
 @pytest.mark.parametrize("way", ["http https h2", "https https h2"], indirect=True)
 @pytest.mark.parametrize(
     ("status", "is_wrong", "advice"),

@@ -161,21 +161,24 @@ def test_a_changed_file_is_sent_again(adapter: Path, service: tinker.ServiceClie
     assert len(door.puts) == 2
 
 
-def test_an_upload_lost_by_the_server_starts_again(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
-    """If a restarted server has lost the earlier upload, the call starts a new one."""
+@pytest.mark.parametrize("other", [{"upload_id": "forgotten"}, {"announced": "another"}, {"expires": "1970-01-01T00:00:00Z"}])
+def test_an_upload_that_cannot_be_resumed_starts_again(
+    other: dict[str, str], adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any
+) -> None:
+    """If the server has lost the earlier upload, or it was of another adapter or has expired, the call starts a new one."""
     wire.fail("external_weights_upload_finish", 503, times=100)
     with pytest.raises(tinker.InternalServerError):
         bring(adapter, service)
     wire.faults.clear()
     note = json.loads(note_of(adapter).read_text())
-    note_of(adapter).write_text(json.dumps({**note, "upload_id": "forgotten"}))
+    note_of(adapter).write_text(json.dumps({**note, **other}))
     assert bring(adapter, service).checkpoint_path.startswith("tinker://")
     assert len(door.puts) == 2
 
 
 def test_a_missing_file(service: tinker.ServiceClient, tmp_path: Path, door: Door) -> None:
     """A missing file in the folder raises an error that names it, and nothing is sent."""
-    with pytest.raises(tinker.TinkerError, match=FILE):
+    with pytest.raises(tinker.TinkerError, match=f"is missing {FILE}, which"):
         bring(tmp_path, service)
     assert door.puts == []
 

@@ -265,6 +265,7 @@ def test_tables(connect: Connect) -> None:
     html = usage._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "&lt;b&gt;" in html
     assert "1,234" in html
+    assert usage.lines()[0].cells == ("m", "-", "<b>", "1", "1,234", "0", "0", "0", "0")
     assert "1234" in repr(usage)
     with pytest.raises(ValueError, match="name must be base_model"):
         usage.by("model")  # type: ignore[arg-type]

@@ -89,6 +89,7 @@ def test_compressed_bodies_are_unpacked_within_a_limit() -> None:
         tinker.wire.unpack_body(packed, "zstd", max_nbytes=999)
     with pytest.raises(BodyTooLargeError):
         tinker.wire.unpack_body(b"plain", max_nbytes=4)
+    assert tinker.wire.unpack_body(b"plain") == b"plain"
     with pytest.raises(ValueError, match="not zstd"):
         tinker.wire.unpack_body(b"plain", "zstd")
     with pytest.raises(ValueError, match="'br'"):

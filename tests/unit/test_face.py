@@ -37,6 +37,7 @@ def test_the_repr_of_a_long_example_is_short() -> None:
     assert "tokens=[1, 2, 3], type='encoded_text'" in repr(tinker.ModelInput.from_ints([1, 2, 3]))
     assert "TensorData([1, 1, 1], float32, shape=[3])" in repr(long_datum(3))
     assert "..." not in repr(long_datum(64).model_input)
+    assert "float32[64]" not in repr(long_datum(64))
 
 
 @pytest.mark.parametrize(

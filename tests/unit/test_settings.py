@@ -16,6 +16,7 @@ import tinker
 from tinker import Config
 from tinker._config import CONNECTIONS, load_config, override
 from tinker._config.config import ConfigSettings
+from tinker._http.auth import find_source
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import PreparedRequest, Purpose
 
@@ -110,8 +111,16 @@ def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = service._config()
     assert (chosen.base_url, chosen.api_key, chosen.heartbeat_seconds, chosen.fail_fast) == ("http://one", "tml-two", 3, True)
     assert {"X-A": "a", "X-B": "b", "User-Agent": config.headers["User-Agent"]} == chosen.headers
-    assert "tml-one" not in repr(config)
     assert tinker.Config is Config
+
+
+def test_the_repr_hides_secrets() -> None:
+    """The repr of settings, and of the credential that they lead to, shows no key, command, header, query or proxy."""
+    names = ["TINKER_PROXY_HEADERS", "TINKER_DEFAULT_HEADERS", "TINKER_DEFAULT_QUERY"]
+    environ = {**dict.fromkeys(names, '{"X-A": "secret"}'), **dict.fromkeys(["TINKER_PROXY", "all_proxy"], "http://a:secret@b")}
+    for source in ({"TINKER_API_KEY": "tml-secret"}, {"TINKER_CREDENTIAL_CMD": "echo secret"}):
+        config = load_config(environ={**environ, **source})
+        assert "secret" not in f"{config} {find_source(config)}"
 
 
 def test_every_pool_can_be_set() -> None:

@@ -94,8 +94,8 @@ class FileSource:
 Watch = Callable[[int, int | None], None]
 
 
-async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> int:
-    """Bring the file ``name`` to ``place``, and return its length.
+async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> None:
+    """Bring the file ``name`` to ``place``.
 
     What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
     APIError when the policy gives up, TinkerError when the content differs from its checksum.
@@ -131,28 +131,28 @@ async def _save(_: APIFuture[int], runtime: Runtime, url: str, place: Path, watc
 
     async with open_files(runtime.transport.engine, runtime.config) as client:
         source = FileSource(client=client, transport=runtime.transport, url=only)
-        nbytes = await fetch(source, place.name, draft, watch)
+        await fetch(source, place.name, draft, watch)
     await asyncio.to_thread(os.replace, draft, place)
     await asyncio.to_thread(_forget, draft)
-    return nbytes
+    return await asyncio.to_thread(_length, place)
 
 
-async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> int:
+async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> None:
     part = await asyncio.to_thread(_read_part, place)
     headers = {"Accept-Encoding": "identity", **_conditions(part, place)}
     with explain_failures(_prepare(url), "the server stopped sending data"):
         async with source.client.stream("GET", url, headers=headers) as response:
             if response.status_code == _UNCHANGED and part is not None:
                 watch(_length(place), _length(place))
-                return _length(place)
-            if response.status_code == _BEYOND:
+            elif response.status_code == _BEYOND:
                 await asyncio.to_thread(_forget, place)
-                return await _attempt(source, url, place, watch)
-            if response.status_code not in (_WHOLE, _PART):
+                await _attempt(source, url, place, watch)
+            elif response.status_code in (_WHOLE, _PART):
+                await _Receiving(response, url, place, watch).run()
+            else:
                 await response.aread()
                 failure = RawResponse(_prepare(url), response.status_code, response.headers, response.content)
                 raise status_error(failure, source.transport.clock)
-            return await _Receiving(response, url, place, watch).run()
 
 
 @contextmanager
@@ -189,8 +189,8 @@ class _Receiving:
         self._response, self._url, self._place, self._watch = response, url, place, watch
         self._start, self._total = _extent(response)
 
-    async def run(self) -> int:
-        """Receive all of it; the length of the file."""
+    async def run(self) -> None:
+        """Receive all of it."""
         response = self._response
         if response.headers.get("content-encoding", "identity") != "identity":
             raise TinkerError(f"{_prepare(self._url).url} was sent compressed, although the client asked for it uncompressed")
@@ -205,7 +205,6 @@ class _Receiving:
             raise self._truncation_error(f"{length} bytes of {self._total}")
         self._compare(checks)
         self._note(complete=True)
-        return length
 
     async def _receive(self, checks: _Checks) -> int:
         """Receive the content; what came before an error is stored, too."""

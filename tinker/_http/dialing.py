@@ -277,6 +277,8 @@ async def _dial_socks(proxy: SplitResult, host: str, port: int) -> socket.socket
         is_about_credential = error.error_code is None and "uthentication" in str(error)
         status = PROXY_UNAUTHENTICATED_STATUS if is_about_credential else None
         raise _refusal(f"the proxy {_where(proxy)} refused: {error}", status) from None
+    except OSError as error:
+        raise error.__cause__ or error from None  # the system's error, without the words around it
 
 
 def _refusal(message: str, status: int | None) -> DialFailed:
