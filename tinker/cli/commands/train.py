@@ -248,7 +248,7 @@ class _TrainingJob:
             ends = [values[0], values[-1]] if len(values) > 1 else values
             properties = [
                 ("Training Run ID", training.model_id),
-                ("Steps", str(len(values))),
+                ("Steps", f"{len(values)}{'' if self._position is None else f', after {self._position.step} earlier'}"),
                 *([(report.metric.capitalize(), " -> ".join(f"{value:.4f}" for value in ends))] if values else []),
                 *report.summarize_evaluations(),
                 ("To train on", path),
