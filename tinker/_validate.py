@@ -38,7 +38,7 @@ EXPLAIN_LABEL = f"{IGNORED_LABEL}, which marks labels of transformers; a token t
 _ALWAYS_FINITE = frozenset({"weights", "advantages"})
 
 
-def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
+def read_batch(data: Sequence[Datum], loss_fn: str, operation: str) -> list[Datum]:
     """Return the data as a list. TypeError for something else, such as one Datum, and for a loss that is not a name."""
     __tracebackhide__ = True
     if isinstance(data, Datum):
@@ -48,7 +48,8 @@ def read_batch(data: Sequence[Datum], loss_fn: str) -> list[Datum]:
     if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"data must be a list of Datum, got {type(data).__name__}")
     if not isinstance(loss_fn, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        advice = "; for your own function, use forward_backward_custom" if callable(loss_fn) else ""
+        own = 'the logprobs of forward(data, "cross_entropy")' if operation == "forward" else "forward_backward_custom"
+        advice = f"; for your own function, use {own}" if callable(loss_fn) else ""
         raise TypeError(f"loss_fn must be the name of a loss, got {type(loss_fn).__name__}{advice}")
     return list(data)
 

@@ -87,6 +87,7 @@ class TrainingClient(Signposted, ReadyClient):
             "save_weights_external(name) and checkpoints.download(path), or `tinker checkpoint push-hf`",
         ),
         **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
+        "forward_custom": 'forward(data, "cross_entropy"), and call your function with the logprobs of its result',
         "tokenizer": "get_tokenizer()",
         "apply_chat_template": "tinker.data.from_messages(get_tokenizer(), messages), or get_tokenizer().apply_chat_template",
         **dict.fromkeys(("run_id", "training_run_id", "id"), "model_id, which is the run's ID"),
@@ -272,8 +273,7 @@ class TrainingClient(Signposted, ReadyClient):
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("pass either optim_params or adam_params to optim_step, not both")
-        params = optim_params if optim_params is not None else adam_params
-        return self._run.send(requests.optim_step(check_optim_params(params)))
+        return self._run.send(requests.optim_step(check_optim_params(adam_params if optim_params is None else optim_params)))
 
     def save_state(
         self,
@@ -564,10 +564,9 @@ class TrainingClient(Signposted, ReadyClient):
     def _loss(
         self, operation: str, data: Sequence[Datum], loss_fn: str, config: LossConfig
     ) -> APIFuture[ForwardBackwardOutput]:
-        longest = self._run.context_length
-        batch = read_batch(data, loss_fn)
+        batch = read_batch(data, loss_fn, operation)
         check_data(batch, loss_fn)
-        check_context_lengths(batch, longest)
+        check_context_lengths(batch, self._run.context_length)
         check_loss_config(config, loss_fn)
         check_loss(loss_fn, config or {}, self._run.runtime.server.losses)
         warn_of_unshifted_targets(batch[0])

@@ -63,7 +63,7 @@ def test_arguments_of_sample(sampler: tinker.SamplingClient, wire: Any, argument
         (("cross_entropy", [DATUM]), "data must be a list of Datum, got str: are data and loss_fn swapped[?]"),
         (
             ([DATUM], len),
-            "loss_fn must be the name of a loss, got builtin.*; for your own function, use forward_backward_custom",
+            "loss_fn must be the name of a loss, got builtin.*; for your own function, use ",
         ),
         (([DATUM], None), "loss_fn must be the name of a loss, got NoneType$"),
         (
