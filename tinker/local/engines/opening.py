@@ -151,7 +151,7 @@ def check_source(engine: EngineName | None, model: str | None, meant: Mapping[st
     if missing_parts() or Path(model).is_dir():
         return
     if (absence := find_absence(model, ["config.json"], kind="model")) is not None:
-        closest = find_closest(model.lower(), meant)
+        closest = find_closest(model.lower(), meant, 0.6)  # the names are short
         if closest is not None:
             raise OSError(f"cannot load {model!r}; did you mean {meant[closest]}? ({absence})")
         raise OSError(f"cannot load {model!r}: {absence}; give a directory")
