@@ -246,7 +246,7 @@ def run_tests(folder: Path, run: Run) -> int:
     os.chdir(folder)
     sys.path[:0] = [str(folder), str(folder / "generated")]
     os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
-    options = [*OPTIONS, "--basetemp", f"{folder}-temporary", *run.asked]
+    options = [*OPTIONS, "-o", "faulthandler_exit_on_timeout=true", "--basetemp", f"{folder}-temporary", *run.asked]
     if run.mutation is not None:
         return int(pytest.main(["-x", "-o", f"faulthandler_timeout={TEST_SECONDS}", *options]))
     os.environ["COVERAGE_PROCESS_START"] = str(SETTINGS)
