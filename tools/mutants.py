@@ -75,9 +75,7 @@ NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
 TEST_SECONDS = 30  # of one test: a mutant may make it hang
-OPTIONS = (
-    "--no-header --continue-on-collection-errors --tb=short -p no:cacheprovider -o faulthandler_exit_on_timeout=true".split()
-)
+OPTIONS = ["--no-header", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider"]
 
 
 @dataclass
