@@ -83,16 +83,11 @@ def compute_loss(
         result = _find_custom_loss(model.session, loss.options).run(engine, model.model_id, examples, backward=loss.backward)
     else:
         result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
-    inputs = [[np.asarray(one.loss_inputs.get(name, 0)) for one in examples] for name in ("target_tokens", "weights")]
-    packed = (b"".join(one.tobytes() for one in arrays).strip(b"\0") for arrays in inputs)
-    hashes = tuple(hash(one) for one in packed)  # 0: all are 0
     with state.lock() as shared:
         if loss.backward:
-            is_surrogate = loss.name == "cross_entropy" and model.history.is_surrogate(hashes)
-            is_sum = loss.name != "cross_entropy" or is_surrogate or any(one.min(initial=0) < 0 for one in inputs[1])
-            model.history.add_loss(result.metrics, is_sum=is_sum, is_surrogate=is_surrogate)
-        else:
-            model.history.forwards.append(hashes)
+            weights = [np.asarray(example.loss_inputs.get("weights", 0), np.float32) for example in examples]
+            is_gradient = loss.name == "cross_entropy" and any(one.min(initial=0) < 0 for one in weights)
+            model.history.add_loss(result.metrics, is_sum=loss.name != "cross_entropy", is_gradient=is_gradient)
         shared.usage.count("training", sum(len(one.tokens) for one in examples), model.session.usage_key(model.base_model))
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 
@@ -243,7 +238,8 @@ def _find_records(what: str, spans: Sequence[ProvenanceSpan], find: FindRecord) 
 
 def _check_overlaps(where: str, sampled: Sequence[_Placed]) -> None:
     """Raise EngineError when a sampled token is the target of two positions."""
-    for one, following in pairwise(sorted(sampled, key=lambda one: (one.span.sequence_id, one.span.offset))):
+    ordered = sorted(sampled, key=lambda one: (one.span.sequence_id, one.span.offset))
+    for one, following in pairwise(ordered):
         if one.span.sequence_id == following.span.sequence_id and one.recorded.stop > following.recorded.start:
             raise EngineError(f"{where}.loss_fn_input_spans overlap: they name tokens of {one.span.sequence_id!r} twice")
 

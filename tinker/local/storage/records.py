@@ -243,11 +243,16 @@ class RunHistory:
     """
 
     def __init__(self, journal: Journal, model_id: str, base_model: str, rank: int) -> None:
-        self._journal, self.model_id, self.base_model, self.rank = journal, model_id, base_model, rank
-        self.points, self.reports = self._read(_POINTS), self._read(_REPORTS)
+        self._journal = journal
+        self.model_id = model_id
+        self.base_model = base_model
+        self.rank = rank
+        self.points: deque[HistoryPoint] = self._read(_POINTS)
+        self.reports: deque[HistoryPoint] = self._read(_REPORTS)
         self.step_count: int = self.points[-1].step if self.points else 0
-        self._sums, self._calls, self._is_sum = dict[str, float](), dict[str, int](), False
-        self.forwards = deque[tuple[int, ...]](maxlen=MAX_POINTS)  # hashes of targets and weights
+        self._sums: dict[str, float] = {}
+        self._calls: dict[str, int] = {}
+        self._is_sum = False
 
     def _read(self, table: Table[_PointRow]) -> deque[HistoryPoint]:
         rows = self._journal.read(table, "where model_id = ? order by step", self.model_id)
@@ -259,28 +264,22 @@ class RunHistory:
         self.reports.append(HistoryPoint(step, at, metrics))
         self._write(_REPORTS, self.reports[-1])
 
-    def is_surrogate(self, hashes: tuple[int, ...]) -> bool:
-        """Return whether the targets had a forward pass with other weights, or have none: the client computes its own loss."""
-        return any(one[0] == hashes[0] and (one != hashes or not hashes[1]) for one in self.forwards)
-
-    def add_loss(self, metrics: Mapping[str, float], *, is_sum: bool = False, is_surrogate: bool = False) -> None:
+    def add_loss(self, metrics: Mapping[str, float], *, is_sum: bool = False, is_gradient: bool = False) -> None:
         """Add the metrics of a forward_backward; several before one step are combined by the reduction in their names.
 
-        ``is_sum``: the loss divided by the weights says nothing: it is one of a policy, or the gradient of a loss of the
-        client's, with weights below 0. From then on the run has no loss per token. ``is_surrogate``: it is the latter for sure,
-        and gets the name that it has in the client's metrics, where the client's own loss is ``loss:sum``.
+        ``is_sum``: the loss divided by the weights says nothing, as it is one of a policy. ``is_gradient``: the client computes
+        a loss of its own and sends the gradient as weights, some below 0. From then on the run has no loss per token.
         """
-        self._is_sum = self._is_sum or is_sum
+        self._is_sum = self._is_sum or is_sum or is_gradient
         for told, value in metrics.items():
-            name = SURROGATE if is_surrogate and told == LOSS else told
+            name = SURROGATE if is_gradient and told == LOSS else told  # as in the client's metrics
             join = _JOIN.get(name.rpartition(":")[2], _JOIN["sum"])
             self._sums[name] = join(self._sums[name], value) if name in self._sums else value
             self._calls[name] = self._calls.get(name, 0) + 1
 
     def add_step(self, metrics: Mapping[str, float], at: float) -> None:
         """Add an optimizer step, with the metrics added since the previous one."""
-        calls = {name: 1 if name.rpartition(":")[2] in _JOIN else count for name, count in self._calls.items()}  # else a mean
-        joined = {name: value / calls[name] for name, value in self._sums.items()}
+        joined = {name: self._settle(name, value) for name, value in self._sums.items()}
         if LOSS in joined and joined.get(WEIGHTS) and not self._is_sum:
             joined = {PER_TOKEN: joined[LOSS] / joined[WEIGHTS], **joined}
         self.step_count += 1
@@ -294,6 +293,10 @@ class RunHistory:
             table.add(_PointRow(self.model_id, point.step, point.at, msgspec.msgpack.encode(point.metrics))),
             table.delete("model_id = ? and step <= ?", self.model_id, point.step - MAX_POINTS),
         )
+
+    def _settle(self, name: str, value: float) -> float:
+        """Return the value over all calls: metrics that are neither a sum nor an extreme are averaged."""
+        return value if name.rpartition(":")[2] in _JOIN else value / self._calls[name]
 
 
 def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory]:
