@@ -92,14 +92,11 @@ class TrainingClient(Signposted, ReadyClient):
         "apply_chat_template": "tinker.data.from_messages(get_tokenizer(), messages), or get_tokenizer().apply_chat_template",
         **dict.fromkeys(("run_id", "training_run_id", "id"), "model_id, which is the run's ID"),
         "session_id": "model_id: the part before the first colon is the session",
+        **dict.fromkeys(("print_trainable_parameters", "get_lora_config"), "get_info(), whose model_data has the rank"),
         **dict.fromkeys(
-            ("print_trainable_parameters", "num_parameters", "config", "get_lora_config"),
-            "get_info(), whose model_data has the rank",
+            ("lr", "learning_rate", "lr_scheduler", "optimizer", "scheduler"),
+            "optim_step(AdamParams(learning_rate=...)), which takes it in each step",
         ),
-        **dict.fromkeys(
-            ("lr", "learning_rate", "optimizer"), "optim_step(AdamParams(learning_rate=...)), which takes it in each step"
-        ),
-        **dict.fromkeys(("scheduler", "lr_scheduler"), "a learning rate that you compute for each optim_step"),
         **dict.fromkeys(
             ("model", "weights", "parameters", "state_dict", "merge_and_unload"),
             "checkpoints.download(path): the server has the weights",
@@ -273,7 +270,8 @@ class TrainingClient(Signposted, ReadyClient):
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("pass either optim_params or adam_params to optim_step, not both")
-        return self._run.send(requests.optim_step(check_optim_params(adam_params if optim_params is None else optim_params)))
+        params = optim_params if optim_params is not None else adam_params
+        return self._run.send(requests.optim_step(check_optim_params(params)))
 
     def save_state(
         self,
