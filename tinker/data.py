@@ -110,8 +110,7 @@ def from_completion(
     Args:
         tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
         prompt: The text of the prompt, or its messages as for :func:`from_messages`.
-        completion: The same of the completion. A text usually begins with a space. The end-of-text
-            token is added to it.
+        completion: The same of the completion. A text usually begins with a space. The end-of-text token is added to it.
         max_length: Where a longer example is cut, in tokens; None means nowhere.
 
     Returns:

@@ -96,7 +96,7 @@ ABSENT: Mapping[str, str] = {
     "gradient_checkpointing": "it is an option of the server: `tinker serve --recompute always`",
     "logprobs": "every sampled sequence has its logprobs",
     "lora_dropout": "adapters have no dropout",
-    "num_beams": "there is no beam search",
+    "num_beams": "beam search is not supported",
     "skip_special_tokens": "pass it to decode()",
 }
 #: Arguments, by their name here, that belong to another call.

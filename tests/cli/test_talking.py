@@ -373,7 +373,7 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
 
 
 def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server: str) -> None:
-    """An evaluation before the first step is no step, and sums over tokens are no metric to compare unlike runs by."""
+    """An evaluation before the first step is not counted, and unlike runs are not compared by a sum over tokens."""
     runs: list[str] = []
     losses: dict[tinker.types.LossFnType, dict[str, list[float]]] = {
         "cross_entropy": {},
