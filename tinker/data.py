@@ -16,6 +16,7 @@ from tinker.types._numpy import np
 from tinker.types.datum import Datum, LossFnInputValue
 from tinker.types.model_input import ModelInput
 from tinker.types.results import SampledSequence, SampleResponse
+from tinker_records import suggest_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["from_completion", "from_messages", "from_sample", "from_tokens"]
 
 
+@suggest_argument
 def from_tokens(tokens: Sequence[int], weights: Sequence[float] | None = None) -> Datum:
     """Make the example for ``cross_entropy`` of a text, whose first token is only read.
 
@@ -56,6 +58,7 @@ def from_tokens(tokens: Sequence[int], weights: Sequence[float] | None = None) -
     return Datum(ModelInput.from_ints(read[:-1]), inputs)
 
 
+@suggest_argument
 def from_messages(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[ChatTurn],
@@ -98,6 +101,7 @@ def from_messages(
     return from_tokens(tokens[:max_length], weights[:max_length])
 
 
+@suggest_argument
 def from_completion(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str | Sequence[ChatTurn],
@@ -138,6 +142,7 @@ def _check_tokenizer(tokenizer: object) -> None:
         raise TypeError(f"tokenizer must be a tokenizer, got {type(tokenizer).__name__}: use {where}")
 
 
+@suggest_argument
 def from_sample(prompt: ModelInput | Sequence[int], sequence: SampledSequence, advantage: float | Sequence[float]) -> Datum:
     """Make the example of a sampled answer for a policy loss such as ``importance_sampling`` or ``ppo``.
 

@@ -6,12 +6,14 @@ types share it; it imports neither `tinker_wire` nor `tinker`.
 
 from tinker_records.names import (
     ABSENT,
+    LIKENESS,
     LOSSES_OF_METHODS,
     advise,
     explain_change,
     find_closest,
     find_meant,
     suggest,
+    suggest_argument,
     suggest_arguments,
     suggest_loss,
     suggest_name,
@@ -21,6 +23,7 @@ from tinker_records.values import Described, FieldInfo, Value
 
 __all__ = [
     "ABSENT",
+    "LIKENESS",
     "LOSSES_OF_METHODS",
     "Described",
     "FieldInfo",
@@ -34,6 +37,7 @@ __all__ = [
     "prepare",
     "sent",
     "suggest",
+    "suggest_argument",
     "suggest_arguments",
     "suggest_loss",
     "suggest_name",

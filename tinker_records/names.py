@@ -6,11 +6,13 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-LIKENESS = 0.75  # from 0 to 1, of a misspelled name to the one that was meant
+#: From 0 to 1, of a misspelled name to the one that was meant: --epoch is close to --epochs, --base-url is not to --schedule.
+LIKENESS = 0.75
 
 
 def find_closest(name: str, known: Iterable[str], likeness: float = LIKENESS) -> str | None:
@@ -76,6 +78,7 @@ _ALIASES = {
     "loss": "loss_fn",
     **dict.fromkeys(("lora_config", "lora_r", "lora_rank", "peft_config", "r"), "rank"),
     "lora_target_modules": "target_modules",
+    "max_seq_length": "max_length",
     "lr": "learning_rate",
     **dict.fromkeys(("max_completion_length", "max_new_tokens"), "max_tokens"),
     **dict.fromkeys(("model", "model_id", "model_name", "model_name_or_path"), "base_model"),
@@ -162,6 +165,11 @@ def suggest_arguments(kind: type[T]) -> type[T]:
     return kind
 
 
+def suggest_argument(function: Callable[P, T]) -> Callable[P, T]:
+    """Have a function suggest the right name in the place of an argument that it does not have."""
+    return cast("Callable[P, T]", _explained(function.__name__, function))
+
+
 def _explained(called: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(*args: object, **values: object) -> Any:
@@ -183,7 +191,7 @@ def _explained(called: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def _explain(called: str, method: Callable[..., object], values: Collection[str], error: TypeError) -> None:
     """Raise TypeError with the name that was meant, if the error is of the call and not of the method."""
     __tracebackhide__ = True
-    known = list(inspect.signature(method).parameters)[1:]
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
     unknown = [name for name in values if name not in known]
     if error.__traceback__ is None or error.__traceback__.tb_next is not None:
         return

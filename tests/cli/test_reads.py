@@ -154,6 +154,12 @@ def test_run_info(ask: Ask, call: Call, run: Any) -> None:
         assert text in table
 
 
+def test_a_run_is_found_by_the_beginning_of_its_id(ask: Ask, call: Call, run: Any) -> None:
+    """Commands take at least four characters of an ID where no other run's begins with them."""
+    assert ask("run", "info", run.run_id[:4])["training_run_id"] == run.run_id
+    assert call("run", "info", run.run_id[:3]).exit_code == 1
+
+
 def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
     """Commands take the name of a run for its ID and show the name; of two runs with the name they take the latest."""
     with tinker.ServiceClient(base_url=server) as service:

@@ -264,18 +264,21 @@ def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data:
     assert ask("run", "list", "--limit", "0")["runs"] == before
 
 
-PARQUET = """data.parquet is a Parquet file
-This writes JSON Lines: datasets.load_dataset("parquet", data_files="data.parquet", split="train").to_json("train.jsonl")"""
+WRITES = """
+This writes JSON Lines: datasets.load_dataset("{}", data_files="{}", split="train").to_json("train.jsonl")"""
+ARRAY = "data.json is a JSON array" + WRITES.format("json", "data.json")
+TABLE = " is a table (CSV), not JSON Lines"
+PARQUET = "data.parquet is a Parquet file" + WRITES.format("parquet", "data.parquet")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("data.json", b'[\n{"text": "a"}]', "data.json is a JSON array"),
-        ("data.json", b'[{"text": "a"}]', "data.json is a JSON array"),
+        ("data.json", b'[\n{"text": "a"}]', ARRAY),
+        ("data.json", b'[{"text": "a"}]', ARRAY),
         ("data.json", b'{\n  "text": "a"\n}\n', "data.json has an object over several lines"),
-        ("data.csv", b"anything\n", "data.csv is a table (CSV), not JSON Lines"),
-        ("data.txt", b"prompt,completion\na,b\n", "data.txt is a table (CSV), not JSON Lines"),
+        ("data.csv", b"anything\n", "data.csv" + TABLE + WRITES.format("csv", "data.csv")),
+        ("data.txt", b"prompt,completion\na,b\n", "data.txt" + TABLE + WRITES.format("csv", "data.txt")),
         ("data.jsonl", b"\xff\xfet\x00", "data.jsonl is not text in UTF-8"),
         ("data.parquet", b"PAR1\x15\xff", PARQUET),
         ("data.parquet", b"PAR1\x15\n", PARQUET),

@@ -161,7 +161,10 @@ def service_client(
 
 
 def find_run(rest: tinker.RestClient, text: str) -> str:
-    """Return the ID of the latest run with this name, or else the text, which is an ID. Several such runs are reported."""
+    """Return the ID of the latest run with this name, of the only one whose ID has it as its beginning, or else the text.
+
+    Several runs of the name are reported.
+    """
     if ":" in text:
         return text
     with suppress(tinker.APIStatusError):  # a server without the list takes IDs
@@ -169,7 +172,8 @@ def find_run(rest: tinker.RestClient, text: str) -> str:
         found = [run.training_run_id for run in runs if (run.user_metadata or {}).get("name") == text]
         if len(found) > 1:
             say(f"{len(found)} runs are named {text!r}; this is the latest")
-        return found[0] if found else text
+        begun = [run.training_run_id for run in runs if len(text) > 3 and run.training_run_id.startswith(text)]
+        return found[0] if found else begun[0] if len(begun) == 1 else text
     return text
 
 

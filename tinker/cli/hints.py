@@ -112,7 +112,6 @@ EXTRA = {  # what a command that has this option says of an argument too many
     "--columns": "To show one run: tinker run info {}",
     "--model": "To name a model: --model {}",
 }
-_SIMILAR = 0.75  # of 1: --epoch is close to --epochs, --base-url is not to --schedule
 
 
 def suggest(name: str, known: Collection[str]) -> str:
@@ -121,9 +120,9 @@ def suggest(name: str, known: Collection[str]) -> str:
     close = [one for one in _SYNONYMS.get(plain, "").split() if one in known]
     if not close and plain in EXPLAINED:
         return EXPLAINED[plain]
-    from tinker_records import ABSENT
+    from tinker_records import ABSENT, LIKENESS
 
     if not close and (why := ABSENT.get(plain.strip("-").replace("-", "_"))):
         return f"{why[0].upper()}{why[1:]}."
-    close = close or difflib.get_close_matches(plain, known, 2, _SIMILAR if plain.startswith("-") else 0.6)
+    close = close or difflib.get_close_matches(plain, known, 2, LIKENESS if plain.startswith("-") else 0.6)
     return f"Did you mean {' or '.join(close)}?" if close else ""

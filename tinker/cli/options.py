@@ -233,8 +233,7 @@ class _DataType(click.Path):
                 problem = f'{error.message} This writes JSON Lines: datasets.load_from_disk("{value}").to_json("train.jsonl")'
                 raise click.BadParameter(problem, ctx, param) from None
             if re.fullmatch(r"\w[\w-]*/[\w.-]+(?<!\.jsonl)(?<!\.json)", str(value)):  # a name of the Hugging Face Hub
-                source = f'"{value}"'
-                problem = f"{error.message} Datasets of the hub are not read by name. {explain_dataset(source)}"
+                problem = f"{error.message} Datasets of the hub are not read by name. {explain_dataset(str(value))}"
                 raise click.BadParameter(problem, ctx, param) from None
             raise
 

@@ -98,19 +98,22 @@ def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
 def _check_form(file: Path, first: str) -> None:
     """Raise CommandFailed if the first line is that of an array, of an object over several lines, of a table or of Parquet."""
     if first.startswith(_PARQUET):
-        source = f'"parquet", data_files="{file}"'
-        raise CommandFailed(f"{file} is a Parquet file", explain_dataset(source), _EXPECTED)
-    if first.startswith("["):
-        raise CommandFailed(f"{file} is a JSON array", _EXPECTED)
-    if first == "{":
+        loader, form = "parquet", "a Parquet file"
+    elif first.startswith("["):
+        loader, form = "json", "a JSON array"
+    elif file.suffix.lower() in _TABLE_SUFFIXES or _is_header(first):
+        loader, form = "csv", "a table (CSV), not JSON Lines"
+    elif first == "{":
         raise CommandFailed(f"{file} has an object over several lines", _EXPECTED)
-    if file.suffix.lower() in _TABLE_SUFFIXES or _is_header(first):
-        raise CommandFailed(f"{file} is a table (CSV), not JSON Lines", _EXPECTED)
+    else:
+        return
+    raise CommandFailed(f"{file} is {form}", explain_dataset(loader, file), _EXPECTED)
 
 
-def explain_dataset(source: str) -> str:
-    """Explain how to write a dataset into a file, with what it is loaded from."""
-    return f'This writes JSON Lines: datasets.load_dataset({source}, split="train").to_json("train.jsonl")'
+def explain_dataset(name: str, file: Path | None = None) -> str:
+    """Explain how to write a dataset into a file, with its name and the file that it is in."""
+    data_files = f', data_files="{file}"' if file else ""
+    return f'This writes JSON Lines: datasets.load_dataset("{name}"{data_files}, split="train").to_json("train.jsonl")'
 
 
 def _is_header(line: str) -> bool:

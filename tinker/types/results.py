@@ -44,6 +44,17 @@ class _Whole(Signposted):
             raise TypeError(f"a {type(self).__name__} cannot be indexed or iterated over: use {self._parts}")
 
 
+class _Metrics(dict[str, float]):
+    """A dictionary whose KeyError names the metrics that there are."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(self.explain(name))
+
+    def explain(self, name: str) -> str:
+        advice = "; use output.loss" if name == "loss" and "loss:sum" in self else ""
+        return f"the server did not send the metric {name!r}; it sent: {', '.join(sorted(self)) or 'none'}{advice}"
+
+
 @attrs.frozen
 class ForwardBackwardOutput(_Whole, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
@@ -57,7 +68,7 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
 
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput]
-    metrics: dict[str, float] = attrs.field(factory=lambda: dict[str, float]())
+    metrics: dict[str, float] = attrs.field(factory=_Metrics, converter=_Metrics)
 
     _parts = "output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
     _elsewhere: ClassVar[Mapping[str, str]] = {"logprobs": "output.loss_fn_outputs[0]['logprobs']"}
@@ -75,8 +86,7 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
         return self.metrics["loss:sum"] if "loss:sum" in self.metrics else self._refuse_loss()
 
     def _refuse_loss(self) -> NoReturn:
-        known = ", ".join(sorted(self.metrics)) or "none"
-        raise AttributeError(f"the server did not send the metric 'loss:sum'; it sent: {known}")
+        raise AttributeError(_Metrics(self.metrics).explain("loss:sum"))
 
     if not TYPE_CHECKING:
 
