@@ -44,7 +44,7 @@ class _Whole(Signposted):
             raise TypeError(f"a {type(self).__name__} cannot be indexed or iterated over: use {self._parts}")
 
 
-class _Metrics(dict[str, float]):
+class _SentMetrics(dict[str, float]):
     """A dictionary whose KeyError names the metrics that there are."""
 
     def __missing__(self, name: str) -> NoReturn:
@@ -68,7 +68,7 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
 
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput]
-    metrics: dict[str, float] = attrs.field(factory=_Metrics, converter=_Metrics)
+    metrics: dict[str, float] = attrs.field(factory=_SentMetrics, converter=_SentMetrics)
 
     _parts = "output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
     _elsewhere: ClassVar[Mapping[str, str]] = {"logprobs": "output.loss_fn_outputs[0]['logprobs']"}
@@ -86,7 +86,7 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
         return self.metrics["loss:sum"] if "loss:sum" in self.metrics else self._refuse_loss()
 
     def _refuse_loss(self) -> NoReturn:
-        raise AttributeError(_Metrics(self.metrics).explain("loss:sum"))
+        raise AttributeError(_SentMetrics(self.metrics).explain("loss:sum"))
 
     if not TYPE_CHECKING:
 
