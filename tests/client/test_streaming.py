@@ -241,9 +241,9 @@ def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, stat
     """The tokens come at once from an ordinary sample; the server is asked for a stream once, not each time."""
     wire.fail("stream_sample", status)
     chunks = [list(client.sample_stream(PROMPT, 2, SHORT)) for _ in range(2)]
-    expected = [list(one.tokens) for one in client.sample(PROMPT, 2, SHORT).result(10).sequences]
+    expected = [(list(one.tokens), list(one.logprobs or ())) for one in client.sample(PROMPT, 2, SHORT).result(10).sequences]
     for found in chunks:
-        assert [chunk.tokens for chunk in found] == expected
+        assert [(chunk.tokens, chunk.logprobs) for chunk in found] == expected
         assert [chunk.stop_reason for chunk in found] == ["length", "length"]
     assert len(wire.requests("stream_sample")) == 1
 
