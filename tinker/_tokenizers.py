@@ -130,7 +130,8 @@ def encode_answers(
 ) -> tuple[list[int], list[float]]:
     """Encode a chat with a weight of 1 for the tokens that the assistant adds from message ``first`` on, and 0 for the others.
 
-    ValueError without such a message, and if the chat template changes earlier messages when later ones come.
+    A message may have its own weight. ValueError without such a message, and if the chat template changes earlier messages when
+    later ones come.
     """
     messages = read_messages(messages)
     answers = [at for at in range(len(messages))[first:] if messages[at]["role"] == "assistant"]
@@ -141,10 +142,20 @@ def encode_answers(
     weights: list[float] = []
     for at in answers:
         _extend(tokens, weights, encode_chat(tokenizer, messages[:at], tools, is_prompt=True), 0.0)
-        _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], tools, is_prompt=False), 1.0)
+        weight = _weight(at, messages[at])
+        _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], tools, is_prompt=False), weight)
     if not has_template(tokenizer):
-        _extend(tokens, weights, with_end(tokenizer, tokens), 1.0)
+        _extend(tokens, weights, with_end(tokenizer, tokens), weights[-1])
     return tokens, weights
+
+
+def _weight(position: int, message: Mapping[str, object]) -> float:
+    """Return how much an answer counts: its ``weight``, as OpenAI has it, or whether it is learned; else 1."""
+    name = next((name for name in ("weight", "train", "trainable") if message.get(name) is not None), None)
+    weight = 1 if name is None else message[name]
+    if not isinstance(weight, (int, float)):
+        raise ValueError(f'message {position} has the {name} {weight!r}; it is a number, such as 0 for "not learned"')
+    return float(weight)
 
 
 def encode_completion(

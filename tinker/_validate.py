@@ -54,6 +54,14 @@ def read_batch(data: Sequence[Datum], loss_fn: str, operation: str) -> list[Datu
     return list(data)
 
 
+#: How a datum is made of what was given in its place, by the first key of a row of a dataset.
+_MAKERS = {
+    "": "make one with tinker.data.from_tokens, or Datum(model_input=..., loss_fn_inputs=...)",
+    "messages": "make one with tinker.data.from_messages(tokenizer, messages)",
+    "prompt": "make one with tinker.data.from_completion(tokenizer, prompt, completion)",
+}
+
+
 def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     """Raise ValueError naming the datum index and the field; TypeError for something that is not a Datum."""
     __tracebackhide__ = True
@@ -62,7 +70,7 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # in `_check_values`
         for index, datum in enumerate(data):
             if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
-                advice = "make one with tinker.data.from_tokens, or Datum(model_input=..., loss_fn_inputs=...)"
+                advice = _MAKERS.get(next(iter(datum), ""), _MAKERS[""]) if isinstance(datum, Mapping) else _MAKERS[""]
                 raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}: {advice}")
             names = datum.loss_fn_inputs.keys()
             _check_names(index, names, loss_fn)

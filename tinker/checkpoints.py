@@ -34,6 +34,7 @@ from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
 from tinker.futures import APIFuture
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+from tinker_records import suggest_argument
 
 if TYPE_CHECKING:
     from tinker._clock import Clock
@@ -153,6 +154,7 @@ def folder_name(tinker_path: str) -> str:
     return path.removeprefix(SCHEME).translate({ord("/"): "_", ord(":"): "_"})
 
 
+@suggest_argument
 def download(
     tinker_path: str,
     directory: str | os.PathLike[str] = ".",

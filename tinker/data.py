@@ -1,6 +1,7 @@
-"""Make the training data of tokens, completions, chats and samples. Each token is predicted from those before it.
+"""Make the training data of tokens, completions, chats and samples, and prompts of chats.
 
-The functions are in addition to the official SDK; what they return is a plain :class:`tinker.Datum`.
+The functions are in addition to the official SDK; what they return is a plain :class:`tinker.Datum` or
+:class:`tinker.ModelInput`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tinker._checks import check_kind
-from tinker._tokenizers import ChatTurn, encode_answers, encode_completion
+from tinker._tokenizers import ChatTurn, encode_answers, encode_chat, encode_completion, read_messages
 from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
 from tinker.types._arrays import rectangular
 from tinker.types._numpy import np
@@ -21,7 +22,7 @@ from tinker_records import suggest_argument
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["from_completion", "from_messages", "from_sample", "from_tokens"]
+__all__ = ["from_completion", "from_messages", "from_sample", "from_tokens", "prompt_from_messages"]
 
 
 @suggest_argument
@@ -75,7 +76,8 @@ def from_messages(
     Args:
         tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
         messages: Dictionaries with ``role`` and ``content``, and what else the chat template reads. A content is text, or a
-            list of parts of text, which are joined.
+            list of parts of text, which are joined. An answer with ``"weight": 0`` is only read, as are those with
+            ``"train": False`` or ``"trainable": False``.
         tools: The descriptions of the tools that the model may call; None if there are none.
         first: The index of the first message that may be learned; -1 is the last message. Answers before it are only read.
         max_length: Where a longer chat is cut, in tokens; None means nowhere.
@@ -99,6 +101,34 @@ def from_messages(
     _check_tokenizer(tokenizer)
     tokens, weights = encode_answers(tokenizer, messages, tools, first)
     return from_tokens(tokens[:max_length], weights[:max_length])
+
+
+@suggest_argument
+def prompt_from_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatTurn], *, tools: Sequence[object] | None = None
+) -> ModelInput:
+    """Make the prompt to sample the next message of a chat, which ends with the start of the assistant's answer.
+
+    Args:
+        tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
+        messages: The chat so far, as for :func:`from_messages`.
+        tools: The descriptions of the tools that the model may call; None if there are none.
+
+    Returns:
+        The prompt, in the format of the examples that :func:`from_messages` makes.
+
+    Raises:
+        TypeError: ``tokenizer`` is something else.
+        ValueError: A message cannot be read.
+
+    >>> import tinker
+    >>> tokenizer = tinker.get_tokenizer("tinker/babble")
+    >>> prompt = prompt_from_messages(tokenizer, [{"role": "user", "content": "2 + 2?"}])
+    >>> tokenizer.decode(prompt.to_ints())
+    'User: 2 + 2?\\nAssistant:'
+    """
+    _check_tokenizer(tokenizer)
+    return ModelInput.from_ints(encode_chat(tokenizer, read_messages(messages), tools, is_prompt=True))
 
 
 @suggest_argument

@@ -55,7 +55,7 @@ class SamplingClient(Signposted, ReadyClient):
         "stream": "sample_stream(prompt, num_samples, sampling_params)",
         "logprobs": "compute_logprobs(prompt)",
         "tokenizer": "get_tokenizer()",
-        "apply_chat_template": "get_tokenizer().apply_chat_template",
+        "apply_chat_template": "tinker.data.prompt_from_messages(get_tokenizer(), messages)",
         "save_pretrained": "checkpoints.download(path): the server has the weights",
     }
 

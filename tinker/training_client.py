@@ -74,7 +74,8 @@ class TrainingClient(Signposted, ReadyClient):
         **dict.fromkeys(("log", "add_callback"), "a loop, where you print, log and stop what you want"),
         "resume_from_checkpoint": "ServiceClient.create_training_client_from_state_with_optimizer(path)",
         **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
-        **dict.fromkeys(("step", "optimizer_step", "zero_grad"), "optim_step(AdamParams(learning_rate=...))"),
+        **dict.fromkeys(("step", "optimizer_step"), "optim_step(AdamParams(learning_rate=...))"),
+        "zero_grad": "optim_step(AdamParams(learning_rate=...)), which clears the gradients",
         **dict.fromkeys(
             ("backward", "train", "train_step", "fit", "compute_loss"),
             "forward_backward(data, loss_fn) and optim_step(adam_params)",
@@ -89,10 +90,10 @@ class TrainingClient(Signposted, ReadyClient):
         **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
         "forward_custom": 'forward(data, "cross_entropy"), and call your function with the logprobs of its result',
         "tokenizer": "get_tokenizer()",
-        "apply_chat_template": "tinker.data.from_messages(get_tokenizer(), messages), or get_tokenizer().apply_chat_template",
+        "apply_chat_template": "tinker.data.from_messages or prompt_from_messages, with get_tokenizer()",
         **dict.fromkeys(("run_id", "training_run_id", "id"), "model_id, which is the run's ID"),
         "session_id": "model_id: the part before the first colon is the session",
-        **dict.fromkeys(("print_trainable_parameters", "get_lora_config"), "get_info(), whose model_data has the rank"),
+        **dict.fromkeys(("print_trainable_parameters", "get_lora_config"), "get_info().lora_rank"),
         **dict.fromkeys(
             ("lr", "learning_rate", "lr_scheduler", "optimizer", "scheduler"),
             "optim_step(AdamParams(learning_rate=...)), which takes it in each step",

@@ -70,7 +70,10 @@ def suggest_loss(what: str, name: str, known: Iterable[str]) -> str:
 
 #: Names that other libraries use.
 _ALIASES = {
+    "adam_beta1": "beta1",
+    "adam_beta2": "beta2",
     **dict.fromkeys(("adam_epsilon", "epsilon"), "eps"),
+    "alpha": "lora_alpha",
     "betas": "beta1 beta2",
     "do_sample": "temperature",
     "input_ids": "model_input",
@@ -78,7 +81,9 @@ _ALIASES = {
     "loss": "loss_fn",
     **dict.fromkeys(("lora_config", "lora_r", "lora_rank", "peft_config", "r"), "rank"),
     "lora_target_modules": "target_modules",
+    **dict.fromkeys(("clip_grad_norm", "max_grad_norm", "max_norm"), "grad_clip_norm"),
     "max_seq_length": "max_length",
+    **dict.fromkeys(("local_dir", "output_dir"), "directory"),
     "lr": "learning_rate",
     **dict.fromkeys(("max_completion_length", "max_new_tokens"), "max_tokens"),
     **dict.fromkeys(("model", "model_id", "model_name", "model_name_or_path"), "base_model"),

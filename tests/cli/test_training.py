@@ -161,7 +161,9 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
         assert refused.stderr.startswith("Error: --batch-size was 2 when the run began, and is 3 now\n")
         unset = call("train", data, "--resume", "--max-steps", "3", "--stop", "x", base_url=url)
         assert unset.stderr.startswith("Error: --max-steps was not given when the run began, and is 3 now\n")
-        assert "nothing to resume" in call("train", data, "--resume", "--name", "other", base_url=url).stderr
+        other = call("train", data, "--resume", "--name", "other", base_url=url).stderr
+        assert other.startswith("Error: There is nothing to resume")
+        assert "\nTo resume the run 'final', which is unfinished: --resume --name final\n" in other
         Path(data).write_text(Path(data).read_text() * 2)
         assert "has changed since the run began" in call("train", data, "--resume", base_url=url).stderr
 
@@ -330,7 +332,8 @@ def test_data_from_standard_input(call: Call, disturbed: Any, data: str) -> None
 def test_chats_without_a_template(call: Call, data: str, tmp_path: Path) -> None:
     """A run on conversations says once that the tokenizer has no chat template, and how they are written; other runs do not."""
     message = {"role": "assistant", "content": "b"}
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"prompt": [message], "completion": [message]}) + "\n")
+    asked = {"role": "user", "content": "a"}
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"prompt": [asked], "completion": [message]}) + "\n")
     note = (
         "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too.\n"
     )

@@ -248,6 +248,22 @@ def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> 
     assert call("sample", "-o", "samples.txt", "a", *arguments).stdout == "Saved 1 sample to samples.txt\n"
 
 
+def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
+    """Where the chats of a training file are prompts, to sample or for GRPO, the answers at their ends are left out, which is said."""
+    asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    write(tmp_path / "chats.jsonl", {"messages": [asked, answer]}, {"prompt": [asked]})
+    done = call("sample", "--file", "chats.jsonl", "-o", "answers.jsonl", "--max-tokens", "2", "--temperature", "0")
+    said = "The last answers of 1 chat are left out: a prompt ends where its answer begins\n"
+    assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
+    first, second = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    assert (first["prompt"], first["samples"]) == ([asked], second["samples"])
+    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
+    done = call("train", "chats.jsonl", "--grpo", "reward.py", "--max-tokens", "2", "--max-steps", "1")
+    assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
+    write(tmp_path / "answers.jsonl", {"messages": [answer]})
+    assert 'line 1: "messages" has only answers' in call("sample", "--file", "answers.jsonl", "-o", "x.jsonl").stderr
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -440,10 +456,27 @@ def test_tools_need_a_chat_template(tmp_path: Path) -> None:
             read(tmp_path, line, without)
 
 
-def test_a_cut_that_leaves_nothing_is_named(tmp_path: Path) -> None:
-    """An example whose learned tokens are cut says that the option did it."""
-    with pytest.raises(CommandFailed, match=r"nothing to learn: .*; --max-length 3 cut the rest"):
-        read(tmp_path, {"prompt": "abcdef", "completion": "g"}, max_length=3)
+def test_a_cut_that_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An example whose learned tokens are cut is left out, which is said; it is an error where none is left."""
+    long, short = ({"prompt": prompt, "completion": "g"} for prompt in ("abcdef", "a"))
+    file = Path(write(tmp_path / "d.jsonl", long, short, long))
+    assert len(examples.read_examples(file, Letters(), 3)) == 1
+    assert capsys.readouterr().err == f"2 examples of {file} left out: nothing to learn within --max-length 3\n"
+    with pytest.raises(CommandFailed, match="has nothing to learn within --max-length 3"):
+        read(tmp_path, long, max_length=3)
+
+
+def test_answers_with_a_weight(tmp_path: Path) -> None:
+    """An answer that has a weight of its own counts that much, and one that is not to be trained on counts nothing."""
+    asked = {"role": "user", "content": "a"}
+    for mark, weight in (({"weight": 0}, 0.0), ({"weight": 0.5}, 0.5), ({"train": False}, 0.0), ({"trainable": True}, 1.0)):
+        first, last = {"role": "assistant", "content": "b", **mark}, {"role": "assistant", "content": "c"}
+        row = read(tmp_path, {"messages": [asked, first, asked, last]})
+        alone = read(tmp_path, {"messages": [asked, last]})
+        counted = row.weight - alone.weight
+        assert (counted > 0, counted) == (weight > 0, pytest.approx(weight * len("b;")))
+    with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a number"):
+        read(tmp_path, {"messages": [asked, {"role": "assistant", "content": "b", "weight": "x"}]})
 
 
 @pytest.mark.parametrize(
@@ -469,6 +502,7 @@ def test_a_cut_that_leaves_nothing_is_named(tmp_path: Path) -> None:
         ({"tokens": [1, 2], "weights": [1, 0]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
         ({"messages": [{"content": "a"}]}, "role"),
+        ({"prompt": "a", "completion": "b", "system": "c"}, '"system" is not read: make it the first of "messages"'),
     ],
 )
 def test_invalid_examples(line: object, message: str, tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 #: What other clients call an argument.
-_OTHER_NAMES = {"url": "base_url", "endpoint": "base_url", "host": "base_url", "token": "api_key", "key": "api_key"}
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("address", "api_base", "base", "endpoint", "host", "openai_api_base", "server", "server_url", "url"), "base_url"
+    ),
+    **dict.fromkeys(("api_token", "auth_token", "key", "openai_api_key", "token"), "api_key"),
+}
 #: Which server, and as whom.
 _DESTINATION = frozenset({"base_url", "api_key"})
 

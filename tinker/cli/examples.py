@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import tinker
 from tinker._tokenizers import encode_answers, encode_completion, with_end
+from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import Capacity
-from tinker.cli.output import format_count
+from tinker.cli.output import format_count, say
 from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
@@ -46,16 +47,16 @@ class ExampleRow(NamedTuple):
 def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None) -> list[ExampleRow]:
     """Read every line of the file. Examples longer than ``max_length`` tokens are cut at the end.
 
-    CommandFailed names the line that is not an example, has nothing to learn, has an unknown token id or is too long.
+    Those of which nothing is left to learn are left out, which is said. CommandFailed names the line that is not an example,
+    has nothing to learn, has an unknown token id or is too long.
     """
     count = max(tokenizer.get_vocab().values()) + 1 if hasattr(tokenizer, "get_vocab") else None
 
     def parse(record: dict[str, Any]) -> ExampleRow:
         tokens, weights = _encode(record, tokenizer)
         example = ExampleRow(tokens[:max_length], weights[:max_length])
-        if example.weight <= 0:
-            cut = f"; --max-length {max_length} cut the rest" if max_length and len(tokens) > max_length else ""
-            raise RowError(f"nothing to learn: no token after the first one has weight{cut}")
+        if example.weight <= 0 and len(example.tokens) == len(tokens):
+            raise RowError("nothing to learn: no token after the first one has weight")
         if count is not None and (unknown := [token for token in example.tokens if not 0 <= token < count]):
             raise RowError(f"there is no token id {unknown[0]}; ids run from 0 to {count - 1}")
         length = len(example.tokens) - 1  # the last token is predicted, not read
@@ -64,7 +65,13 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
             raise RowError(f"{length:,} tokens; {capacity}", advice)
         return example
 
-    return read_rows(file, "examples", parse)
+    rows = read_rows(file, "examples", parse)
+    kept = [row for row in rows if row.weight > 0]
+    if not kept:
+        raise CommandFailed(f"{file} has nothing to learn within --max-length {max_length}")
+    if left_out := len(rows) - len(kept):
+        say(f"{format_count(left_out, 'example')} of {file} left out: nothing to learn within --max-length {max_length}")
+    return kept
 
 
 def check_lines(file: Path) -> bool:

@@ -30,7 +30,6 @@ _SYNONYMS = {  # some are those of TRL's trainers
     "--num-generations": "--group-size",
     "--num-train-epochs": "--epochs",
     **dict.fromkeys(("--local-dir", "--output-dir"), "--output"),
-    "--report-to": "--log",
     "--resume-from-checkpoint": "--resume",
     "--steps": "--max-steps",
     "--temp": "--temperature",
@@ -64,8 +63,8 @@ EXPLAINED = {  # what neither a command nor an option of another name does
     **dict.fromkeys(("--cliprange", "--epsilon"), "Nothing is clipped: the weights that sampled an answer learn it, once."),
     **dict.fromkeys(("--key", "--token"), "Pipe the key in, which keeps it out of the history: tinker auth login < FILE"),
     **dict.fromkeys(
-        ("--wandb", "--wandb-project", "--run-name"),
-        "Use --name for the run; --log writes each step to a file, for W&B and others.",
+        ("--report-to", "--wandb", "--wandb-project", "--run-name"),
+        "Use --name for the run; --log FILE.jsonl writes each step to a file, for W&B and others.",
     ),
     **dict.fromkeys(
         ("--min-p", "--presence-penalty", "--frequency-penalty", "--repetition-penalty"),

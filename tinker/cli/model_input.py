@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from tinker._tokenizers import encode_chat as encode_chat
 from tinker._tokenizers import has_template as has_template
 from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
-from tinker.cli.output import say
+from tinker.cli.output import format_count, say
 from tinker.cli.reading import Prompt
 
 if TYPE_CHECKING:
@@ -339,6 +339,13 @@ class TextDecoder:
         while tokens and tokens[-1] in self._special:
             tokens.pop()
         return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special)) if tokens else ""
+
+
+def note_answers(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Say how many rows are chats that end with an answer, which :func:`check_prompt` leaves out of the prompt."""
+    chats = [row.get("prompt", row.get("messages")) for row in rows]
+    if count := sum(isinstance(chat[-1], dict) and chat[-1]["role"] == "assistant" for chat in chats if chat):
+        say(f"The last answers of {format_count(count, 'chat')} are left out: a prompt ends where its answer begins")
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:

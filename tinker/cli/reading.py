@@ -24,8 +24,8 @@ _PARQUET = "PAR1"  # begins each file
 _TABLE_SUFFIXES = (".csv", ".tsv")
 #: Names of the keys in other data sets.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "prompt": ("instruction", "input", "question", "query", "problem"),
-    "completion": ("output", "target", "label", "solution", "chosen"),
+    "prompt": ("instruction", "input", "inputs", "question", "query", "problem"),
+    "completion": ("output", "target", "targets", "label", "solution", "chosen"),
     "messages": ("conversations", "conversation", "dialog", "dialogue", "chat"),
     "text": ("content", "document"),
     "tokens": ("input_ids", "token_ids"),
@@ -49,6 +49,8 @@ def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> 
     rows: list[Row] = []
     for number, record in _read_records(file):
         try:
+            if "system" in record:
+                raise ValueError('"system" is not read: make it the first of "messages", {"role": "system", "content": ...}')
             rows.append(parse(record))
         except (ValueError, TypeError, KeyError) as error:
             advice = error.advice if isinstance(error, RowError) else ()
@@ -133,6 +135,10 @@ def check_prompt(record: dict[str, Any]) -> Prompt:
         raise ValueError(f'"{name}" is empty')
     if name == "messages" or (isinstance(prompt, list) and isinstance(prompt[0], dict)):
         prompt = read_messages(cast("object", prompt))
+        while prompt and prompt[-1]["role"] == "assistant":  # the example of a training file: its answer is no prompt
+            prompt.pop()
+        if not prompt:
+            raise ValueError(f'"{name}" has only answers, and nothing to answer')
     elif not isinstance(prompt, str):
         check_token_ids(record[name], '"prompt" must be text or a list of integers from 0')
     return cast("Prompt", prompt)

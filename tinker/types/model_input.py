@@ -335,7 +335,7 @@ def suggest_model_input(value: object) -> str:
     if isinstance(first, (ModelInput, str)):
         return f"got a {got} of {type(first).__name__}: pass one at a time"
     if isinstance(first, Mapping):
-        return f"got a {got} of messages: encode them with tokenizer.apply_chat_template"
+        return f"got a {got} of messages: use tinker.data.prompt_from_messages(tokenizer, messages)"
     if isinstance(value, str):
         tokens = "tokenizer.encode(text)"
     elif isinstance(value, Mapping):

@@ -15,7 +15,15 @@ import click
 import tinker
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed
-from tinker.cli.model_input import TextDecoder, create_sampler, encode_prompt, find_tokenizer, first_sampleable, read_stops
+from tinker.cli.model_input import (
+    TextDecoder,
+    create_sampler,
+    encode_prompt,
+    find_tokenizer,
+    first_sampleable,
+    note_answers,
+    read_stops,
+)
 from tinker.cli.options import (
     GivenFile,
     GlobalOptions,
@@ -211,6 +219,7 @@ class _PromptLine(NamedTuple):
 def _read_prompt_lines(file: Path) -> list[_PromptLine]:
     """Read the prompts. CommandFailed names a line without one."""
     rows = read_rows(file, "prompts", lambda record: (check_prompt(record), record))
+    note_answers(record for _, record in rows)
     return [_PromptLine(number, prompt, record) for number, (prompt, record) in enumerate(rows)]
 
 

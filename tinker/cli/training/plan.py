@@ -11,7 +11,9 @@ import json
 import math
 import os
 import random
+import shlex
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
@@ -171,7 +173,7 @@ class Bookmark:
     def __init__(self, folder: Path, server: str, data: Path, name: str) -> None:
         key = hashlib.sha256("\n".join((server, str(data.resolve()), name)).encode()).hexdigest()[:16]
         self.path: Path = folder / f"{key}.json"
-        self._data = data
+        self._server, self._data = server, data
         self._is_own = False
 
     def find(self) -> Position | None:
@@ -204,6 +206,7 @@ class Bookmark:
         except FileNotFoundError:
             raise CommandFailed(
                 "There is nothing to resume: this machine has no unfinished run with this data file, --name and server",
+                *self._find_others(),
                 "Leave --resume out to begin. To continue from any checkpoint with new data or options, use --from PATH.",
             ) from None
         except ValueError:
@@ -213,6 +216,15 @@ class Bookmark:
         plan = Plan(**{name: kept["plan"][name] for name in Plan._fields if name in kept["plan"]})
         position = Position(kept["step"], kept["checkpoint"], kept.get("steps"))
         return plan._replace(stop=tuple(plan.stop)), position, kept["data"]
+
+    def _find_others(self) -> list[str]:
+        """Return how to resume the runs with the same data and server that have other names."""
+        names: list[str] = []
+        for path in self.path.parent.glob("*.json"):
+            with suppress(ValueError, KeyError, TypeError):
+                name = str(json.loads(path.read_text())["plan"]["name"])
+                names += [name] if path == Bookmark(self.path.parent, self._server, self._data, name).path else []
+        return [f"To resume the run {name!r}, which is unfinished: --resume --name {shlex.quote(name)}" for name in names]
 
     def write(self, plan: Plan, position: Position) -> None:
         """Write a position; it replaces an earlier one."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 import tinker
 from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow
-from tinker.cli.model_input import Capacity, encode_prompt, read_stops
+from tinker.cli.model_input import Capacity, encode_prompt, note_answers, read_stops
 from tinker.cli.reading import RowError, check_prompt, read_rows
 from tinker.cli.training.plan import Plan
 
@@ -165,7 +165,9 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
             raise RowError(f"{lengths}; {capacity}", "Shorten it, or give a smaller --max-tokens.")
         return PromptRow(tokens, record, isinstance(prompt[0], dict))
 
-    return read_rows(file, "prompts", parse)
+    rows = read_rows(file, "prompts", parse)
+    note_answers(row.example for row in rows)
+    return rows
 
 
 class GRPO:
