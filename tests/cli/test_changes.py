@@ -249,9 +249,9 @@ def test_logout_revokes_a_generated_key(call: Call, hosted: str, tmp_path: Path)
     result = call("auth", "logout", base_url=hosted)
     assert (result.exit_code, result.stdout) == (0, "The key 'g' is removed and revoked.\n")
     assert stored(tmp_path) == {"version": 1, "new": True, "keys": {"8": other}}
-    file.write_text(json.dumps({**content, "keys": {"7": generated}}))
+    file.write_text(json.dumps({**content, "keys": {"7": {**generated, "details": {"org_details": {"name": "Acme"}}}}}))
     again = call("auth", "logout", base_url=hosted)
-    assert again.exit_code == 1
+    assert (again.exit_code, "Its organization: Acme\n" in again.stdout) == (1, True)
     assert "could not be revoked" in again.stderr
     assert stored(tmp_path)["keys"] == {}
 

@@ -12,7 +12,7 @@ import pytest
 
 import tinker
 from tinker._http.auth import read_claims
-from tinker._http.credentials import default_key
+from tinker._http.credentials import StoredKey, default_key, store_default
 
 Connect = Callable[..., tinker.ServiceClient]
 INVALID = {"www-authenticate": 'Bearer error="invalid_token"'}
@@ -178,9 +178,11 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tinker.RestClient()
     for broken in ('{"keys": "tml-oops"', '{"keys": {"7": "tml-oops"}}'):
         file.write_text(broken)
-        with pytest.raises(tinker.TinkerError, match="could not read") as caught:
-            tinker.RestClient()
-        assert "tml-oops" not in str(caught.value)
+        for use in (tinker.RestClient, lambda: store_default(file, "8", StoredKey("tml-new"))):
+            with pytest.raises(tinker.TinkerError, match="could not read") as caught:
+                use()
+            assert "tml-oops" not in str(caught.value)
+        assert file.read_text() == broken
     file.write_text('{"default": "7", "keys": {"7": {"key": "tml-oops\\nx"}}}')
     with pytest.raises(tinker.TinkerError, match="must be one line of plain text") as caught:
         tinker.RestClient()
