@@ -178,7 +178,7 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tinker.RestClient()
     for broken in ('{"keys": "tml-oops"', '{"keys": {"7": "tml-oops"}}'):
         file.write_text(broken)
-        for use in (tinker.RestClient, lambda: store_default(file, "8", StoredKey("tml-new"))):
+        for use in (tinker.RestClient, lambda: store_default(file, "8", StoredKey(key="tml-new"))):
             with pytest.raises(tinker.TinkerError, match="could not read") as caught:
                 use()
             assert "tml-oops" not in str(caught.value)
