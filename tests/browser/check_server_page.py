@@ -217,6 +217,37 @@ def test_a_run_has_the_colour_of_its_line(page: Any) -> None:
     assert page.locator("#runs .swatch[style*=background]").count() == 2
 
 
+def test_what_is_drawn_is_what_is_marked_and_named(page: Any, url: str) -> None:
+    """A filter that hides the newest draws the newest that it leaves, with its own values; without it the choice is back."""
+    enter_key(page)
+    report(url, "page1", [0.25])
+    report(url, "page2", [0.75])
+    section = page.locator("section").filter(has_text="Rewards and other")
+    marked = page.locator("#runs tr.chosen .swatch[style*=background]")
+    words = page.get_by_label("filter")
+
+    def expect(name: str, last: str) -> None:
+        section.locator("h2").filter(has_text=f"of {name}").wait_for()
+        section.get_by_text(f"last {last}").wait_for()
+        assert page.locator("section h2").filter(has_text="Loss").inner_text() == f"Loss of {name}"
+        assert name in page.locator("#runs tr.chosen").inner_text()
+        assert marked.count() == page.locator(".swatch[style*=background]").count() == 1
+
+    expect("page2", "0.75")
+    words.fill("page1")
+    expect("page1", "0.25")
+    words.fill("")
+    expect("page2", "0.75")
+    page.get_by_role("button", name="page1").click()
+    expect("page1", "0.25")
+    words.fill("page2")
+    expect("page2", "0.75")
+    words.fill("nobody")
+    section.get_by_text("Nothing to draw yet").wait_for()
+    page.reload()
+    expect("page1", "0.25")
+
+
 def test_the_newest_run_is_followed_until_one_is_chosen(page: Any, url: str) -> None:
     """A run that begins is drawn with its first step; a run that was chosen stays, until the newest is asked for again."""
     enter_key(page)
@@ -261,13 +292,14 @@ def test_a_loop_without_a_reward_is_drawn_with_its_evaluation(page: Any, url: st
 
 
 def test_refused_requests_are_listed(page: Any, url: str) -> None:
-    """A click on their number shows status, operation and count of each kind below the tiles, which keep their places."""
+    """A click on their number shows status, operation and count of each below the tiles, which are aligned and stay in place."""
     enter_key(page)
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
     with pytest.raises(tinker.NotFoundError):
         service.create_rest_client().get_training_run("nobody").result()
     tile = page.locator(".tile").filter(has_text="requests refused")
     places = "found => found.map(one => JSON.stringify(one.getBoundingClientRect()))"
+    assert len(set(page.locator(".tile b").evaluate_all("found => found.map(one => one.getBoundingClientRect().top)"))) == 1
     before = page.locator(".tile").evaluate_all(places)
     tile.click()
     listed = page.get_by_text("404 get_training_run: 1").bounding_box()

@@ -232,8 +232,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{
         ({"tools": TOOLS}, "tools: transformers does not know how this model writes calls of tools"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice must be auto or none"),
         ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}, r"messages\[1\].tool_calls needs a model with a"),
-        ({"response_format": {"type": "json_object"}}, "json_schema needs vLLM"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "json_schema needs vLLM"),
+        ({"response_format": {"type": "json_object"}}, "response_format needs vLLM"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format needs vLLM"),
         ({"response_format": {"type": "xml"}}, "response_format.type is 'xml'; it must be text, json_object, or json_schema"),
     ],
 )
@@ -363,9 +363,10 @@ def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
 
 
 def test_a_path_that_is_not_there_is_an_error_of_the_same_form(url: str) -> None:
-    """Unknown paths and methods are errors in the form that clients of OpenAI's API read."""
-    for answer in (httpx.get(f"{url}/v1/nothing"), httpx.get(f"{url}/v1/completions")):
-        assert answer.json()["error"]["message"].endswith(f": GET {answer.request.url.path}")
+    """Unknown paths and methods are errors in the form that clients of OpenAI's API read, and say what there is."""
+    for answer in (httpx.post(f"{url}/v1/embeddings"), httpx.get(f"{url}/v1/completions")):
+        told = f": {answer.request.method} {answer.request.url.path} is not supported; this server has POST chat/completions, "
+        assert told in answer.json()["error"]["message"]
 
 
 def test_a_chat_template_of_the_model_is_used() -> None:

@@ -283,11 +283,13 @@ def test_statuses_that_are_no_failure(server: FaultyServer, status: Any, error: 
 
 
 def test_unknown_operations_are_refused(server: FaultyServer) -> None:
-    """A misspelt operation fails at once and names the ones it may mean."""
+    """A misspelt operation fails at once and names the ones it may mean, or all."""
     with pytest.raises(ValueError, match=r"did you mean .*retrieve_future"):
         server.fail_next("retrieve_futur")
     with pytest.raises(ValueError, match=r"did you mean asample\?"):
         server.fail_next("sample")
+    with pytest.raises(ValueError, match=r"contract; it has healthz, .*optim_step.*asample"):
+        server.fail_next("step", 503)
     server.fail_next("*")
     assert get(server).status_code == 503
 

@@ -149,5 +149,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}"
     if request.url.path.startswith("/v1/"):
+        detail += " is not supported; this server has POST chat/completions, POST completions and GET models below /v1"
         return JSONResponse(describe_error(error.status_code, detail), error.status_code, error.headers)
     return error_response(APIProblem(error.status_code, detail, error.headers))

@@ -224,7 +224,7 @@ def check_operation(operation: str) -> None:
     if operation != ANY and operation not in OPERATIONS:
         method = operation.removesuffix("_async")
         close = [_METHODS[method]] if method in _METHODS else difflib.get_close_matches(method, OPERATIONS, 3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        hint = f"; did you mean {' or '.join(close)}?" if close else f"; it has {', '.join(OPERATIONS)}"
         raise ValueError(f"{operation!r} is not an operation of the contract{hint}")
 
 

@@ -73,7 +73,7 @@ async def sample(state: State, request: Request, call: APICall, wanted: models.S
 
 def to_problem(error: str, category: str | None) -> APIProblem:
     """Return the refusal that a failed request is: 400 where it is the client's fault, else 500."""
-    return APIProblem(400 if category == "user" else 500, error)
+    return APIProblem(400 if category == "user" else 500, error.replace("json_schema needs", "response_format needs"))  # as sent
 
 
 @attrs.frozen(kw_only=True)

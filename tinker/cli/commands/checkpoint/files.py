@@ -162,6 +162,10 @@ def upload(
             ).result()
     except (OSError, ValueError) as error:
         raise CommandFailed(_name_options(str(error))) from None
+    except tinker.BadRequestError as error:
+        if base_model is None and error.code == "base_model_not_offered":
+            error.add_note("If the adapter belongs to a model of the server, pass its name: --base-model NAME")
+        raise
     properties = {
         "Checkpoint Path": done.checkpoint_path,
         "Base Model": done.base_model,

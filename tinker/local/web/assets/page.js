@@ -119,9 +119,9 @@ function Chart({ x, series, names, label, log = false, range = null, smooth = 0 
   return html`<div class="chart" ref=${place} role="img" aria-label=${names.join(", ")}></div>`;
 }
 
-// The curves of the chosen run, and of those beside it: one metric, one line for each run.
+// The curves of the runs that are drawn: one metric, one line for each run.
 function Curve({ facts, runs, first, title }) {
-  const all = [facts.curves, ...runs.slice(1).map((one) => facts.beside[one.id] ?? {})];
+  const all = runs.map((one) => facts.curves[one.id]);
   const names = [...new Set(all.flatMap((curves) => Object.keys(curves)))];
   const [wanted, setWanted] = useState(null);
   const [log, setLog] = useState(false);
@@ -141,7 +141,7 @@ function Curve({ facts, runs, first, title }) {
       <label title=${negative && `${name} of ${nameOf(negative)} is not always above 0`}><input type="checkbox" disabled=${Boolean(negative)} checked=${log && !negative} onChange=${(event) => setLog(event.target.checked)} /> log scale</label>
       <label>smooth <input type="range" min="0" max="0.95" step="0.05" value=${smooth} onInput=${(event) => setSmooth(Number(event.target.value))} /></label>
       ${range && !(log && !negative) && html`<label><input type="checkbox" checked=${!whole} onChange=${(event) => setWhole(!event.target.checked)} /> leave out extreme values</label>`}
-      ${facts.curves[name] && html`<span class="faint">last ${precise(facts.curves[name].at(-1)[1])}</span>`}</div>
+      ${all[0][name] && html`<span class="faint">last ${precise(all[0][name].at(-1)[1])}</span>`}</div>
     <${Chart} x=${x} series=${series} names=${labels} label="step" log=${log && !negative} range=${whole ? null : range} smooth=${smooth} />`;
 }
 
@@ -194,15 +194,18 @@ function findNewest(runs) {
   return (sorted.find((one) => one.steps > 0) ?? sorted[0])?.id ?? "";
 }
 
-function Runs({ facts, run, follows, choose, beside, setBeside }) {
-  const [text, setText] = useState("");
+// The runs that have the text in what their row says of them.
+function filterRuns(runs, text) {
+  return runs.filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase()));
+}
+
+function Runs({ facts, text, setText, left, run, follows, choose, beside, setBeside }) {
   const [order, setOrder] = useState({ column: "begun", sign: 1 });
   const [trained, setTrained] = useState(false);
   const [open, setOpen] = useState(false);
-  const shown = sortRuns(facts.runs, order).filter((one) => `${one.name ?? ""} ${one.id} ${one.base_model} ${one.project ?? ""} ${(one.tags ?? []).join(" ")}`.toLowerCase().includes(text.toLowerCase())
-    && (!trained || one.steps > 0) && (!open || one.state === "open"));
-  const found = [run, ...beside].map((id) => (text ? shown : facts.runs).find((one) => one.id === id)).filter(Boolean);
-  const drawn = found.length ? found : shown.slice(0, 1); // what the filter leaves out is not drawn
+  const shown = sortRuns(left, order).filter((one) => (!trained || one.steps > 0) && (!open || one.state === "open"));
+  const drawn = Object.keys(facts.curves).map((id) => left.find((one) => one.id === id)).filter(Boolean); // not what the filter leaves out
+  const of = drawn.length === 1 ? ` of ${nameOf(drawn[0])}` : ""; // the legend names several
   const box = useRef(null);
   useEffect(() => { // a link may name a run that is far down
     const row = box.current?.querySelector(".chosen");
@@ -217,7 +220,7 @@ function Runs({ facts, run, follows, choose, beside, setBeside }) {
     ${facts.runs.length > 0 && html`<div class="row"><label>filter <input type="search" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
       <label><input type="checkbox" checked=${open} onChange=${(event) => setOpen(event.target.checked)} /> open</label>
       <label><input type="checkbox" checked=${trained} onChange=${(event) => setTrained(event.target.checked)} /> with steps</label>
-      <label title="Draw the run that was begun last, also when a newer one begins"><input type="checkbox" checked=${follows} onChange=${(event) => choose(event.target.checked ? "" : run)} /> follow the newest</label>
+      <label title="Draw the run that was begun last of those that the filter leaves, also when a newer one begins"><input type="checkbox" checked=${follows} onChange=${(event) => choose(event.target.checked ? "" : run)} /> follow the newest</label>
       <span class="faint">${shown.length} of ${facts.runs.length}</span></div>
       <div class="scroll" ref=${box}><table class="wraps"><thead><tr><th>compare</th>${Object.keys(COLUMNS).filter((column) => rewarded || column !== "reward").map((column) => html`<th class=${NUMBERS.includes(column) ? "number" : ""} aria-sort=${order.column !== column ? "none" : order.sign > 0 ? "ascending" : "descending"}><button class="sort" onClick=${() => sortBy(column)}>${column}</button></th>`)}</tr></thead>
       <tbody>${shown.map((one) => html`<tr class=${one.id === run ? "chosen" : ""}>
@@ -229,8 +232,8 @@ function Runs({ facts, run, follows, choose, beside, setBeside }) {
         <td data-name="last request">${ago(facts.now - one.last_request_at)}</td><td class=${one.state === "diverged" || one.state === "failed" ? "bad" : one.state === "open" && facts.now - one.last_request_at < 60 ? "good" : "faint"} title=${one.reason}>${one.state}</td></tr>`)}</tbody></table></div>
       ${shown.length === 0 && html`<p class="faint">No run matches.</p>`}`}
     </section>
-    <section><h2>Loss</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/^loss per token$/]} /></section>
-    <section><h2>Rewards and other metrics</h2>
+    <section><h2>Loss${of}</h2><${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/^loss per token$/]} /></section>
+    <section><h2>Rewards and other metrics${of}</h2>
       <${Curve} key=${run} facts=${facts} runs=${drawn} title="metric" first=${[/reward/i, /(^|\W|_)(eval|valid|val|test|held.?out)/i, /^grad_norm/]} />
       ${!rewarded && html`<p class="faint">Rewards appear here when they are reported: <code>tinker train --grpo</code> does so. Your own loop, with <code>ServiceClient(telemetry=True)</code> or <code>TINKER_TELEMETRY=1</code>, calls <code>training.get_telemetry().log("metrics", {"training_run_id": training.model_id, "step": step, "reward": reward})</code>.</p>`}</section>`;
 }
@@ -363,24 +366,28 @@ function readSelection() {
   const kept = new URLSearchParams(location.hash.slice(1));
   return { run: kept.get("run") ?? "", beside: kept.getAll("beside") };
 }
+const writeSelection = (run, beside) => new URLSearchParams([["run", run], ...beside.map((id) => ["beside", id])]).toString();
 
 function Page() {
   const [facts, setFacts] = useState(null);
   const [rates, setRates] = useState([]);
   const [selected, setSelected] = useState(() => readSelection());
   const { beside } = selected;
-  const run = selected.run || findNewest(facts?.runs ?? []); // nothing is selected: the newest is followed
+  const [text, setText] = useState("");
+  const left = filterRuns(facts?.runs ?? [], text);
+  const isLeft = (id) => !facts || left.some((one) => one.id === id);
+  const run = isLeft(selected.run) ? selected.run : findNewest(left); // without one to draw the newest is followed
   const setRun = (id) => setSelected((before) => ({ run: id, beside: before.beside.filter((one) => one !== id) }));
   const setBeside = (ids) => setSelected({ run, beside: ids });
   const [chosen, setChosen] = useState(["", ""]);
   const [fault, setFault] = useState(null);
   const [round, setRound] = useState(0);
   const last = useRef(null);
-  const query = new URLSearchParams([["run", run], ...beside.map((id) => ["beside", id])]).toString();
+  const query = writeSelection(run, beside.filter(isLeft));
   useEffect(() => {
     let timer = null;
     let ended = false;
-    history.replaceState(null, "", selected.run ? `#${query}` : location.pathname);
+    history.replaceState(null, "", selected.run ? `#${writeSelection(selected.run, beside)}` : location.pathname);
     const load = async () => {
       try {
         if (!document.hidden || !last.current) {
@@ -390,7 +397,7 @@ function Page() {
             if (last.current) setRates((before) => [...before.slice(-149), rate(last.current, found)]);
             last.current = found;
           }
-          setFacts(found);
+          setFacts({ ...found, curves: { [run]: found.curves, ...found.beside } });
           setFault(null);
           setChosen((before) => (before[0] ? before : [found.models[0].base_model, before[1]]));
         }
@@ -403,7 +410,7 @@ function Page() {
     };
     load();
     return () => { ended = true; clearTimeout(timer); };
-  }, [query, selected.run, round]);
+  }, [query, selected, round]);
   const needKey = () => setFault(new NeedsKey());
   if (fault instanceof NeedsKey) return html`<${KeyForm} wrong=${sessionStorage.getItem(KEY)} done=${() => { setFault(null); setRound(round + 1); }} />`;
   const choose = (side, name) => setChosen((before) => before.map((one, at) => (at === side ? name : one)));
@@ -411,7 +418,7 @@ function Page() {
   return html`<header><h1><img src="assets/icon.svg" alt="" /> tinker</h1><span class="faint">${facts?.models.map((one) => one.base_model).join(", ") ?? "connecting"}</span>
     <nav><a href="docs">API</a></nav></header>
     <main>${fault && html`<div class="notice" role="alert">The server does not answer: ${fault.message}</div>`}
-    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} run=${run} follows=${!selected.run} choose=${setRun} beside=${beside} setBeside=${setBeside} />
+    ${facts && html`<${Tiles} facts=${facts} rates=${rates} /><${Runs} facts=${facts} text=${text} setText=${setText} left=${left} run=${run} follows=${!selected.run} choose=${setRun} beside=${beside} setBeside=${setBeside} />
       <${Checkpoints} facts=${facts} sampleFrom=${sampleFrom} />
       <${Playground} facts=${facts} chosen=${chosen} choose=${choose} needKey=${needKey} />
       <${Throughput} rates=${rates} /><${Usage} facts=${facts} /><${Sessions} facts=${facts} dead=${Boolean(fault)} />`}</main>`;
