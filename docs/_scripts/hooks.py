@@ -56,6 +56,7 @@ _WITHOUT_STOP_WORDS = r"""addEventListener("message", ({ data }) => {
   if (parts.some((part) => /[^\s"]/.test(part))) data.data = parts.join("");
 });
 """
+_SHORT_CODE = re.compile(r"<code>(?=(?:[^<\s&]|&\w+;){1,24}</code>)")
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>", re.DOTALL)
 _LONG_ROW = 65  # characters, which a phone has no room for side by side
@@ -89,6 +90,7 @@ def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
         link_types(page, config.plugins["autorefs"])
     html = _TABLE.sub(lambda found: stack(found[0]), html)
     html = _NAMED_FILE.sub(lambda found: link_example(found[0], found[1], page.url), html)
+    html = _SHORT_CODE.sub('<code class="short">', html)
     return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
 
 

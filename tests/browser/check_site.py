@@ -50,9 +50,9 @@ SEARCHES = {
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# Names in tables that a line break cuts in two, unless it is behind a hyphen.
-BROKEN = """() => [...document.querySelectorAll("td code")]
-  .filter((code) => /^[^\\s-]+$/.test(code.textContent) && new Set([...code.getClientRects()].map((one) => Math.round(one.top))).size > 1)
+# Names that a line break cuts in two: in tables, unless it is behind a hyphen; in texts, unless they are long.
+BROKEN = """() => [...document.querySelectorAll("td code, :is(p, li) > code")]
+  .filter((code) => (code.closest("td") ? /^[^\\s-]+$/ : /^\\S{1,24}$/).test(code.textContent) && new Set([...code.getClientRects()].map((one) => Math.round(one.top))).size > 1)
   .map((code) => `broken: ${code.textContent}`)"""
 # Tables that are wider than the text around them, by their first cell.
 TOO_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]

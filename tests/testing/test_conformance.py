@@ -515,12 +515,36 @@ def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
     assert lacking == {}
 
 
+def left(url: str) -> list[str]:
+    """Return the paths of the checkpoints on a server."""
+    listed = httpx.get(f"{url}/api/v1/checkpoints", headers={"X-API-Key": KEY}).json()["checkpoints"]
+    return [one["tinker_path"] for one in listed]
+
+
+@pytest.mark.parametrize(
+    ("check_id", "transport"),
+    [
+        ("weights.save", body("retrieve_future", lambda result: result.pop("path", None))),
+        ("weights.sampler_name", body("retrieve_future", lambda result: result.pop("path", None))),
+        ("uploads.adapter", always(500, {"detail": "no memory"}, "load_weights")),
+        ("weights.copy", body("weights_info", lambda found: found.pop("base_model"))),
+    ],
+)
+def test_a_check_that_ends_early_leaves_no_checkpoint(serve: Serve, check_id: str, transport: Tampering) -> None:
+    """What a check has saved, uploaded or copied is deleted also where the check fails over what comes next."""
+    url = serve()
+    assert not run(url, api_key=KEY, only=[check_id], transport=transport, deadline_seconds=5).passed()
+    assert left(url) == []
+
+
 def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
-    """Every session is finished, every model unloaded, every named checkpoint deleted."""
+    """Every session is finished, every model unloaded, every checkpoint deleted; the sessions of all runs have the kit's tag."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
-    listening = Listening()
-    report = run(serve(), api_key=KEY, only=["weights.*", "training.*", "sessions.*"], transport=listening)
+    listening, url = Listening(), serve()
+    chosen = ["weights.*", "uploads.*", "training.*", "sessions.*", "errors.*"]
+    report = run(url, api_key=KEY, only=chosen, transport=listening)
     assert report.passed(strict=True)
+    assert left(url) == []
     made: dict[str, set[str]] = {"session": set(), "model": set()}
     gone: dict[str, set[str]] = {"session": set(), "model": set()}
     for _, request, response in listening.exchanges:
@@ -528,6 +552,7 @@ def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
             continue
         if request.url.path.endswith("/create_session"):
             made["session"].add(response.json()["session_id"])
+            assert json.loads(request.content)["tags"] == ["conformance"]
         elif request.url.path.endswith("/create_model"):
             made["model"].add(response.json()["model_id"])
         elif request.url.path.endswith("/unload_model"):

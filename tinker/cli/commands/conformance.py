@@ -62,8 +62,9 @@ def conformance(
 ) -> None:
     """Check a server against the contract.
 
-    Trains small adapters and saves small checkpoints on the server, in its own sessions, and deletes them where the server
-    supports that. Checks that depend on a failed check are reported as blocked. Failures with the same cause form one finding.
+    Trains small adapters and saves small checkpoints on the server, and deletes these checkpoints where the server supports
+    that. Runs cannot be deleted: they stay in the list, in sessions tagged `conformance`. Checks that depend on a failed
+    check are reported as blocked. Failures with the same cause form one finding.
     Exits with 0 if nothing contradicts the contract, 1 if something does, 2 if nothing could be checked, and 3 if nothing
     contradicts it but the limits of the server prevented some checks.
     """

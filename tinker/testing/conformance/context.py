@@ -177,20 +177,20 @@ class TrainingFixture:
         """Submit a save to train on."""
         self.context.need("weights.save")
         given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), "path": name, **fields}
+        self.context.cleanup.add(f"tinker://{self.model_id}/weights/{name}")
         return self.context.submit(weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse)
 
     def save_and_wait(self, name: str | None = None, **fields: Any) -> str:
         """Return the path of a finished save, under a new name unless one is given."""
-        path = self.context.result(self.save(name or fresh_name(), **fields)).path
-        self.context.cleanup.checkpoints.append(path)
-        return path
+        return self.context.cleanup.add(self.context.result(self.save(name or fresh_name(), **fields)).path)
 
     def save_for_sampler(self, **fields: Any) -> models.SaveWeightsForSamplerResponseInternal:
         """Return a finished save to sample from: with ``path`` under a name, with ``sampling_session_seq_id`` as a session."""
         given: dict[str, Any] = {"model_id": self.model_id, "seq_id": self._take_number(None), **fields}
         body = models.SaveWeightsForSamplerRequest(**given)
-        kind = models.SaveWeightsForSamplerResponseInternal
-        saved = self.context.run(weights_api.save_weights_for_sampler(body), kind)
+        if body.path:
+            self.context.cleanup.add(f"tinker://{self.model_id}/sampler_weights/{body.path}")
+        saved = self.context.run(weights_api.save_weights_for_sampler(body), models.SaveWeightsForSamplerResponseInternal)
         self.context.cleanup.checkpoints += [saved.path] if saved.path else []
         return saved
 
@@ -198,12 +198,10 @@ class TrainingFixture:
         """Return the path of weights that are saved as files. Absent when the server does not do that."""
         name = fresh_name()
         body = models.SaveWeightsExternalRequest(model_id=self.model_id, path=name, seq_id=self._take_number(None))
-        kind = models.SaveWeightsExternalResponseInternal
+        path = self.context.cleanup.add(f"tinker://{self.model_id}/external_weights/{name}")
         with optional():
-            saved = self.context.run(weights_api.save_weights_external(body), kind)
-        path = saved.path or f"tinker://{self.model_id}/external_weights/{name}"
-        self.context.cleanup.checkpoints.append(path)
-        return path
+            saved = self.context.run(weights_api.save_weights_external(body), models.SaveWeightsExternalResponseInternal)
+        return self.context.cleanup.add(saved.path or path)
 
     def load(self, path: str, *, optimizer: bool = False) -> PendingResult[models.LoadWeightsResponse]:
         """Submit a load as the first request of the model."""

@@ -105,6 +105,11 @@ class Cleanup:
     models: list[str] = attrs.field(factory=lambda: list[str]())
     sessions: list[str] = attrs.field(factory=lambda: list[str]())
 
+    def add(self, path: str) -> str:
+        """Return the path of a checkpoint, which may not be there yet and is deleted at the end."""
+        self.checkpoints += [path] if path not in self.checkpoints else []
+        return path
+
     def requests(self) -> Iterator[Request[Any]]:
         """Yield the requests that delete everything, in an order that servers can follow."""
         for path in self.checkpoints:

@@ -199,8 +199,12 @@ class CheckSession(CheckedRequests):
         """Create another session as clients do, and return its id."""
         self.need("sessions.begin")
         given: dict[str, Any] = {"tags": ["conformance"], "user_metadata": {}, "sdk_version": __version__, **fields}
-        made = self.call(service_api.create_session(models.CreateSessionRequest(**given))).session_id
-        self.cleanup.sessions.append(made)
+        return self.begin(service_api.create_session(models.CreateSessionRequest(**given)))
+
+    def begin(self, request: Request[models.CreateSessionResponse]) -> str:
+        """Send a request that creates a session, keep the session until the check ends, and return its id."""
+        made = self.call(request).session_id
+        self.cleanup.sessions += [made] if made != self.known.shared_session else []
         self.connection.heartbeats.keep(made)
         return made
 
@@ -224,16 +228,18 @@ class CheckSession(CheckedRequests):
     def _clean_up(self, request: Request[Any]) -> None:
         """Send a request of the cleanup, and note whether the server has the operation.
 
-        A 404 may be about the thing and not about the operation, which exists if it has deleted something before.
+        A 404 may be about the thing and not about the operation, which exists if it has deleted something before. The
+        checkpoint of a save that failed may never have been there.
         """
         try:
             answer = self.send(request)
         except Absent:
             self.known.lacking.add(request.operation)
             return
+        lacks = is_without_route(answer) if request.operation == "delete_checkpoint" else answer.status in _LACKING_STATUSES
         if answer.status < 300:
             self.known.statuses.setdefault(request.operation, set()).add(answer.status)
-        elif answer.status in _LACKING_STATUSES and request.operation not in self.known.statuses:
+        elif lacks and request.operation not in self.known.statuses:
             self.known.lacking.add(request.operation)
 
 

@@ -21,16 +21,16 @@ from tinker.testing.conformance.connection import ReceivedResponse
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import CheckEnd, Contradiction, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.values import LORA
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
-_SESSION = models.CreateSessionRequest(tags=[], user_metadata={}, sdk_version=__version__)
+_SESSION = models.CreateSessionRequest(tags=["conformance"], user_metadata={}, sdk_version=__version__)
 
 
 @check("get_info", "optim_step", "create_model", "create_sampling_session", "asample", "get_training_run", "weights_info")
 def unknown_ids(context: CheckContext) -> None:
     """Unknown ids return 404, with a detail."""
     gone = "no-such-session:train:0"
-    lora = models.LoraConfig(rank=8)
     base = context.base_model()
     params = models.SamplingParams(max_tokens=1)
     prompt = models.ModelInput(chunks=[models.EncodedTextChunk(tokens=[5])])
@@ -38,7 +38,7 @@ def unknown_ids(context: CheckContext) -> None:
         training_api.get_info(models.GetInfoRequest(model_id=gone)),
         training_api.optim_step(models.OptimStepRequest(model_id=gone, seq_id=1, adam_params=models.AdamParams())),
         training_api.create_model(
-            models.CreateModelRequest(session_id="no-such-session", model_seq_id=0, base_model=base, lora_config=lora)
+            models.CreateModelRequest(session_id="no-such-session", model_seq_id=0, base_model=base, lora_config=LORA)
         ),
         training_api.get_training_run(training_run_id=gone),
         sampling_api.create_sampling_session(
@@ -63,11 +63,10 @@ def syntax(context: CheckContext) -> None:
     for content in (b"", b"{", b"\xff", b"[]", b"null", b'{"tags": "x", "sdk_version": 1}'):
         _refuse_content(context, request, content)
     prompt = {"chunks": [{"type": "encoded_text", "tokens": ["five"]}]}
-    sample = {"prompt": prompt, "sampling_params": {}, "sampling_session_id": "s", "seq_id": 0}
     bodies: dict[str, object] = {
         "create_model": {"session_id": context.session(), "model_seq_id": "first", "base_model": 1},
         "optim_step": {"model_id": "m", "seq_id": 1, "adam_params": {"learning_rate": "fast"}},
-        "asample": sample,
+        "asample": {"prompt": prompt, "sampling_params": {}, "sampling_session_id": "s", "seq_id": 0},
         "retrieve_future": {"request": "r"},
         "forward_backward": {"model_id": "m", "seq_id": 1, "forward_backward_input": {"data": {}}},
     }
@@ -129,7 +128,7 @@ def statuses(context: CheckContext) -> None:
 @check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Unknown fields are ignored."""
-    context.call(_plain("create_session", msgspec.to_builtins(_SESSION) | {"field_of_tomorrow": {"a": [1]}}))
+    context.begin(_plain("create_session", msgspec.to_builtins(_SESSION) | {"field_of_tomorrow": {"a": [1]}}))
     body = msgspec.to_builtins(context.sampler().body(), enc_hook=str)
     body["sampling_params"]["knob_of_tomorrow"] = 3
     context.call(_plain("asample", body))
@@ -139,12 +138,11 @@ def unknown_fields(context: CheckContext) -> None:
 def older_bodies(context: CheckContext) -> None:
     """Request bodies from 2025 clients are accepted: they omit defaults and types, and send null for unset fields."""
     number = context.number(0)
-    began = context.call(_plain("create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.7.0"}))
-    body = {"session_id": began.session_id, "base_model": context.base_model()}
+    session = context.begin(_plain("create_session", {"tags": ["conformance"], "user_metadata": {}, "sdk_version": "0.7.0"}))
+    body = {"session_id": session, "base_model": context.base_model()}
     made = {**body, "model_seq_id": number, "user_metadata": None, "lora_config": _OLDER_LORA}
-    model_id = context.run(_plain("create_model", made), models.CreateModelResponse).model_id
-    context.adopt(model_id)
-    _older_training(context, model_id)
+    fixture = context.adopt(context.run(_plain("create_model", made), models.CreateModelResponse).model_id)
+    _older_training(context, fixture.model_id)
     opened = {**body, "sampling_session_seq_id": number, "model_path": None}
     _older_sample(context, context.call(_plain("create_sampling_session", opened)).sampling_session_id)
 

@@ -41,7 +41,7 @@ def adapter(context: CheckContext) -> None:
     fixture.learn()
     wanted = fixture.logprobs()
     _send(context, upload, _export(context, fixture))
-    path, again = (context.call(_finish(upload)).tinker_path for _ in range(2))
+    path, again = (context.cleanup.add(context.call(_finish(upload)).tinker_path) for _ in range(2))
     context.expect(path == again, f"finished again, {path} is {again}")
     other = context.create(1)
     context.result(other.load(path))
@@ -63,8 +63,7 @@ def _finish(upload: models.ExternalWeightsUploadStartResult) -> Request[models.E
 
 def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
     """Return the files of a model's adapter, by name."""
-    path = fixture.export()
-    urls = context.call(api.get_external_weights_urls(**checkpoint_parts(path))).urls
+    urls = context.call(api.get_external_weights_urls(**checkpoint_parts(fixture.export()))).urls
     return {name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()}
 
 

@@ -319,10 +319,9 @@ def copy(context: CheckContext) -> None:
     path = context.create().save_and_wait()
     body = models.CopyWeightsRequest(source_path=path, destination_project_id=fresh_name())
     with optional(Refused, Absent, about="not into a project of any name"):
-        made = context.call(api.copy_weights(body)).tinker_path
+        made = context.cleanup.add(context.call(api.copy_weights(body)).tinker_path)
     context.require(made != path and made.rpartition("/")[2] != "", f"the copy of {path} is {made}")
-    same = context.call(_info(made)) == context.call(_info(path))
-    context.expect(same, "the copy was made from something else")
+    context.expect(context.call(_info(made)) == context.call(_info(path)), "the copy was made from something else")
 
 
 # ------------------------------------------------------------------------------------------------------------------- parts
