@@ -152,7 +152,7 @@ const isAlive = (session) => session.alive && session.silent_seconds < 60; // cl
 function Tiles({ facts, rates }) {
   const waiting = facts.pending.sampling + facts.pending.training;
   const tiles = [
-    ["tokens per second", short.format(rates.at(-1)?.total ?? 0)],
+    ["tokens per second", rates.length ? short.format(rates.at(-1).total) : "–"], // until there are two readings,
     ["requests waiting or running", `${waiting}`],
     ["sessions alive", `${facts.sessions.filter(isAlive).length} of ${facts.sessions.length}`],
     ["memory of the server", bytes(facts.memory_bytes)],
@@ -163,7 +163,7 @@ function Tiles({ facts, rates }) {
   const [open, setOpen] = useState(false);
   return html`<div class="tiles">${tiles.map(([name, value]) => html`<div class="tile"><b>${value}</b><span>${name}</span></div>`)}
     <button class="tile" aria-expanded=${open} onClick=${() => setOpen(!open)}><b>${short.format(refused.reduce((total, [, , count]) => total + count, 0))}</b><span>requests refused ${refused.length ? "▾" : ""}</span></button></div>
-    ${open && html`<section class="wide" id="refused"><h2>Requests refused</h2>${refused.map(([status, operation, count]) => html`<div>${status} ${operation}: ${count}</div>`)}
+    ${open && html`<section class="wide" id="refused"><h2>Requests refused</h2><div class="columns">${refused.map(([status, operation, count]) => html`<div>${status} ${operation}: ${count}</div>`)}</div>
       <span class="faint">${refused.length ? "What each answer said is in the error that its client raised." : "None since the server started."}</span></section>`}`;
 }
 
