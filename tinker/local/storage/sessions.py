@@ -178,6 +178,10 @@ class ModelRecord:
             raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
         self.queue.require_success()
 
+    def has_history(self) -> bool:
+        """Return whether it was created, and has a step, a report or metadata."""
+        return not self.creation_error and bool(self.history.step_count or self.history.reports or self.user_metadata)
+
     def inflight_weights(self, sampler: Sampler) -> object | None:
         """Return the current weights of inflight samplers. Raises EngineError if the model no longer exists."""
         if self.inflight is None:

@@ -49,8 +49,8 @@ def _answer(state: State, endpoint: Endpoint) -> Endpoint:
 
 def _refuse(problem: APIProblem) -> Response:
     status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
-    param = "model" if status == 404 else None  # the only thing that a request of these names
-    param = problem.param if isinstance(problem, UnknownParameter) else param
+    # The model is the only thing that a request of these names.
+    param = problem.param if isinstance(problem, UnknownParameter) else "model" if status == 404 else None
     return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
 
 
