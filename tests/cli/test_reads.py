@@ -16,7 +16,7 @@ from click.testing import Result
 import tinker
 from tinker.cli.clients import fetch_pages
 from tinker.cli.options import GlobalOptions
-from tinker.cli.output import format_size, format_timestamp, show_table
+from tinker.cli.output import format_metric, format_size, format_timestamp, show_table
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -403,6 +403,14 @@ def test_pages() -> None:
 def test_sizes(nbytes: int | None, text: str) -> None:
     """Sizes go up in steps of 1024."""
     assert format_size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"), [(0.00001169, "1.17e-05"), (-4e-5, "-4e-05"), (0.00005, "0.0001"), (0.0, "0.0000"), (2.5, "2.5000")]
+)
+def test_small_losses(loss: float, text: str) -> None:
+    """A loss has four decimals, and three digits where all of these would be zero."""
+    assert format_metric(loss) == text
 
 
 @pytest.mark.parametrize(

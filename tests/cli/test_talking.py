@@ -163,6 +163,18 @@ def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Pat
     assert answer["text"] == "hi!"
 
 
+def test_an_empty_answer_is_explained(call: Call) -> None:
+    """An answer that ends at its first token prints an empty line, and on the error stream why, asking about --chat."""
+    pytest.importorskip("transformers")
+    with toy_server() as server, server.on_port() as url:
+        server.script_samples(lambda prompt: ScriptedSample([load("tinker/toy").eos_token_id]))
+        plain, chat = (call("sample", "apple", *more, base_url=url) for more in ((), ("--chat",)))
+    why = "An empty answer ended at its first token."
+    assert (plain.stdout, chat.stdout) == ("\n", "\n")
+    assert f"{why} If the model was trained on messages, add --chat.\n" in plain.stderr
+    assert f"{why}\n" in chat.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "sent"),
     [(r"\n", "\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), ("\n", "\n"), (r"\d", r"\d"), ("\\", "\\"), (r"\\\n", "\\\n")],

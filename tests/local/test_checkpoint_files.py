@@ -137,7 +137,7 @@ def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
         (
             "tinker://run/weights/a",
             ("sampler_weights",),
-            "of weights, which cannot be sampled; save_weights_for_sampler makes one",
+            "is a training checkpoint, which cannot be sampled; save_weights_for_sampler makes one",
         ),
         ("nonsense", ("weights",), "nonsense|tinker://"),
     ],

@@ -318,6 +318,11 @@ def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | No
     return f"{text} ago" if seconds < 0 else f"in {text}"
 
 
+def format_metric(value: float) -> str:
+    """Return a loss or another metric with four decimals, or in the form 1.17e-05 where these would all be zero."""
+    return f"{value:.3g}" if 0 < abs(value) < 5e-5 else f"{value:.4f}"
+
+
 def format_value(value: object) -> str:
     """Format a value by its type: a time as :func:`format_timestamp` does, a bool as Yes or No; ``N/A`` for None.
 

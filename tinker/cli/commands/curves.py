@@ -12,7 +12,7 @@ import click
 
 from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
 from tinker.cli.options import ChartFile, GlobalOptions, Option, command
-from tinker.cli.output import is_ascii_only, say, show, show_chart, show_table
+from tinker.cli.output import format_metric, is_ascii_only, say, show, show_chart, show_table
 
 _POLL_SECONDS = 1.0
 
@@ -60,7 +60,7 @@ def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None
 
 def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
     total = "" if run.total is None else f"/{run.total:g}"
-    value = f"{metric} {step.metrics[metric]:.4f}" if metric in step.metrics else f"without {metric}"
+    value = f"{metric} {format_metric(step.metrics[metric])}" if metric in step.metrics else f"without {metric}"
     return f"step {step.number:g}{total} {value}"
 
 

@@ -14,7 +14,7 @@ from tinker.cli.costs import cost_of, count_properties, fetch_usage, next_hour, 
 from tinker.cli.errors import CommandFailed
 from tinker.cli.metrics import fetch_progress
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import format_lora, format_value, list_metadata, show, show_items, show_properties
+from tinker.cli.output import format_lora, format_metric, format_value, list_metadata, show, show_items, show_properties
 
 PAGE = 100
 
@@ -41,7 +41,7 @@ class _ListedRun(NamedTuple):
     @property
     def loss(self) -> str:
         loss = self.progress.get("metrics", {}).get("loss per token")
-        return "" if loss is None else f"{loss:.4f}"
+        return "" if loss is None else format_metric(loss)
 
     @property
     def status(self) -> str:

@@ -35,7 +35,7 @@ from tinker.cli.options import (
     TokenizerOption,
     command,
 )
-from tinker.cli.output import Advance, format_count, format_json, progress, show
+from tinker.cli.output import Advance, format_count, format_json, progress, say, show
 from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_rows
 
 #: Requests in flight at once.
@@ -134,25 +134,27 @@ def sample(
             samples += [{"prompt": asked, **read(one)} for one in future.result().sequences]
             advance(count)
     if output is not None and lines:
-        saved = {"out": str(output), "answers": len(lines), "new": len(unanswered)}
         text = f"{format_count(len(lines), 'answer')} in {output}, {len(unanswered)} of them new"
-        show(options, saved, lambda: click.echo(text))
+        show(options, {"out": str(output), "answers": len(lines), "new": len(unanswered)}, lambda: click.echo(text))
         return
     value = {"model": model, "samples": samples}
     if output is None:
-        show(options, value, lambda: _print_samples(samples, num_samples))
+        show(options, value, lambda: _print_samples(samples, num_samples, chat))
         return
     output.write_text(format_json(value) + "\n")
     text = f"Saved {format_count(len(samples), 'sample')} to {output}"
     show(options, {"output": str(output), "samples": len(samples)}, lambda: click.echo(text))
 
 
-def _print_samples(samples: Sequence[dict[str, Any]], per_prompt: int) -> None:
+def _print_samples(samples: Sequence[dict[str, Any]], per_prompt: int, is_chat: bool) -> None:
     for number, sample in enumerate(samples):
         if len(samples) > 1:
             label = f" ({number % per_prompt + 1} of {per_prompt})" if per_prompt > 1 else ""
             click.echo(f"{'' if number == 0 else chr(10)}--- {sample['prompt']!r}{label}")
         click.echo(sample["text"])
+    if any(not one["text"] and one["stop_reason"] == "stop" and len(one["tokens"]) <= 1 for one in samples):
+        advice = "" if is_chat else " If the model was trained on messages, add --chat."
+        say(f"An empty answer ended at its first token.{advice}")
 
 
 def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[Prompt]:
@@ -161,7 +163,7 @@ def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[Pr
     if prompts:
         raise click.UsageError("Give a PROMPT or --prompt-file, not both.")
     text = file.read_text(encoding="utf-8-sig")
-    found = _parse_prompts(file, text) if file.suffix == ".json" else [_without_last_newline(text)]
+    found = _parse_prompts(file, text) if file.suffix == ".json" else [text.removesuffix("\n")]
     if not found or not all(found):
         raise CommandFailed(f"{file}: a prompt is empty")
     return found
@@ -194,15 +196,10 @@ def _check_prompt(file: Path, index: int, prompt: object) -> None:
 def _read_pipe() -> Sequence[str]:
     if sys.stdin.isatty():
         raise click.UsageError("Give a PROMPT, pipe one in, or use --prompt-file or --file.")
-    text = _without_last_newline(sys.stdin.read())
+    text = sys.stdin.read().removesuffix("\n")  # which `echo` and editors put at the end
     if not text:
         raise click.UsageError("The standard input is empty. Give a PROMPT, pipe one in, or use --prompt-file or --file.")
     return (text,)
-
-
-def _without_last_newline(text: str) -> str:
-    """Return a text without the newline that `echo` and editors put at its end."""
-    return text.removesuffix("\n")
 
 
 # Answers to a file of prompts, appended to a file as they arrive, so that a second run continues

@@ -27,7 +27,7 @@ from tinker.cli.model_input import (
     train_from,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
-from tinker.cli.output import format_count, progress, say, show_properties
+from tinker.cli.output import format_count, format_metric, progress, say, show_properties
 from tinker.cli.training.loop import Loop
 from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
 from tinker.cli.training.recipes import GRPO, HeldOutLoss, Recipe, Reward, Supervised, read_prompts
@@ -249,7 +249,7 @@ class _TrainingJob:
             properties = [
                 ("Training Run ID", training.model_id),
                 ("Steps", f"{len(values)}{'' if self._position is None else f', after {self._position.step} earlier'}"),
-                *([(report.metric.capitalize(), " -> ".join(f"{value:.4f}" for value in ends))] if values else []),
+                *([(report.metric.capitalize(), " -> ".join(map(format_metric, ends)))] if values else []),
                 *report.summarize_evaluations(),
                 ("To train on", path),
                 ("To sample from", sampler_path),

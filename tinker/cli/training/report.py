@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tinker.cli.options import GlobalOptions
-from tinker.cli.output import Advance, say, show_chart, show_json
+from tinker.cli.output import Advance, format_metric, say, show_chart, show_json
 from tinker.cli.training.recipes import StepResult
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class RunReport:
         record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
         self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
         self._send(done, {**result.metrics, "learning_rate": learning_rate})
-        text = f"{self.metric} {value:.4f}, {rate:,.0f} tokens/s"
+        text = f"{self.metric} {format_metric(value)}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
         if not sys.stderr.isatty():
@@ -61,15 +61,15 @@ class RunReport:
         self.evaluations.append((done, loss))
         self._record("evaluation", {"step": done, "loss": loss})
         self._send(done, {"evaluation loss": loss})
-        self._print(f"step {done}/{self._steps} evaluation loss {loss:.4f}")
+        self._print(f"step {done}/{self._steps} evaluation loss {format_metric(loss)}")
 
     def summarize_evaluations(self) -> list[tuple[str, str]]:
         """Return the property with the first, last and lowest loss on the evaluation file; nothing if there is none."""
         if not self.evaluations:
             return []
-        (_, first), (_, last) = self.evaluations[0], self.evaluations[-1]
-        at, best = min(self.evaluations, key=lambda one: one[1])
-        return [("Evaluation loss", f"{first:.4f} -> {last:.4f} (best {best:.4f} after step {at:,.0f})")]
+        at, least = min(self.evaluations, key=lambda one: one[1])
+        first, last, best = (format_metric(loss) for loss in (self.evaluations[0][1], self.evaluations[-1][1], least))
+        return [("Evaluation loss", f"{first} -> {last} (best {best} after step {at:,.0f})")]
 
     def add_save(self, done: int, path: str) -> None:
         """Report a checkpoint."""

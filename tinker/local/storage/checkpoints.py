@@ -70,7 +70,8 @@ class Checkpoints:
             raise EngineError(str(error)) from error
         found, _, name = parsed.checkpoint_id.partition("/")
         if found not in kinds:
-            raise EngineError(f"{path} is a checkpoint of {found}, {OTHER_KINDS[kinds[0]]}")
+            article = "an" if found == "external_weights" else "a"
+            raise EngineError(f"{path} is {article} {parsed.checkpoint_type} checkpoint, {OTHER_KINDS[kinds[0]]}")
         folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)
         if record is None:
