@@ -77,7 +77,11 @@ def test_a_folder_without_an_adapter_is_an_error(call: Call, tmp_path: Path, nam
         (None, ["--base-model", "tinker/toy"], "or pass --base-model and --rank"),
         ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, [], "does not name the base model; pass --base-model"),
         ({"peft_type": "LORA", "r": 4, "lora_alpha": 8}, ["--rank", "8"], "--rank is 8, but r is 4 in adapter_config.json"),
-        ({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "/there"}, [], "pass its name: --base-model NAME"),
+        (
+            {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "/there"},
+            [],
+            "pass its name: --base-model NAME",
+        ),
     ],
 )
 def test_upload_errors_name_options(call: Call, tmp_path: Path, config: object, arguments: list[str], words: str) -> None:

@@ -116,6 +116,7 @@ def test_the_export_is_deleted(
     checkpoints.download(path, tmp_path, service=service).result(10)
     rest = service.create_rest_client()
     assert [one.tinker_path for one in rest.list_user_checkpoints().result(10).checkpoints] == [path]
+    assert [one.training_run_id for one in rest.list_training_runs().result(10).training_runs] == [training.model_id]
     assert len(wire.requests("unload_model")) == 1
 
 

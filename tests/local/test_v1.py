@@ -233,7 +233,10 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice must be auto or none"),
         ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}, r"messages\[1\].tool_calls needs a model with a"),
         ({"response_format": {"type": "json_object"}}, "response_format needs vLLM"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format needs vLLM"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+            "response_format needs vLLM",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format.type is 'xml'; it must be text, json_object, or json_schema"),
     ],
 )

@@ -40,8 +40,7 @@ def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tup
 def _suggest(name: str, engines: Sequence[Engine]) -> str:
     """Return the end of a refusal: the name that was probably meant, or how to serve the model of another owner."""
     names = [engine.base_model for engine in engines]
-    closest = find_closest(name, names) if len(engines) > 1 else None
-    if closest is not None:
+    if len(names) > 1 and (closest := find_closest(name, names)):
         return f"; did you mean {closest!r}?"
     owner, slash, rest = name.partition("/")
     if not (owner and slash) or "/" in rest or owner in {one.partition("/")[0] for one in names}:

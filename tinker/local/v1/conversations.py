@@ -72,8 +72,8 @@ async def sample(state: State, request: Request, call: APICall, wanted: models.S
 
 
 def to_problem(error: str, category: str | None) -> APIProblem:
-    """Return the refusal that a failed request is: 400 where it is the client's fault, else 500."""
-    return APIProblem(400 if category == "user" else 500, error.replace("json_schema needs", "response_format needs"))  # as sent
+    """Return the refusal that a failed request is: 400 where it is the client's fault, else 500; it names what was sent."""
+    return APIProblem(400 if category == "user" else 500, error.replace("json_schema needs", "response_format needs"))
 
 
 @attrs.frozen(kw_only=True)

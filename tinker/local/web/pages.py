@@ -44,6 +44,7 @@ def describe_server(
     with state.lock() as shared:
         sessions = sorted(shared.store.sessions(), key=lambda session: session.end is not None)[:MAX_ROWS]  # live ones first
         runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
+        described = [*(_describe_run(model, state) for model in runs), *map(_describe_former_run, shared.former_runs)]
         return {
             "now": state.now(),
             "clock": state.clock(),
@@ -57,9 +58,7 @@ def describe_server(
                 if kind != "checkpoint"
             ],
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
-            "runs": [*(_describe_run(model, state) for model in runs), *map(_describe_former_run, shared.former_runs)][
-                :MAX_ROWS
-            ],
+            "runs": described[:MAX_ROWS],
             "curves": _describe_curves_of(shared, run),
             "beside": {other: _describe_curves_of(shared, other) for other in beside[:MAX_BESIDE]},
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
@@ -204,10 +203,9 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
 
     async def overview(request: Request) -> Response:
         state.accounts.admit("overview", read_any_credential(request.headers))
-        engines = await state.engines()
         records = await state.offload_always(state.checkpoints.list)
         run, beside = request.query_params.get("run", ""), request.query_params.getlist("beside")
-        facts = describe_server(state, engines, traffic, records, run, beside)
+        facts = describe_server(state, await state.engines(), traffic, records, run, beside)
         return Response(json.encode(facts), headers={**HEADERS, "cache-control": "no-store"}, media_type=json.MEDIA_TYPE)
 
     return [

@@ -149,13 +149,12 @@ def upload(
     """
     import attrs
 
-    lora_config = None if rank is None else tinker.LoraConfig(rank=rank)
     try:
         with _transfer(options, f"Uploading {folder}") as (service, report):
             done = tinker.checkpoints.upload(
                 folder,
                 base_model=base_model,
-                lora_config=lora_config,
+                lora_config=None if rank is None else tinker.LoraConfig(rank=rank),
                 project_id=project_id,
                 progress=report,
                 service=service,
@@ -166,11 +165,8 @@ def upload(
         if base_model is None and error.code == "base_model_not_offered":
             error.add_note("If the adapter belongs to a model of the server, pass its name: --base-model NAME")
         raise
-    properties = {
-        "Checkpoint Path": done.checkpoint_path,
-        "Base Model": done.base_model,
-        "Total Size": format_size(done.nbytes),
-    }
+    path, size = done.checkpoint_path, format_size(done.nbytes)
+    properties = {"Checkpoint Path": path, "Base Model": done.base_model, "Total Size": size}
     show_properties(options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties)
 
 
