@@ -37,7 +37,7 @@ from tinker.local.operations.models import (
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
 from tinker.local.state import State
 from tinker.local.storage.futures import ServerFuture
-from tinker.local.storage.sessions import SmallLoss
+from tinker.local.storage.sessions import UNLOADED, SmallLoss
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 
@@ -240,7 +240,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
         answer = enqueue_idempotent(state, call, model, model.queue.assign_number(None), fingerprint(request), run)
-        shared.store.close_model(model, "was unloaded")
+        shared.store.close_model(model, UNLOADED)
         return answer
 
 

@@ -144,6 +144,9 @@ class RequestQueue(Protocol):
         ...
 
 
+UNLOADED = "was unloaded"  # a reason why a model is closed
+
+
 @attrs.define(eq=False, kw_only=True)
 class ModelRecord:
     """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it refuses
@@ -178,9 +181,10 @@ class ModelRecord:
             raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
         self.queue.require_success()
 
-    def has_history(self) -> bool:
-        """Return whether it was created, and has a step, a report or metadata."""
-        return not self.creation_error and bool(self.history.step_count or self.history.reports or self.user_metadata)
+    def is_forgettable(self) -> bool:
+        """Return whether it is closed and was never created, or was unloaded without a step, a report or metadata."""
+        is_unused = not (self.history.step_count or self.history.reports or self.user_metadata)
+        return bool(self.closed_reason and self.creation_error) or (self.closed_reason == UNLOADED and is_unused)
 
     def inflight_weights(self, sampler: Sampler) -> object | None:
         """Return the current weights of inflight samplers. Raises EngineError if the model no longer exists."""

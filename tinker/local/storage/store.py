@@ -144,8 +144,8 @@ class Store:
     # Models
 
     def models(self) -> list[ModelRecord]:
-        """Return every remembered model, also closed ones unless they have nothing of their own, as the run of an export."""
-        return [one for one in self._models.values() if not one.closed_reason or one.has_history()]
+        """Return every remembered model, also closed ones unless they left nothing, as the run of an export."""
+        return [one for one in self._models.values() if not one.is_forgettable()]
 
     def add_model(self, session: SessionRecord, number: int, make: Callable[[str], ModelRecord]) -> ModelRecord:
         """Return the model of that number of the session, made if necessary. Raises APIProblem 403 when too many are open."""

@@ -75,8 +75,7 @@ class Endpoints:
         records = await self._state.offload_always(self._state.checkpoints.list)
         samplers = [one for one in records if one.kind == "sampler_weights" and one.engine_model in served]
         saved = [_describe_model(one.path, one.created_at) for one in samplers]
-        bases = [_describe_model(engine.base_model, 0) for engine in engines]
-        return _to_response({"object": "list", "data": [*bases, *saved]})
+        return _to_response({"object": "list", "data": [*(_describe_model(one.base_model, 0) for one in engines), *saved]})
 
     async def get_model(self, request: Request) -> Response:
         """Describe one of them."""

@@ -203,10 +203,9 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
 
     async def overview(request: Request) -> Response:
         state.accounts.admit("overview", read_any_credential(request.headers))
-        engines = await state.engines()
         records = await state.offload_always(state.checkpoints.list)
         run, beside = request.query_params.get("run", ""), request.query_params.getlist("beside")
-        facts = describe_server(state, engines, traffic, records, run, beside)
+        facts = describe_server(state, await state.engines(), traffic, records, run, beside)
         return Response(json.encode(facts), headers={**HEADERS, "cache-control": "no-store"}, media_type=json.MEDIA_TYPE)
 
     return [
