@@ -7,7 +7,7 @@ import math
 import numbers
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Never, NoReturn, get_args
+from typing import TYPE_CHECKING, Never, NoReturn, cast, get_args
 
 from tinker_wire import limits
 from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
@@ -62,6 +62,11 @@ _MAKERS = {
 }
 
 
+def _how_to_make(given: object) -> str:
+    key = next(iter(cast("Mapping[str, object]", given)), "") if isinstance(given, Mapping) else ""
+    return _MAKERS.get(key, _MAKERS[""])
+
+
 def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     """Raise ValueError naming the datum index and the field; TypeError for something that is not a Datum."""
     __tracebackhide__ = True
@@ -70,8 +75,7 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # in `_check_values`
         for index, datum in enumerate(data):
             if not isinstance(datum, Datum):  # pyright: ignore[reportUnnecessaryIsInstance]
-                advice = _MAKERS.get(next(iter(datum), ""), _MAKERS[""]) if isinstance(datum, Mapping) else _MAKERS[""]
-                raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}: {advice}")
+                raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}: {_how_to_make(datum)}")
             names = datum.loss_fn_inputs.keys()
             _check_names(index, names, loss_fn)
             _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
