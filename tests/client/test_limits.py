@@ -86,6 +86,16 @@ def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) 
     assert dispatched(make_limits(1001), 100, 50) == 11
 
 
+def test_an_attempt_without_room_for_its_bytes_takes_no_slot(make_limits: MakeLimits) -> None:
+    """Attempts that find a slot but no bytes leave every slot free."""
+    limits = make_limits(100)
+    first = SampleAdmission(limits, 100)
+    assert first.try_enter()
+    assert not any(SampleAdmission(limits, 1).try_enter() for _ in range(2 * DISPATCH_SLOTS))
+    first.leave()
+    assert dispatched(limits, 0, 1000) == DISPATCH_SLOTS
+
+
 def test_a_gate_stays_closed_for_the_longest_cool_down(make_limits: MakeLimits, clock: Any) -> None:
     """A shorter cool-down does not shorten a longer one; a longer one extends it."""
     limits = make_limits()
