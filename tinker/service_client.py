@@ -618,11 +618,11 @@ def _describe_saved_model(
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:
-    """Return a copy. Raises TypeError for anything but a mapping, such as the address of a server."""
+    """Return a copy. Raises TypeError for anything but a mapping, such as the address of a server or a key."""
     if metadata is None:
         return None
     if not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        advice = "; pass the address of a server as base_url" if "://" in str(metadata) else ""
+        advice = "; pass the address of a server as base_url, and a key as api_key" if isinstance(metadata, str) else ""
         raise TypeError(f"user_metadata must be a mapping of names to values, got {type(metadata).__name__}{advice}")
     return dict(metadata)
 

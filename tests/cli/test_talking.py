@@ -362,6 +362,15 @@ def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
     assert (row["best"], row["tokens_per_second"]) == (1, None)
 
 
+def test_every_step_of_a_long_run_is_watched(ask: Ask, server: str) -> None:
+    """More steps than the page of the server draws are all printed."""
+    with tinker.ServiceClient(base_url=server) as service:
+        training = service.create_lora_training_client("tinker/toy", rank=1)
+        steps = [training.optim_step(tinker.AdamParams(learning_rate=0.1)) for _ in range(450)]
+        steps[-1].result(60)
+        assert ask("run", "compare", training.model_id, "--metric", "grad_norm:mean")["runs"][0]["steps"] == 450
+
+
 def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
     """A run of a local server is watched and compared by its ID, while it goes on and after it."""
     with tinker.ServiceClient(base_url=server) as service:

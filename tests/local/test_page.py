@@ -173,10 +173,17 @@ def test_a_loss_of_a_policy_has_no_loss_per_token(make_api: MakeApi) -> None:
     assert "loss per token" not in overview(api, model)["curves"]
 
 
-def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
-    """The number of points of a curve is bounded, its last point stays, and values that are not numbers are left out."""
-    points = [HistoryPoint(step, 0.0, {"loss": float(step), "bad": float("nan")}) for step in range(1, 1502)]
+def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
+    """Of a long curve at most MAX_POINTS are drawn: its spikes and its last point always, and the same ones while it grows."""
+    values = {700: 50.0, 900: -50.0}
+    points = [HistoryPoint(step, 0.0, {"loss": values.get(step, step % 7.0), "bad": float("nan")}) for step in range(1, 1502)]
     curves = describe_curves(points)
     assert curves.keys() == {"loss"}
-    assert len(curves["loss"]) <= MAX_POINTS
-    assert curves["loss"][-1] == [1501, 1501.0]
+    drawn = curves["loss"]
+    assert len(drawn) <= MAX_POINTS
+    assert drawn == sorted(drawn)
+    assert [700, 50.0] in drawn
+    assert [900, -50.0] in drawn
+    assert drawn[-1] == [1501, 1501 % 7.0]
+    shorter = describe_curves(points[:-50])["loss"]
+    assert [point for point in shorter if point[0] < 1440] == [point for point in drawn if point[0] < 1440]

@@ -62,6 +62,18 @@ def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
     assert "metrics" in api.result(api.step(model, 6))
 
 
+def test_a_refusal_whose_answer_was_lost_is_repeated(make_api: MakeApi) -> None:
+    """The last request of a model that was refused is answered alike when it is sent again, and its number stays used up."""
+    api = make_api()
+    model = api.model()
+    api.wait(api.save(model, 1, "taken"))
+    again = {"model_id": model, "seq_id": 2, "path": "taken"}
+    first = api.refused("save_weights", again)
+    assert (first[0], "choose another name" in first[1]) == (409, True)
+    assert api.refused("save_weights", again) == first
+    assert "metrics" in api.result(api.step(model, 3))
+
+
 def test_a_gap_is_waited_for_by_the_servers_clock(make_api: MakeApi) -> None:
     """A missing number that arrives within the server's timeout runs in its place."""
     engine, clock = RecordingEngine(), Clock()

@@ -28,6 +28,7 @@ _SYNONYMS = {  # some are those of TRL's trainers
     "--max-seq-length": "--max-length",
     "--save-total-limit": "--keep-last",
     "--num-generations": "--group-size",
+    "--num-return-sequences": "--num-samples",
     "--num-train-epochs": "--epochs",
     **dict.fromkeys(("--local-dir", "--output-dir"), "--output"),
     "--resume-from-checkpoint": "--resume",

@@ -192,7 +192,7 @@ def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
 
     from tinker._http import SUBMIT, is_absent
 
-    query = "" if run_id is None else urlencode({"run": run_id})
+    query = "" if run_id is None else urlencode({"run": run_id, "whole": 1})
     request = Request[LogLine](operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query)
     try:
         return send(runtime, request, SUBMIT)

@@ -137,6 +137,8 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
+        if self.target_modules == "all-linear":  # as PEFT has it
+            raise ValueError("LoraConfig.target_modules must be a list of names; leave it out for all linear layers")
         convert_numbers(self)
         if self.lora_alpha is not None and not 0 < self.lora_alpha < math.inf:
             raise ValueError(f"LoraConfig.lora_alpha must be above 0 and finite, got {self.lora_alpha}")

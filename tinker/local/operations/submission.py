@@ -215,6 +215,6 @@ def _prepare(state: State, queue: RequestQueue, number: int, check: Callable[[],
         check()
         queue.require_free(number)
         prepare()
-    except APIProblem:
-        queue.skip(number, state.clock())
+    except APIProblem as problem:
+        queue.refuse(number, state.clock(), problem)
         raise

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import attrs
 from tinker_wire.api import training, weights
 
-from tinker.local.errors import conflict
+from tinker.local.errors import APIProblem, conflict
 from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, log, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult
@@ -48,6 +48,7 @@ class ModelQueue(RequestQueue):
         self._last_step: EngineStep | None = None
         self._running: ModelTask | None = None
         self._last_failure: _Failure | None = None
+        self._last_refusal: tuple[int, APIProblem] | None = None
         self.fault: str | None = None
 
     @property
@@ -61,6 +62,8 @@ class ModelQueue(RequestQueue):
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
     def require_free(self, number: int) -> None:
+        if self._last_refusal is not None and self._last_refusal[0] == number:
+            raise self._last_refusal[1].with_traceback(None)  # its answer was lost
         if number < self._next or number in self._waiting:
             raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}", "seq_id_used")
 
@@ -72,6 +75,11 @@ class ModelQueue(RequestQueue):
         if number >= self._next and number not in self._waiting:
             self._waiting[number] = None if failure is None else _find_cause(number, operation, failure)
             self._update_gap(now)
+
+    def refuse(self, number: int, now: float, problem: APIProblem) -> None:
+        if number >= self._next and number not in self._waiting:
+            self._last_refusal = number, problem
+        self.skip(number, now)
 
     def take(self, now: float) -> EngineStep | None:
         if self._gap_ends is not None and now >= self._gap_ends:

@@ -112,7 +112,7 @@ class RequestQueue(Protocol):
         ...
 
     def require_free(self, number: int) -> None:
-        """Raise APIProblem 409 if the number was skipped, refused or used before."""
+        """Raise APIProblem 409 if the number was skipped or used before; of the last that was refused, that refusal."""
         ...
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
@@ -120,7 +120,11 @@ class RequestQueue(Protocol):
         ...
 
     def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
-        """Skip this number, whose request was refused, or was run by an earlier process, with this failure if it failed."""
+        """Skip this number, whose request a proxy refused, or an earlier process ran, with this failure if it failed."""
+        ...
+
+    def refuse(self, number: int, now: float, problem: APIProblem) -> None:
+        """Skip this number, whose request was refused."""
         ...
 
     def require_success(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +29,7 @@ from tinker.local.web.traffic import Traffic, write_metrics
 
 PageFacts: TypeAlias = dict[str, Any]
 MAX_ROWS = 200  # of each table, the newest
-MAX_POINTS = 400  # of one curve
+MAX_POINTS = 400  # of one curve that is drawn
 MAX_BESIDE = 5  # runs in one chart, beside the one that is chosen
 
 
@@ -39,8 +40,13 @@ def describe_server(
     records: Sequence[CheckpointRecord],
     run: str,
     beside: Sequence[str],
+    *,
+    whole: bool = False,
 ) -> PageFacts:
-    """Return everything that the page shows; the curves of one run, which may be empty, and of others to compare with it."""
+    """Return everything that the page shows; the curves of one run, which may be empty, and of others to compare with it.
+
+    The curves of the one are ``whole`` for those who do not draw them.
+    """
     with state.lock() as shared:
         sessions = sorted(shared.store.sessions(), key=lambda session: session.end is not None)[:MAX_ROWS]  # live ones first
         runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
@@ -59,7 +65,7 @@ def describe_server(
             ],
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
             "runs": described[:MAX_ROWS],
-            "curves": _describe_curves_of(shared, run),
+            "curves": _describe_curves_of(shared, run, math.inf if whole else MAX_POINTS),
             "beside": {other: _describe_curves_of(shared, other) for other in beside[:MAX_BESIDE]},
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
             "stored_bytes": sum(record.nbytes for record in records),
@@ -75,16 +81,25 @@ def _describe_model(state: State, engine: Engine) -> PageFacts:
     }
 
 
-def describe_curves(points: Sequence[HistoryPoint]) -> dict[str, list[list[float]]]:
-    """Return for each metric its ``[step, value]``, at most MAX_POINTS of them: of longer runs every n-th, and the last."""
-    every = math.ceil(len(points) / MAX_POINTS) or 1
-    shown = [point for place, point in enumerate(reversed(points)) if place % every == 0][::-1]
+def describe_curves(points: Sequence[HistoryPoint], most: float = MAX_POINTS) -> dict[str, list[list[float]]]:
+    """Return for each metric its ``[step, value]``; of a longer curve the lowest and the highest of every few steps."""
     curves: dict[str, list[list[float]]] = {}
-    for point in shown:
+    for point in points:
         for name, value in point.metrics.items():
             if math.isfinite(value):
                 curves.setdefault(name, []).append([point.step, value])
-    return curves
+    return {name: curve if len(curve) <= most else _thin(curve, most) for name, curve in curves.items()}
+
+
+def _thin(curve: list[list[float]], most: float) -> list[list[float]]:
+    """Return the extremes of groups of steps, and the last point. A group stays the same while the curve grows."""
+    size, groups = 1, dict[float, list[list[float]]]()
+    while (curve[-1][0] - curve[0][0]) / size > most / 2 - 3:
+        size *= 2
+    for point in curve:
+        groups.setdefault(point[0] // size, []).append(point)
+    shown = [(*(edge(group, key=itemgetter(1)) for edge in (min, max)), curve[-1]) for group in groups.values()]
+    return [point for group, kept in zip(groups.values(), shown, strict=True) for point in group if point in kept]
 
 
 def _describe_requests(traffic: Traffic) -> PageFacts:
@@ -107,11 +122,11 @@ def _describe_session(session: SessionRecord, clock: float) -> PageFacts:
     }
 
 
-def _describe_curves_of(shared: SharedData, run: str) -> dict[str, list[list[float]]]:
+def _describe_curves_of(shared: SharedData, run: str, most: float = MAX_POINTS) -> dict[str, list[list[float]]]:
     """Describe the curves of a run, also of one that an earlier process of this server had."""
     model = shared.store.find_model(run)
     found = [one for one in shared.former_runs if one.model_id == run] if model is None else [model.history]
-    parts = [describe_curves([*part]) for one in found for part in (one.points, one.reports)]
+    parts = [describe_curves([*part], most) for one in found for part in (one.points, one.reports)]
     return {name: curve for curves in parts for name, curve in curves.items()}
 
 
@@ -205,7 +220,8 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
         state.accounts.admit("overview", read_any_credential(request.headers))
         records = await state.offload_always(state.checkpoints.list)
         run, beside = request.query_params.get("run", ""), request.query_params.getlist("beside")
-        facts = describe_server(state, await state.engines(), traffic, records, run, beside)
+        whole = "whole" in request.query_params
+        facts = describe_server(state, await state.engines(), traffic, records, run, beside, whole=whole)
         return Response(json.encode(facts), headers={**HEADERS, "cache-control": "no-store"}, media_type=json.MEDIA_TYPE)
 
     return [
