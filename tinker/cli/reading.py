@@ -49,7 +49,7 @@ def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> 
     rows: list[Row] = []
     for number, record in _read_records(file):
         try:
-            if "system" in record:
+            if record.get("system"):  # which other data sets have beside the prompt
                 raise ValueError('"system" is not read: make it the first of "messages", {"role": "system", "content": ...}')
             rows.append(parse(record))
         except (ValueError, TypeError, KeyError) as error:
