@@ -63,7 +63,7 @@ def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
 
 
 def test_a_refusal_whose_answer_was_lost_is_repeated(make_api: MakeApi) -> None:
-    """The last request of a model that was refused is answered alike when it is sent again, and its number stays used up."""
+    """The last refused request of a model is answered alike when it is sent again; its number stays used up for others."""
     api = make_api()
     model = api.model()
     api.wait(api.save(model, 1, "taken"))
@@ -71,6 +71,8 @@ def test_a_refusal_whose_answer_was_lost_is_repeated(make_api: MakeApi) -> None:
     first = api.refused("save_weights", again)
     assert (first[0], "choose another name" in first[1]) == (409, True)
     assert api.refused("save_weights", again) == first
+    assert "is stale" in api.refused("save_weights", {**again, "path": "free"})[1]
+    assert "is stale" in api.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})[1]
     assert "metrics" in api.result(api.step(model, 3))
 
 

@@ -132,7 +132,7 @@ def enqueue_idempotent(
         if state.journal.is_kept and operation in CHANGES:
             run = _keep_after(state.runs, model, number, future, run)
         with _forget_if_refused(state, future):
-            _prepare(state, model.queue, position, check, prepare)
+            _prepare(state, model.queue, position, request_fingerprint, check, prepare)
             write_down(state, call, model.model_id, undo, request_id=request_id, number=number)
             known_failure = call.known_failure if is_ordered else None
             model.queue.put(position, ModelTask(future, run, operation, number, known_failure, small()), state.clock())
@@ -209,12 +209,14 @@ def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
         state.notify()
 
 
-def _prepare(state: State, queue: RequestQueue, number: int, check: Callable[[], None], prepare: Callable[[], None]) -> None:
+def _prepare(
+    state: State, queue: RequestQueue, number: int, request: bytes, check: Callable[[], None], prepare: Callable[[], None]
+) -> None:
     """Check a request before it is queued; the number of one that is refused is used up."""
     try:
         check()
-        queue.require_free(number)
+        queue.require_free(number, request)
         prepare()
     except APIProblem as problem:
-        queue.refuse(number, state.clock(), problem)
+        queue.refuse(number, request, problem, state.clock())
         raise

@@ -48,7 +48,7 @@ class ModelQueue(RequestQueue):
         self._last_step: EngineStep | None = None
         self._running: ModelTask | None = None
         self._last_failure: _Failure | None = None
-        self._last_refusal: tuple[int, APIProblem] | None = None
+        self._last_refusal: tuple[int, bytes, APIProblem] | None = None
         self.fault: str | None = None
 
     @property
@@ -61,9 +61,9 @@ class ModelQueue(RequestQueue):
     def assign_number(self, number: int | None) -> int:
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
-    def require_free(self, number: int) -> None:
-        if self._last_refusal is not None and self._last_refusal[0] == number:
-            raise self._last_refusal[1].with_traceback(None)  # its answer was lost
+    def require_free(self, number: int, request: bytes = b"") -> None:
+        if self._last_refusal is not None and self._last_refusal[:2] == (number, request):
+            raise self._last_refusal[2].with_traceback(None)  # its answer was lost
         if number < self._next or number in self._waiting:
             raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}", "seq_id_used")
 
@@ -76,9 +76,9 @@ class ModelQueue(RequestQueue):
             self._waiting[number] = None if failure is None else _find_cause(number, operation, failure)
             self._update_gap(now)
 
-    def refuse(self, number: int, now: float, problem: APIProblem) -> None:
+    def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
         if number >= self._next and number not in self._waiting:
-            self._last_refusal = number, problem
+            self._last_refusal = number, request, problem
         self.skip(number, now)
 
     def take(self, now: float) -> EngineStep | None:

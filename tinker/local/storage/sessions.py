@@ -111,8 +111,8 @@ class RequestQueue(Protocol):
         """Return the number, or the next free one where it is missing or 0."""
         ...
 
-    def require_free(self, number: int) -> None:
-        """Raise APIProblem 409 if the number was skipped or used before; of the last that was refused, that refusal."""
+    def require_free(self, number: int, request: bytes = b"") -> None:
+        """Raise APIProblem 409 if the number was skipped or used before; for the last refused request, its refusal again."""
         ...
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
@@ -123,8 +123,8 @@ class RequestQueue(Protocol):
         """Skip this number, whose request a proxy refused, or an earlier process ran, with this failure if it failed."""
         ...
 
-    def refuse(self, number: int, now: float, problem: APIProblem) -> None:
-        """Skip this number, whose request was refused."""
+    def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
+        """Skip this number, whose request was refused; ``request`` is its fingerprint."""
         ...
 
     def require_success(self) -> None:
