@@ -135,7 +135,7 @@ def check_prompt(record: dict[str, Any]) -> Prompt:
         raise ValueError(f'"{name}" is empty')
     if name == "messages" or (isinstance(prompt, list) and isinstance(prompt[0], dict)):
         prompt = read_messages(cast("object", prompt))
-        while prompt and prompt[-1]["role"] == "assistant":  # the example of a training file: its answer is no prompt
+        while prompt and prompt[-1]["role"] == "assistant":  # the answer of a training example
             prompt.pop()
         if not prompt:
             raise ValueError(f'"{name}" has only answers, and nothing to answer')
