@@ -11,7 +11,7 @@ a quarter of an hour on two cores. That is kept in `build/reached`; a module tha
 measured again.
 
 A mutation that `equivalent_mutants.toml` does not list is put into a copy of the tree, where pytest runs the tests that reach
-its line in a forked process until one fails: the quickest of each file first, --most of them. One that hangs is killed, which
+its line in a forked process until one fails, quick ones first, for --longest seconds. One that hangs is killed, which
 counts as noticed. Tests that failed when they were measured are not asked, and lines that no test reaches are not mutated. The
 seed of the sample is printed, and --seed repeats it. Fails when fewer than 90 % are noticed, of all or of a module with ten or
 more.
@@ -38,7 +38,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property
+from itertools import accumulate, islice
 from pathlib import Path
 
 import coverage
@@ -73,7 +74,9 @@ STEP = 30  # tests that are asked at once; a mutant that they do not notice goes
 BATCHES = 16  # in which the tests are measured
 NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
-PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch"]
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs"]
+PRELOADED += ["torch", "schemathesis"]
 TEST_SECONDS = 30  # of one test: a mutant may make it hang
 OPTIONS = ["--no-header", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider"]
 
@@ -173,6 +176,7 @@ class Reached:
     def __init__(self) -> None:
         self._measured = coverage.Coverage(config_file=str(SETTINGS))
         self._measured.load()
+        self._names: dict[str, dict[int, list[str]]] = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
         for line in SECONDS.read_text().splitlines():
             seconds, _, test = line.partition(" ")
@@ -185,29 +189,62 @@ class Reached:
         if not kept.exists() or path.read_bytes() != kept.read_bytes():
             print(f"{module} has changed since it was measured", flush=True)
             return
-        names = self._measured.get_data().contexts_by_lineno(str(path))
         _, statements, _, missing, _ = self._measured.analysis2(str(path))
-        nodes = [
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-        inside = {line for node in nodes for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+        tree = ast.parse(path.read_text())
+        bodies = [body_of(node) for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+        inside = {line for body in bodies for line in body}
         for one in found:
             place = bisect(statements, one.number)
-            start, end = statements[place - 1], [*statements, len(inside) + one.number][place]
-            lines = range(start, end) if start in inside else inside
-            tests = self._ordered({name_of(name) for line in lines for name in names.get(line, ())})
+            start, end = statements[place - 1], [*statements, one.number + 1][place]
+            if start in inside:
+                places = {module: set(range(start, end))}
+            else:
+                places = self._uses_of(module, tree, one.number) or {module: inside}
+            tests = self._ordered({test for used, lines in places.items() for test in self._tests_of(used, lines)})
             if tests and start not in missing:
                 yield one, tests
 
+    def _tests_of(self, module: str, lines: set[int]) -> set[str]:
+        if module not in self._names:
+            self._names[module] = self._measured.get_data().contexts_by_lineno(str(path_of(module)))
+        names = self._names[module]
+        return {name_of(name) for line in lines for name in names.get(line, ())}
+
+    def _uses_of(self, module: str, tree: ast.Module, number: int) -> dict[str, set[int]]:
+        """The lines in functions for which a line matters that runs on import: of its function, or those that have its name."""
+        statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+        *around, node = (node for node in statements if first_line(node) <= number <= last_line(node))
+        if isinstance(node, FUNCTIONS):
+            return {module: set(body_of(node))}
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        uses = [self._users[target.id] for target in targets if isinstance(target, ast.Name)]
+        own = {module: {line for use in uses for line in use.get(module, ())}}
+        if own[module] and (around or any(isinstance(target, ast.Name) and target.id[0] == "_" for target in targets)):
+            return own
+        return uses[0] if uses else {}
+
+    @cached_property
+    def _users(self) -> defaultdict[str, dict[str, set[int]]]:
+        """The lines of functions that have a name, of all modules."""
+        found: defaultdict[str, dict[str, set[int]]] = defaultdict(dict)
+        for module in MODULES:
+            for function in ast.walk(ast.parse(path_of(module).read_text())):
+                if isinstance(function, FUNCTIONS):
+                    for node in (inner for statement in function.body for inner in ast.walk(statement)):
+                        if isinstance(node, ast.Name | ast.Attribute):
+                            name = node.id if isinstance(node, ast.Name) else node.attr
+                            found[name].setdefault(module, set()).add(node.lineno)
+        return found
+
     def _ordered(self, tests: set[str]) -> list[str]:
-        """The quickest test of each file, then the second of each, and so on."""
+        """Quick tests first, but not many of one file in a row."""
         rank: Counter[str] = Counter()
-        places: list[tuple[int, float, str]] = []
+        places: list[tuple[float, str]] = []
         for seconds, test in sorted((self.seconds[test], test) for test in tests & self.seconds.keys()):
             file, _, _ = test.partition("::")
             rank[file] += 1
-            places += [(rank[file], seconds, test)] if seconds < math.inf else []
-        return [test for *_, test in sorted(places)]
+            places += [((seconds + 0.1) * rank[file], test)] if seconds < math.inf else []
+        return [test for _, test in sorted(places)]
 
     def print_branches(self, modules: Sequence[str]) -> None:
         """The share of statements and branches that tests reach, of each building and of each module where some lack."""
@@ -219,6 +256,19 @@ class Reached:
 
 def path_of(module: str) -> Path:
     return ROOT / "tinker" / f"{module}.py"
+
+
+def body_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> range:
+    return range(function.body[0].lineno, last_line(function) + 1)
+
+
+def first_line(node: ast.stmt) -> int:
+    decorators = node.decorator_list if isinstance(node, ast.ClassDef | FUNCTIONS) else []
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def last_line(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
 
 
 def name_of(test: str) -> str:
@@ -242,6 +292,7 @@ def run_tests(folder: Path, run: Run) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(folder)
+    sys.dont_write_bytecode = False  # a copy is used for many runs
     sys.path[:0] = [str(folder), str(folder / "generated")]
     os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
     options = [*OPTIONS, "-o", "faulthandler_exit_on_timeout=true", "--basetemp", f"{folder}-temporary", *run.asked]
@@ -316,7 +367,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="as _http/retry; a sample of all by default")
     parser.add_argument("--count", type=int, help="mutants of each module (12 by default), or of all (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the sample; another each time by default")
-    parser.add_argument("--most", type=int, default=300, help="tests asked about a mutant (default %(default)s)")
+    parser.add_argument("--longest", type=float, default=240, help="measured seconds of tests asked about one (%(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default %(default)s)")
     parser.add_argument("--measure", nargs="*", metavar="PATH", help="measure all tests again, or these in addition")
     parser.add_argument("--branches", action="store_true", help="only show what no test reaches")
@@ -342,7 +393,8 @@ def main() -> int:
     runs: list[Run] = []
     for module, count in counts.items():
         for one, tests in islice(reached.tests(module, chosen(module, options.seed)), count):
-            asked = tests[: options.most]
+            before = accumulate((reached.seconds[test] for test in tests), initial=0.0)
+            asked = [test for test, seconds in zip(tests, before, strict=False) if seconds < options.longest]
             limit = 2 * TEST_SECONDS + 2 * sum(reached.seconds[test] for test in asked)
             runs.append(Run(asked, module, one, others=len(tests) - len(asked), limit=limit))
     if options.list:
