@@ -77,6 +77,7 @@ LONGEST_SECONDS = 3600.0
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs"]
 PRELOADED += ["torch", "schemathesis"]
+UNIMPORTABLE = ("found no collectors", "while loading conftest")  # pytest says of tests that cannot even be imported
 TEST_SECONDS = 30  # of one test: a mutant may make it hang
 OPTIONS = ["--no-header", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider"]
 
@@ -144,8 +145,8 @@ class Slot:
         run.status, run.seconds = os.waitstatus_to_exitcode(status), elapsed
         if run.mutation is not None:
             self._write(run.module, path_of(run.module).read_text())
-            if run.status == 4 and "found no collectors" in (self.folder / "output.txt").read_text():
-                run.status = 2  # the tests cannot even be imported
+            if run.status == 4 and any(text in (self.folder / "output.txt").read_text() for text in UNIMPORTABLE):
+                run.status = 2
         return run
 
     def _write(self, module: str, source: str) -> None:

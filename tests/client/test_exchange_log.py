@@ -46,6 +46,14 @@ def shown_of(value: object, **fields: Any) -> str:
     return str(redactor(body=body, headers=headers, **fields).request_body())
 
 
+def test_lists_in_lists() -> None:
+    """The log shows eight levels of a body."""
+    value: object = 0
+    for _ in range(12):
+        value = [value]
+    assert shown_of(value) == "[" * 8 + '"..."' + "]" * 8
+
+
 @pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
 def test_the_log_of_a_session_shows_no_secret(protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, sampling, file links and the exchange of keys for tokens are all logged, without their secrets."""

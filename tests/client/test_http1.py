@@ -183,6 +183,7 @@ def test_a_connection_that_the_server_closes_between_exchanges() -> None:
         await until(lambda: all(connection.is_closed for connection in line.engine.connections))
         assert (await line.send()).status == 200
         assert len(line.peers) == 2
+        assert len(line.engine.connections) == 1
 
     run(script, use)
 
@@ -250,18 +251,28 @@ def test_unreadable_responses(answer: bytes, monkeypatch: pytest.MonkeyPatch) ->
     run(first_then_ok(after_request(answer)), use)
 
 
+#: With the number of connections that the exchange and the next one take.
 GOOD = {
-    "until the connection ends": b"HTTP/1.1 200 OK\r\n\r\nbody",
-    "in pieces, with a trailer": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2;x=y\r\ndy\r\n0\r\nt: v\r\n\r\n",
-    "after early responses": b"HTTP/1.1 103 Hints\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody",
-    "with more than it": b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbodyHTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno",
-    "as an old server": b"HTTP/1.0 200 OK\r\ncontent-length: 4\r\n\r\nbody",
-    "packed": b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(b"body"),
+    "until the connection ends": (b"HTTP/1.1 200 OK\r\n\r\nbody", 2),
+    "in pieces, with a trailer": (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2;x=y\r\ndy\r\n0\r\nt: v\r\n\r\n",
+        1,
+    ),
+    "after early responses": (
+        b"HTTP/1.1 103 Hints\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody",
+        1,
+    ),
+    "with more than it": (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbodyHTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nno",
+        2,
+    ),
+    "as an old server": (b"HTTP/1.0 200 OK\r\ncontent-length: 4\r\n\r\nbody", 2),
+    "packed": (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(b"body"), 2),
 }
 
 
-@pytest.mark.parametrize("answer", GOOD.values(), ids=list(GOOD))
-def test_responses_in_other_forms(answer: bytes) -> None:
+@pytest.mark.parametrize(("answer", "connections"), GOOD.values(), ids=list(GOOD))
+def test_responses_in_other_forms(answer: bytes, connections: int) -> None:
     """The body is read in every transfer form, and nothing of one response leaks into the next."""
 
     async def script(peer: Peer) -> None:
@@ -273,6 +284,7 @@ def test_responses_in_other_forms(answer: bytes) -> None:
     async def use(line: Line) -> None:
         assert (await line.send()).content == b"body"
         assert (await line.send()).content == b"{}"
+        assert len(line.peers) == connections
 
     run(first_then_ok(script), use)
 

@@ -423,6 +423,24 @@ def test_a_slow_reader_holds_the_server_back() -> None:
     run(script, use)
 
 
+def test_a_body_in_small_pieces() -> None:
+    """Pieces of a byte that are read at once are no flood, however many there are."""
+
+    async def script(connection: Connection) -> None:
+        request = await connection.request()
+        connection.begin(request)
+        for _ in range(200):
+            connection.send(frame(DATA, 0, request.stream_id, b"x") * 1000)
+            await asyncio.sleep(0)
+        connection.send(frame(DATA, 1, request.stream_id, b"x"))
+        await connection.lost()
+
+    async def use(line: Line) -> None:
+        assert len((await line.send()).content) == 200_001
+
+    run(script, use)
+
+
 def test_abandoned_streams_do_not_use_up_the_window() -> None:
     """Data of abandoned streams is credited back to the connection's window."""
 

@@ -17,6 +17,7 @@ from tinker._http.limits import (
     THROTTLED_SECONDS,
     THROTTLED_SLOTS,
     SampleAdmission,
+    _spare_descriptors,
 )
 from tinker.testing import SteppedClock
 
@@ -76,6 +77,20 @@ def dispatched(limits: Any, nbytes: int, count: int) -> int:
         return inside
 
     return asyncio.run(run())
+
+
+def test_connections_leave_room_for_other_files() -> None:
+    """Of the files that the process may open, a kind of connections takes half at most, less some that are open already."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare_descriptors = _spare_descriptors.__wrapped__  # without its cache
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
+        assert spare_descriptors() == 168
+        resource.setrlimit(resource.RLIMIT_NOFILE, (90, before[1]))
+        assert spare_descriptors() == 16
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) -> None:

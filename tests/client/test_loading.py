@@ -145,6 +145,21 @@ def test_loading_is_logged_periodically(
     assert said == [f"still loading {WHAT}, 15 s so far", f"still loading {WHAT}, 30 s so far"]
 
 
+def test_nothing_is_logged_once_nobody_waits(
+    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the last request has given up, the model loads without further lines."""
+    with caplog.at_level(logging.WARNING, "tinker"):
+        asked = ask(client)
+        slow.loading.wait_for(1)
+        clock.advance(1801, idle=True)
+        with pytest.raises(APITimeoutError):
+            asked.result(10)
+        caplog.clear()
+        clock.advance(100, idle=True)
+    assert not [record for record in caplog.records if "still loading" in record.getMessage()]
+
+
 def test_exit_while_loading_is_not_logged(
     slow: SlowServer, client: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -205,6 +205,7 @@ def event(**fields: Any) -> bytes:
 
 
 TOKENS = event(type="tokens", index=0, tokens=[1, 2], logprobs=[-1.0, -2.0])
+TOKEN = event(type="tokens", index=0, tokens=[1], logprobs=[-1.0])
 DONE = event(type="done")
 
 
@@ -296,6 +297,16 @@ def test_later_failures_report_the_received_tokens(
         next(stream)
     assert caught.value.received_tokens == 2
     assert isinstance(caught.value.__cause__, cause)
+    assert len(wire.requests("stream_sample")) == 0
+
+
+def test_after_a_single_token_nothing_is_retried(client: tinker.SamplingClient, wire: Any) -> None:
+    """The token has been handed over, so that another attempt would repeat it."""
+    answer(wire, TOKEN, httpx.ReadError("the connection broke"))
+    stream = client.sample_stream(PROMPT, 1, SHORT)
+    assert next(stream).tokens == [1]
+    with pytest.raises(tinker.SampleStreamError, match="after 1 token"):
+        next(stream)
     assert len(wire.requests("stream_sample")) == 0
 
 

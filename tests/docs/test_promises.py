@@ -14,7 +14,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import tinker
+from tinker._http import messages, unpacking
+from tinker._http.messages import Purpose
 from tinker.local import Settings, State, create_app, open_engine
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_base_url_with_a_path(tmp_path: Path) -> None:
@@ -25,6 +29,29 @@ def test_base_url_with_a_path(tmp_path: Path) -> None:
         with tinker.ServiceClient(base_url=base_url, transport=transport) as service:
             assert service.get_server_capabilities().supported_models[0].model_name == "tinker/toy"
     state.close()
+
+
+def test_limits_of_responses() -> None:
+    """The limits of silence, time and size are those that the page about failures states."""
+    page = (DOCS / "chaos.md").read_text()
+    rows = {row.split("|")[1].strip(): row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| ")}
+    named = {
+        "settings, token, start of a session": [Purpose.START],
+        "creations, optimizer steps, saves, loads, samples, `RestClient`": [Purpose.SESSION, Purpose.SAMPLE, Purpose.STREAM],
+        "`forward`, `forward_backward`": [Purpose.UPLOAD],
+        "asking for a result": [Purpose.POLL],
+        "heartbeat": [Purpose.HEARTBEAT],
+    }
+    for row, purposes in named.items():
+        assert [f"{purpose.read_seconds:g}" for purpose in purposes] == [rows[row]] * len(purposes)
+    assert messages.ANSWER_SECONDS == 600
+    assert "complete ten minutes after its headers" in page
+    assert f"plus {messages.CONNECT_SECONDS:g} seconds if a connection is opened first" in page
+    assert f"body that decompresses to more than {unpacking.MAX_UNPACKED_NBYTES >> 20} MiB is refused" in page
+    assert (
+        f"one of more than {messages.MAX_ANSWER_NBYTES >> 30} GiB, and headers of more than {messages.MAX_HEAD_NBYTES >> 10} KiB"
+        in page
+    )
 
 
 @contextlib.contextmanager

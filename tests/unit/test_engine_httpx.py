@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator, Mapping
 
 import httpx
 from tinker_wire.runtime import FormPieces, Stored
@@ -36,6 +37,31 @@ class Receiver(httpx.AsyncBaseTransport):
         async for piece in request.stream:
             self.pieces.append((len(piece), self.file.reads))
         return httpx.Response(200)
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body without an end; ``is_closed`` when nobody reads it any longer."""
+
+    is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b"piece"
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def test_a_receiver_that_has_enough_ends_the_response() -> None:
+    """What a receiver does not read is not kept open."""
+    body = Endless()
+
+    async def take_one(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
+        assert await anext(pieces) == b"piece"
+
+    request = PreparedRequest(method="GET", url="http://server/", headers={}, body=(), receive=take_one)
+    asyncio.run(HttpxEngine(httpx.MockTransport(lambda _: httpx.Response(200, stream=body))).send(request))
+    assert body.is_closed
 
 
 def test_files_of_a_form_are_read_as_they_are_sent() -> None:

@@ -211,6 +211,16 @@ def test_missing_files(tmp_path: Path) -> None:
     assert "tinker/types/__init__.py" in problem
 
 
+def test_many_missing_files(tmp_path: Path) -> None:
+    """Three files are named, and the others counted."""
+    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, [*OURS, *(f"types/_{number}.py" for number in range(4))])
+    for number in range(4):
+        (tmp_path / "tinker" / "types" / f"_{number}.py").unlink()
+    problem = inspect_installation(tmp_path / "tinker").problem
+    assert problem is not None
+    assert "types/_2.py and 1 more)" in problem
+
+
 def test_this_installation() -> None:
     """The installation that runs these tests has no problem."""
     assert (PACKAGE / "__init__.py").exists()

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulation.loop import SimulatedLoop
 
 from tinker._clock import Clock
-from tinker._loop import NEWS_SECONDS, LagWatch
+from tinker._loop import NEWS_SECONDS, LagWatch, LoopThread
 
 
 def watched(lateness: list[float], caplog: pytest.LogCaptureFixture, share: float = 1.0) -> list[str]:
@@ -59,3 +60,16 @@ def test_imports_are_not_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path
     monkeypatch.setattr(sys.modules[__name__], "during_import", lambda: watched([3.0, 0.0], caplog), raising=False)
     assert importlib.import_module("takes_long").lines == []
     assert len(watched([3.0, 0.0], caplog)) == 1
+
+
+def test_the_watch_lasts_as_long_as_other_tasks() -> None:
+    """A single task is watched to its end; then the watch ends too."""
+    loop = SimulatedLoop(1)
+    thread = LoopThread(loop)
+    task = thread.task(asyncio.sleep(100.0), "a task")
+    thread.watch_lag()
+    loop.run_until_complete(asyncio.sleep(50.0))
+    assert len(thread._tasks) == 2
+    loop.run_until_complete(task)
+    loop.run_until_complete(asyncio.sleep(10.0))
+    assert len(thread._tasks) == 0

@@ -181,6 +181,20 @@ def test_a_form_refused_then_a_busy_server_then_a_number() -> None:
     assert [server.refuse(one) for one in ("415", "429", "409=7")] == ["j5", "0.5j5", "p7"]
 
 
+def test_a_wait_that_the_server_named_grows_by_a_second_at_most() -> None:
+    """However often a request has been refused, the client adds little to the time after which the server wants it."""
+    server = Server("json")
+    assert [server.refuse(outcome) for outcome in ("503", "503", "503", "429+3")] == ["0.5j5", "1j5", "2j5", "4j5"]
+
+
+def test_a_request_begins_in_the_form_in_use() -> None:
+    """A request that waits for its turn takes the form that is found meanwhile."""
+    wire = Negotiation("auto", Findings())
+    attempt = FormAttempt(wire, has_sparse=False)
+    wire.note_config_answered(False)
+    assert attempt.next_attempt().media == "json"
+
+
 @pytest.mark.parametrize("wire", ["auto", "json"])
 def test_no_request_runs_under_two_numbers(wire: WireChoice) -> None:
     """Once the server may have accepted a request, it is never sent under another number, after any three outcomes."""

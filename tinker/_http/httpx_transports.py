@@ -163,7 +163,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         if exchange.status == 0:
             await task
             raise RuntimeError("the application sent no response")
-        return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange, task))
+        return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange.parts, task))
 
 
 def _scope_of(request: httpx.Request) -> dict[str, Any]:
@@ -193,14 +193,12 @@ class _StreamedExchange:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.begun = asyncio.Event()
-        self.gone = asyncio.Event()
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the whole body first, and then the client's disconnect, once it occurs."""
+        """Return the whole body once. Later calls wait until the client has gone, which cancels them."""
         if self._body is None:
-            await self.gone.wait()
-            return {"type": "http.disconnect"}
+            await asyncio.get_running_loop().create_future()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -221,18 +219,17 @@ class _StreamedExchange:
 class _StreamedBody(httpx.AsyncByteStream):
     """The parts of a response as they come; closing it ends the application's work."""
 
-    def __init__(self, exchange: _StreamedExchange, task: asyncio.Task[None]) -> None:
-        self._exchange, self._task = exchange, task
+    def __init__(self, parts: asyncio.Queue[bytes | None], task: asyncio.Task[None]) -> None:
+        self._parts, self._task = parts, task
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (part := await self._exchange.parts.get()) is not None:
+        while (part := await self._parts.get()) is not None:
             yield part
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise httpx.ReadError(f"the application failed: {error}") from error
 
     async def aclose(self) -> None:
-        """Signal the disconnect to the application, and wait for its end."""
-        self._exchange.gone.set()
+        """Cancel what the application still does, and wait for its end."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._task

@@ -15,11 +15,13 @@ from tinker._futures import TokenQueue
 from tinker._http.limits import Admission
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
 from tinker._http.responses import connection_error, invalid_response, shorten
+from tinker._http.retry import SAMPLE
+from tinker._http.statuses import Verdict
 from tinker._wire import EVENT_STREAM, EventDecoder, json
 from tinker.errors import RequestFailedError, TinkerError
 
 #: A sample may wait so long for its turn, as one that is not streamed may.
-FIRST_TOKEN_SECONDS = 7200.0
+FIRST_TOKEN_SECONDS = SAMPLE.limit(Verdict.COOL_DOWN)
 
 
 class StreamsAbsent(Exception):
