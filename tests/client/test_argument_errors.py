@@ -369,6 +369,14 @@ def test_losses_that_another_server_refuses(silent: tinker.TrainingClient, wire:
         assert [note for note in getattr(error, "__notes__", []) if "loss function" in note] == notes
 
 
+def test_a_refusal_for_another_reason_suggests_no_loss(silent: tinker.TrainingClient, wire: Any) -> None:
+    """The name of a method is explained only where the server names it."""
+    wire.fail("forward_backward", 422, body={"detail": "the weights must be finite"})
+    error = silent.forward_backward([DATUM], "sft").exception(10)
+    assert isinstance(error, tinker.UnprocessableEntityError)
+    assert [note for note in getattr(error, "__notes__", []) if "loss function" in note] == []
+
+
 def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire: Any) -> None:
     """If the server has reported its models and refuses a name similar to one of them, the error suggests that model."""
     service.get_server_capabilities()

@@ -62,6 +62,15 @@ def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: lis
         service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
+def test_a_token_that_cannot_be_sent(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
+    """A token that no header can contain is not used, and not shown."""
+    wire.fail("auth/token", 200, body={"jwt": "tml\nx"}, times=100)
+    with pytest.raises(tinker.APIResponseValidationError, match="the token contains characters that a header cannot contain"):
+        connect().create_sampling_client(base_model="tinker/toy").result(10)
+    assert wire.requests("create_sampling_session") == []
+    wire.faults.clear()
+
+
 def test_a_token_that_was_replaced_meanwhile(connect: Connect, wire: Any, tokens: list[str]) -> None:
     """A request whose token another request has replaced is repeated under the new one, without one more exchange."""
     for token in tokens[:2]:

@@ -51,6 +51,16 @@ def test_settings_are_requested_again(failure: str, connect: Connect, wire: Any,
     wire.wait_for("client/dynamic_config", 2)
 
 
+def test_settings_are_requested_again_after_ten_seconds(connect: Connect, wire: Any, clock: Any) -> None:
+    """A server that wants to be asked more often than that is not."""
+    wire.fail("client/dynamic_config", 200, body={"refresh_interval_sec": 1}, times=2)
+    connect().create_sampling_client(base_model="tinker/toy").result(10)
+    for asked in (1, 2):
+        wire.wait_for("client/dynamic_config", asked)
+        clock.advance(10)
+    wire.wait_for("client/dynamic_config", 3)
+
+
 def test_telemetry_continues_after_failures(connect: Connect, wire: Any, clock: Any) -> None:
     """A failed telemetry report is followed by the next report."""
     service = connect(telemetry=True)

@@ -92,7 +92,7 @@ def test_state_is_loaded_into_a_new_model(
     wire.fail("load_weights", 422, body={"detail": "model_id missing"})
     known: dict[str, Any] = {"base_model": "tinker/toy", "is_lora": True, "lora_rank": 4}
     if knows_weights_info:
-        wire.fail("weights_info", 200, body={**known, "train_unembed": False, "train_attn": True})
+        wire.fail("weights_info", 200, body={**known, "train_unembed": False, "train_mlp": False, "train_attn": True})
     else:
         wire.fail("weights_info", 404)
         run = {"training_run_id": training.model_id, "model_owner": "me", "last_request_time": "2026-01-01T00:00:00Z"}
@@ -101,7 +101,7 @@ def test_state_is_loaded_into_a_new_model(
     one, other = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again))
     assert one == other
     lora = wire.requests("create_model")[-1].json["lora_config"]
-    assert lora == {"rank": 4, "train_attn": True, "train_mlp": True, "train_unembed": not knows_weights_info}
+    assert lora == {"rank": 4, "train_attn": True, "train_mlp": not knows_weights_info, "train_unembed": not knows_weights_info}
     load = wire.requests("load_weights")[-1].json
     assert (load["seq_id"], load["model_id"], load["optimizer"]) == (1, again.model_id, True)
     assert wire.requests("forward_backward")[-1].seq_id == 2

@@ -58,13 +58,18 @@ def too_much() -> tinker.RateLimitError:
 
 def dispatched(limits: Any, nbytes: int, count: int) -> int:
     """Return how many of this many samples of that size are being submitted at once."""
+    return entered(lambda: admitted(limits, nbytes), count)
+
+
+def entered(block: Callable[[], Any], count: int) -> int:
+    """Return how many of this many tasks are in a block at once."""
 
     async def run() -> int:
         inside = 0
 
         async def submit() -> None:
             nonlocal inside
-            async with admitted(limits, nbytes):
+            async with block():
                 inside += 1
                 await asyncio.Event().wait()
 
@@ -99,6 +104,15 @@ def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) 
     assert dispatched(make_limits(1000), 100, 50) == 10
     assert dispatched(make_limits(999), 100, 50) == 10
     assert dispatched(make_limits(1001), 100, 50) == 11
+
+
+@pytest.mark.parametrize(("asks_for_results", "at_once"), [(False, 3), (True, 50)])
+def test_waiting_samples_are_bounded(connect: Connect, wire: Any, asks_for_results: bool, at_once: int) -> None:
+    """A server that holds a request for each sample says how many; one that is asked for results need not."""
+    limit = {"sample_max_concurrent_requests": 3, "sample_use_retrieve_futures": asks_for_results}
+    wire.fail("client/config", 200, body=limit)
+    sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
+    assert entered(lambda: sampler._sampler.runtime.session.context.limits.samples, 50) == at_once
 
 
 def test_an_attempt_without_room_for_its_bytes_takes_no_slot(make_limits: MakeLimits) -> None:

@@ -254,6 +254,16 @@ def test_nothing_is_refused_without_a_known_context_length(wire: Any, service: t
         training.forward([datum(long)], "cross_entropy").result(10)
 
 
+def test_a_context_length_of_zero_is_none(
+    wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient, datum: Any
+) -> None:
+    """A server that says 0 does not know the length."""
+    body = {"supported_models": [{"model_name": "tinker/toy", "max_context_length": 0}]}
+    wire.fail("get_server_capabilities", 200, body=body, outside="no model takes nothing")
+    service.get_server_capabilities()
+    training.forward([datum()], "cross_entropy").result(10)
+
+
 def test_context_length_of_saved_weights(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
     """A sampler of a run has the run's base model; one with only a path is not checked, as its base model is unknown."""
     longest = service.get_server_capabilities().supported_models[0].max_context_length or 0

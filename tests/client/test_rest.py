@@ -368,7 +368,7 @@ def test_on_the_connections_of_a_service(
 def test_after_the_end_of_the_service(connected: Rest, service: tinker.ServiceClient, wire: Any) -> None:
     """The REST client of a closed service raises an error that says so."""
     service.close().result(10)
-    with pytest.raises(tinker.ClientClosedError):
+    with pytest.raises(tinker.ClientClosedError, match="this ServiceClient is closed"):
         connected.get_server_capabilities().result(10)
     assert wire.exchanges == []
 

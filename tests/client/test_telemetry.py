@@ -180,7 +180,7 @@ def test_the_wait_has_a_deadline(telemetry: Telemetry, wire: Any) -> None:
     """A server that does not respond blocks the program only for the given time, and its I/O thread not at all."""
     release = wire.hold("telemetry")
     assert not telemetry.wait_until_drained(0.05)
-    assert not asyncio.run(telemetry.wait_until_drained_async(0.05))
+    assert asyncio.run(telemetry.wait_until_drained_async(0.05)) is False
     answer = concurrent.futures.Future[bool]()
     loop_thread().call(lambda: answer.set_result(telemetry.log_fatal_exception_sync(ValueError("x"))))
     assert not answer.result(10)
@@ -234,6 +234,20 @@ def capture_a_method(telemetry: Telemetry, error: Exception) -> None:
     assert isinstance(Trainer(), TelemetryProvider)
     assert Trainer().succeed() == 5
     Trainer().fail()
+
+
+def test_a_fatal_exception_of_a_coroutine_ends_the_session(telemetry: Telemetry, wire: Any) -> None:
+    """Where a block is fatal, the end of the session has been sent when the exception leaves it; elsewhere it has not."""
+    for fatal in (False, True):
+
+        async def fail(fatal: bool = fatal) -> None:
+            async with telemetry.acapture_exceptions(fatal=fatal):
+                raise LookupError("mine")
+
+        with pytest.raises(LookupError):
+            asyncio.run(fail())
+        assert telemetry.wait_until_drained()
+        assert ("SESSION_END" in [event["event"] for event in reported(wire)]) == fatal
 
 
 CAPTURES = [

@@ -16,6 +16,7 @@ from starlette.routing import Mount
 import tinker
 from tinker._http import messages, unpacking
 from tinker._http.messages import Purpose
+from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
 from tinker.local import Settings, State, create_app, open_engine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -42,6 +43,7 @@ def test_limits_of_responses() -> None:
         "asking for a result": [Purpose.POLL],
         "heartbeat": [Purpose.HEARTBEAT],
     }
+    assert f"that value, at least {SHORTEST_PATIENCE_SECONDS:g}, at most 20" in page
     for row, purposes in named.items():
         assert [f"{purpose.read_seconds:g}" for purpose in purposes] == [rows[row]] * len(purposes)
     assert messages.ANSWER_SECONDS == 600
