@@ -30,6 +30,15 @@ def test_the_run_continues(
     assert [wire.requests(name)[-1].seq_id for name in (operation, "forward_backward")] == [2, 3]
 
 
+def test_a_refused_save_for_sampling(wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]) -> None:
+    """A sampler that cannot be made stops no request of the run."""
+    wire.fail("save_weights_for_sampler", 422, body={"detail": "no room"})
+    refused, step = training.save_weights_and_get_sampling_client(), training.forward_backward([datum()], "cross_entropy")
+    assert step.result(10).metrics
+    with pytest.raises(tinker.UnprocessableEntityError):
+        refused.result(10)
+
+
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_server_without_the_operation(
     wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int

@@ -99,10 +99,7 @@ class Numbers(Iterator[int]):
             self.next = expected + 1
             self._note_expected(expected, number)
             return expected
-        if number in self._reused:  # the server has seen it after all
-            self._reused.discard(number)
-            return next(self)
-        return None
+        return next(self) if number in self._reused else None  # a number of those the server has seen after all
 
     def _note_expected(self, expected: int, number: int) -> None:
         answer = f"expected {expected}, got {number}"
