@@ -49,7 +49,7 @@ from structure import ROOT, written_files
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples", "tools", "locks")
-FOLDERS = [f"tests/{name}" for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation")]
+FOLDERS = [f"tests/{name}" for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation", "docs")]
 MODULES = {
     path.relative_to(ROOT / "tinker").with_suffix("").as_posix(): building
     for building, paths in written_files(ROOT).items()

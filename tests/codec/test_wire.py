@@ -85,6 +85,7 @@ def test_compressed_bodies_are_unpacked_within_a_limit() -> None:
     zstandard = pytest.importorskip("zstandard")
     packed = zstandard.ZstdCompressor().compress(b"x" * 1000)
     assert tinker.wire.unpack_body(packed, "zstd", max_nbytes=1000) == b"x" * 1000
+    assert tinker.wire.unpack_body(2 * packed, "zstd") == b"x" * 2000
     with pytest.raises(BodyTooLargeError, match="999 bytes"):
         tinker.wire.unpack_body(packed, "zstd", max_nbytes=999)
     with pytest.raises(BodyTooLargeError):

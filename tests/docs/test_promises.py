@@ -17,6 +17,7 @@ import tinker
 from tinker._http import messages, unpacking
 from tinker._http.messages import Purpose
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
+from tinker._wire.bodies import INLINE_NBYTES
 from tinker.local import Settings, State, create_app, open_engine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -43,6 +44,7 @@ def test_limits_of_responses() -> None:
         "asking for a result": [Purpose.POLL],
         "heartbeat": [Purpose.HEARTBEAT],
     }
+    assert f"a request of more than {INLINE_NBYTES >> 10} KiB" in page
     assert f"that value, at least {SHORTEST_PATIENCE_SECONDS:g}, at most 20" in page
     for row, purposes in named.items():
         assert [f"{purpose.read_seconds:g}" for purpose in purposes] == [rows[row]] * len(purposes)

@@ -253,7 +253,7 @@ class Turn:
             yield
         finally:
             self.future.progress.is_sending = False
-        self._check_cancelled()
+        self._check_cancelled()  # sooner than after the result
 
     def _check_cancelled(self) -> None:
         """End an accepted request whose future was cancelled; warn where it changes the run all the same."""
