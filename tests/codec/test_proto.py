@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.message_strategies import configs, datums, dense, names, tensors
 
 from tinker._wire import proto
+from tinker._wire import proto_numbers as numbers
 from tinker.types import (
     Datum,
     ForwardBackwardOutput,
@@ -328,3 +329,14 @@ def test_a_stop_reason_without_a_number_is_refused() -> None:
         ValueError, match="stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"
     ):
         proto.encode_sample(response)
+
+
+def test_numbers_below_zero() -> None:
+    """A negative number is ten bytes long, as protobuf writes it."""
+    body = bytes([numbers.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS << 3]) + b"\xff" * 9 + b"\x01"
+    assert proto.decode_sample(body).prompt_cache_hit_tokens == -1
+
+
+def test_an_empty_array_of_prompt_logprobs_is_none() -> None:
+    """Servers that write every field send an empty one where no log-probabilities were asked for."""
+    assert proto.decode_sample(bytes([numbers.SAMPLE_RESPONSE_PROMPT_LOGPROBS << 3 | 2, 0])).prompt_logprobs is None
