@@ -57,6 +57,33 @@ def test_more_time() -> None:
     assert stepped.now - began == 10.0
 
 
+def test_a_deadline_of_work_that_has_ended() -> None:
+    """A deadline that is released late ends nothing any more."""
+    stepped = SteppedClock()
+
+    async def scenario() -> None:
+        async with stepped.clock().deadline(5.0) as deadline:
+            deadline.hold(100.0, "a model loads")
+        deadline.release()
+
+    asyncio.run(scenario())
+    assert not stepped._sleepers
+
+
+def test_a_wait_that_is_cancelled_leaves_no_timer() -> None:
+    """A background wait that nobody needs any longer is not waited for."""
+    stepped = SteppedClock()
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(stepped.clock().timer(5.0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    asyncio.run(scenario())
+    assert not stepped._sleepers
+
+
 def test_held_deadlines() -> None:
     """While a deadline is held its time does not run; the rest runs on when it is released."""
     stepped = SteppedClock()

@@ -164,6 +164,13 @@ def test_refusals_of_tokenizers(tokenizer: Any) -> None:
         tinker.data.from_messages(tokenizer, CHAT)
 
 
+def test_a_sequence_must_be_a_sequence() -> None:
+    """Text in the place of a sampled sequence is named."""
+    wrong: Any = "answer"
+    with pytest.raises(TypeError, match="sequence must be a SampledSequence, got str"):
+        tinker.data.from_sample([1], wrong, 1.0)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
