@@ -286,17 +286,17 @@ def test_trace_that_never_comes(rest: Rest, wire: Any, clock: Any) -> None:
 ARCHIVE = "training_runs/run-1/checkpoints/weights/0001/archive"
 
 
-@pytest.mark.parametrize(
-    ("headers", "year"), [({"expires": "Fri, 02 Jan 2026 03:04:05 GMT"}, 2026), ({}, 1970), ({"expires": "soon"}, 1970)]
-)
-def test_archive_of_a_redirect(rest: Rest, wire: Any, headers: dict[str, str], year: int) -> None:
+@pytest.mark.parametrize("expires", ["Fri, 02 Jan 2026 03:04:05 GMT", "soon", None])
+def test_archive_of_a_redirect(rest: Rest, wire: Any, clock: Any, expires: str | None) -> None:
     """The target of the redirect is the URL; it is not fetched, and expires after a quarter of an hour by default."""
     wire.fail(ARCHIVE, 503, headers={"retry-after": "3"})
-    wire.fail(ARCHIVE, 302, headers={"location": "https://storage.example/a?sig=1", **headers}, body=b"")
+    headers = {"location": "https://storage.example/a?sig=1", **({} if expires is None else {"expires": expires})}
+    wire.fail(ARCHIVE, 302, headers=headers, body=b"")
     found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(10)
     assert isinstance(found, types.CheckpointArchiveUrlResponse)
-    assert (found.url, found.expires.year) == ("https://storage.example/a?sig=1", year)
+    assert found.url == "https://storage.example/a?sig=1"
     assert found.expires.tzinfo is not None
+    assert found.expires.timestamp() == (1767323045 if expires == "Fri, 02 Jan 2026 03:04:05 GMT" else clock.now + 900)
     assert {exchange.request.url.host for exchange in wire.exchanges} == {"server"}
 
 
@@ -324,6 +324,15 @@ def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
     who = rest.whoami().result(10)
     assert who == types.WhoamiResponse(user_urn="tml:user:u1", org_urn="tml:organization:o1", email=told)
     assert who.model_dump() == {"user_urn": "tml:user:u1", "org_urn": "tml:organization:o1", "email": told}
+
+
+@pytest.mark.parametrize("claims", [{"sub": "tml:user:u1"}, {"org_id": "o1"}])
+def test_whoami_of_half_a_token(rest: Rest, wire: Any, claims: dict[str, str]) -> None:
+    """A token without the user or without the organization does not say who owns it."""
+    wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
+    wire.fail("auth/token", 200, body={"jwt": token(**claims, iat=0, exp=3600)})
+    with pytest.raises(tinker.UnknownIdentityError):
+        rest.whoami().result(10)
 
 
 def test_whoami_of_a_key(rest: Rest) -> None:
