@@ -214,15 +214,12 @@ class Reached:
     def _uses_of(self, module: str, tree: ast.Module, number: int) -> dict[str, set[int]]:
         """The lines in functions for which a line matters that runs on import: of its function, or those that have its name."""
         statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
-        *around, node = (node for node in statements if first_line(node) <= number <= last_line(node))
+        *_, node = (node for node in statements if first_line(node) <= number <= last_line(node))
         if isinstance(node, FUNCTIONS):
             return {module: set(body_of(node))}
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        uses = [self._users[target.id] for target in targets if isinstance(target, ast.Name)]
-        own = {module: {line for use in uses for line in use.get(module, ())}}
-        if own[module] and (around or any(isinstance(target, ast.Name) and target.id[0] == "_" for target in targets)):
-            return own
-        return uses[0] if uses else {}
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+        uses = self._users[target.id] if isinstance(target, ast.Name) else {}
+        return {module: uses[module]} if module in uses else uses
 
     @cached_property
     def _users(self) -> defaultdict[str, dict[str, set[int]]]:
