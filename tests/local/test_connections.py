@@ -19,8 +19,8 @@ import httpx
 import pytest
 from support.tls import Certificates, make_certificates
 
-from tinker.local import Settings, running_server
-from tinker.local.connections import Connections
+from tinker.local import Settings, connections, running_server
+from tinker.local.connections import Connections, raise_descriptor_limit
 
 SECONDS = 30.0  # until a test gives up
 GET = b"GET /api/v1/healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -269,3 +269,15 @@ def test_a_server_takes_the_descriptors_it_may_have(tmp_path: Path) -> None:
     script = SERVE.format(path=str(tmp_path))
     found = subprocess.run([sys.executable, "-c", script], preexec_fn=limit, capture_output=True, text=True, timeout=120)
     assert found.stdout.split() == ["400", str(400 - 50 - 64)], found.stderr
+
+
+def test_a_limit_that_is_high_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft limit above the number of descriptors that is enough is not lowered to it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(connections, "ENOUGH_DESCRIPTORS", 200)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
+        raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (400, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

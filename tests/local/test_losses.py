@@ -163,9 +163,17 @@ def test_a_wrong_datum_is_named(fault: str) -> None:
         ("dro", {"beta": "big"}, "it must be a finite number"),
         ("dro", {"beta": math.inf}, "it must be a finite number"),
         ("ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold exceeds clip_high_threshold"),
+        ("ppo", {"clip_high_threshold": -0.5}, "it must be at least 0"),
+        ("stable_reinforce", {"kl_coeff": -0.1}, "it must be at least 0"),
     ],
 )
 def test_a_wrong_loss_or_option_is_named(name: str, config: dict[str, float | str], fault: str) -> None:
     """Unknown names and unusable values are refused with the name in the message."""
     with pytest.raises(EngineError, match=fault):
         resolve_loss(name, config)
+
+
+@pytest.mark.parametrize(("name", "key"), [("dro", "beta"), ("ppo", "clip_low_threshold")])
+def test_options_that_may_be_negative(name: str, key: str) -> None:
+    """An option without a lower bound is taken below 0 too."""
+    assert resolve_loss(name, {key: -0.5})[1][key] == -0.5

@@ -132,6 +132,14 @@ def test_leniency_ends_where_the_meaning_is_unclear(old: Api, record: dict[str, 
     assert said in str(detail)
 
 
+def test_a_record_is_read_as_the_member_that_it_fits() -> None:
+    """Of the members of a union whose required fields are there, the one is meant whose fields are not null."""
+    body = b'{"chunks": [{"tokens": [1], "format": null, "data": null}, {"format": "png", "data": null, "location": "x"}]}'
+    text, pointer = read_body(body, models.ModelInput).chunks
+    assert isinstance(text, models.EncodedTextChunk)
+    assert isinstance(pointer, models.ImageAssetPointerChunk)
+
+
 def test_required_nulls_stay() -> None:
     """``detail`` of finish is null on the wire and keeps that meaning."""
     body = b'{"reason": {"type": "success", "extra": null}, "detail": null, "unknown": 1}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_any_key_is_taken_where_none_is_set(api: Api) -> None:
 
 
 def test_large_bodies_are_refused(make_api: MakeApi) -> None:
-    """A body above the limit is 413, declared, streamed or decompressed."""
+    """A body above the limit is 413, declared, streamed or decompressed; one of exactly the limit is taken."""
     zstandard = pytest.importorskip("zstandard")
     api = make_api(max_request_bytes=1000)
     assert api.refused("create_session", content=b" " * 1001)[0] == 413
@@ -46,12 +47,16 @@ def test_large_bodies_are_refused(make_api: MakeApi) -> None:
     status, detail = api.refused("create_session", content=bomb, headers={"content-encoding": "zstd"})
     assert (status, "max_request_bytes" in detail) == (413, True)
 
-    async def stream() -> Any:
-        for _ in range(20):
-            yield b" " * 100
+    async def stream(content: bytes) -> Any:
+        for start in range(0, len(content), 100):
+            yield content[start : start + 100]
 
-    streamed = api.runner.run(api.client.post(OPERATIONS["create_session"].path, content=stream()))
-    assert streamed.status_code == 413
+    path = OPERATIONS["create_session"].path
+    assert api.runner.run(api.client.post(path, content=stream(b" " * 2000))).status_code == 413
+    full = json.dumps(SESSION).encode().ljust(1000)
+    assert api.runner.run(api.client.post(path, content=stream(full))).status_code == 200
+    api.ok("create_session", content=full)
+    api.ok("create_session", content=zstandard.compress(full), headers={"content-encoding": "zstd"})
 
 
 def test_custom_losses_are_bounded(make_api: MakeApi) -> None:

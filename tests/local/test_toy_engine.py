@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from tinker.local.engines.dimuon import newton_schulz
+from tinker.local.engines.dimuon import newton_schulz, orthogonal_direction
 from tinker.local.engines.inputs import LOSS_FORMS, SEQUENCE_LOG_RATIO
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.protocol import (
@@ -541,6 +541,12 @@ def test_newton_schulz_makes_singular_values_alike() -> None:
         assert ((values[:5] > 0.6) & (values[:5] < 1.25)).all()
     aligned = left.T @ newton_schulz(matrix) @ right
     np.testing.assert_allclose(aligned, np.diag(np.diag(aligned)), atol=1e-9)
+
+
+def test_each_matrix_of_a_stack_has_the_length_of_its_rank() -> None:
+    """The direction of each matrix in a stack has the Frobenius norm sqrt(min(rows, columns)), however many there are."""
+    stack = np.random.default_rng(0).standard_normal((2, 3, 4))
+    np.testing.assert_allclose(np.linalg.norm(orthogonal_direction(stack), axis=(1, 2)), [math.sqrt(3)] * 2)
 
 
 def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: ToyEngine) -> None:

@@ -337,6 +337,23 @@ def test_entropy_of_distributions(seed: int, normalize: bool, temperature: float
     assert metrics["max"] >= metrics["mean"] >= metrics["min"] > 0
 
 
+def test_a_temperature_is_that_of_the_candidates_that_count() -> None:
+    """With a temperature, the entropy of a row is that of the candidates that the mask keeps, made to add up to one."""
+    batch = make_batch(1, rows=True)
+    batch.masks[:] = [np.zeros(part.shape) for part in batch.parts]
+    batch.masks[0][0, :2] = 1.0
+    batch.data[:] = [
+        tinker.Datum(datum.model_input, {**datum.loss_fn_inputs, "mask": mask})
+        for datum, mask in zip(batch.data, batch.masks, strict=True)
+    ]
+
+    def expected(parts: list[Array]) -> float:
+        row = log_softmax(parts[0][0, :2] / 2.0)
+        return -float((np.exp(row) * row).sum())
+
+    hold(Entropy(temperature=2.0, mask="mask"), batch, expected)
+
+
 @each_reduction
 @each_mask
 @few
@@ -390,6 +407,14 @@ def test_tiny_values_add_nothing() -> None:
     assert evaluate(Entropy(), Batch([np.array([[-51.0]])], [], [], data))[0] == 0.0
 
 
+@pytest.mark.parametrize("term", [KL("ref", direction="reverse"), JS("ref"), Consistency("ref", metric="kl"), Entropy(normalize=True)])  # fmt: skip
+def test_unusable_data_of_a_direct_call(term: Any) -> None:
+    """A term that is called by itself refuses datums whose shape it cannot use."""
+    batch = make_batch(1, rows=False)
+    with pytest.raises(ValueError, match="target_tokens of shape"):
+        term(batch.data, [torch.tensor(part) for part in batch.parts])
+
+
 def test_sparse_targets() -> None:
     """Of sparse targets only the stored candidates count."""
     targets = tinker.TensorData([5, 6, 7], "int64", [2, 3], [0, 2, 3], [0, 2, 1])
@@ -436,6 +461,25 @@ def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: 
 
     metrics = hold(Orthogonality(mode=mode, normalize=normalize, axis=axis), batch, expected)
     assert metrics["rows"] == len(matrix(batch.parts))
+
+
+@pytest.mark.parametrize(("axis", "equal"), [("rows", 1), ("sequence", 0), ("vocabulary", 1)])
+def test_the_sides_of_a_matrix(axis: Any, equal: int) -> None:
+    """Datums [N, K] need the same length where a row is a position, the same number of candidates elsewhere, and no more."""
+    for changed in (0, 1):
+        shapes = [[3, 2], [3, 2]]
+        shapes[1][changed] = 4
+        data = [
+            tinker.Datum(tinker.ModelInput.from_ints([0] * shape[0]), {"target_tokens": np.zeros(shape, np.int64)})
+            for shape in shapes
+        ]
+        logprobs = [torch.zeros(shape) for shape in shapes]
+        if changed == equal:
+            with pytest.raises(ValueError, match=r"data\[1\] has target_tokens of shape .*: not a matrix"):
+                Orthogonality(axis=axis)(data, logprobs)
+        else:
+            rows = {"rows": 7.0, "sequence": 3.0, "vocabulary": 2.0}[axis]
+            assert Orthogonality(axis=axis)(data, logprobs)[1]["rows"] == rows
 
 
 def cubes(data: Any, logprobs: Any) -> Any:

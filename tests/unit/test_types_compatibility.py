@@ -179,7 +179,19 @@ def test_sequences_are_compared_by_value() -> None:
     assert other != SEQUENCE
     assert types.SampleResponse(sequences=[same], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32)) == RESPONSE
     assert types.SampleResponse(sequences=[same]) != RESPONSE
-    assert types.SampleResponse(sequences=[], _prompt_logprobs_list=[None, -1.5]).prompt_logprobs == [None, -1.5]
+
+
+def test_responses_made_of_lists_are_compared_and_shown_alike() -> None:
+    """A response made with lists equals the one made with arrays, and shows no private field."""
+    rows: list[Any] = [[(1, -0.5), (2, -1.0)], None]
+    arrays: dict[str, Any] = {
+        "prompt_logprobs_np": np.asarray([np.nan, -1.5], np.float32),
+        "topk_prompt_logprobs_np": types.TopkLogprobs.from_rows(rows),
+    }
+    given = types.SampleResponse([], _prompt_logprobs_list=[None, -1.5], _topk_prompt_logprobs_list=rows)
+    assert (given.prompt_logprobs, given.topk_prompt_logprobs) == ([None, -1.5], rows)
+    assert given == types.SampleResponse([], **arrays)
+    assert repr(given) == repr(types.SampleResponse([], **arrays))
 
 
 def test_errors_name_the_package_and_their_status() -> None:
