@@ -21,6 +21,7 @@ from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
 from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.samples import SampleQueue, SampleTask
+from tinker.local.scheduling.steps import to_failure
 from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.future_store import FutureStore
@@ -708,3 +709,12 @@ def test_small_losses_run_together(futures: FutureStore) -> None:
     while (step := next((step for queue in queues if (step := queue.take(0.0)) is not None), None)) is not None:
         step(lambda: engine)
     assert engine.seen == ["a2", "b2", "d1"]
+
+
+def test_a_defect_of_the_engine_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that is not the user's is the server's, and its log has the traceback."""
+    assert to_failure(EngineError("no such loss")) == RequestFailure("no such loss", "user")
+    assert caplog.records == []
+    assert to_failure(ZeroDivisionError("defect")) == RequestFailure("ZeroDivisionError: defect", "server")
+    (record,) = caplog.records
+    assert record.exc_info is not None

@@ -141,6 +141,7 @@ def test_runs_come_in_pages_the_last_used_first(api: Api, clock: Clock) -> None:
     page = api.ok("list_training_runs", query={"limit": "2", "access_scope": "accessible"})
     assert [run["training_run_id"] for run in page["training_runs"]] == [runs[0], runs[2]]
     assert page["cursor"] == {"offset": 0, "limit": 2, "total_count": 3}
+    assert api.ok("list_training_runs")["cursor"] == {"offset": 0, "limit": 20, "total_count": 3}
     api.ok("set_session_project", {"project_id": "p"}, session_id=session)
     other = api.model()
     for project, expected in (("p", set(runs)), ("default", {other}), ("q", set())):

@@ -407,6 +407,7 @@ def test_only_what_is_listed_exists() -> None:
         function = getattr(owners[family], name)
         assert callable(function)
         assert FUNCTIONS[torch.fx.node._get_qualified_name(function).replace("_operator.", "operator.")]
+    assert FUNCTIONS["torch.functional.einsum"] == "torch.einsum"
     assert all(callable(getattr(torch.Tensor, name)) for name in METHODS)
     for name in {*METHODS, *OPERATORS, *ATTRIBUTES, *(target.rpartition(".")[2] for target in FUNCTIONS.values())}:
         assert not name.startswith("_")

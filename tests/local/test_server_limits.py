@@ -198,3 +198,4 @@ def test_closing_is_harmless_at_any_time(make_api: MakeApi) -> None:
     api.runner.run(api.state.aclose())
     status, detail = api.refused("get_server_capabilities")
     assert (status, detail) == (503, "the server is shutting down")
+    assert api.call("get_server_capabilities").json()["code"] == "unavailable"

@@ -56,6 +56,8 @@ def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
     path = api.result(save_for_sampler(api, api.model(session), 1, path="a"))["path"]
     stored = api.sampler(session, 1, model_path=path)
     assert api.ok("get_sampler", sampler_id=stored)["model_path"] == path
+    named = api.sampler(session, 2, model_path=path, base_model="tinker/toy")
+    assert api.ok("get_sampler", sampler_id=named) == {**known, "sampler_id": named, "model_path": path}
 
 
 def targets(tokens: list[int], shape: list[int], **sparse: list[int]) -> dict[str, Any]:
