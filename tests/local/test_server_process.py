@@ -222,17 +222,16 @@ def test_other_schemes_are_refused() -> None:
 def test_a_forked_child_has_a_server_of_its_own(in_process: Path) -> None:
     """A forked child does not hang on threads that only its parent has."""
     script = """
-import asyncio, os, sys, httpx
-from pathlib import Path
-from tinker.local import in_process_app
-async def models():
-    app = in_process_app("local://toy", Path(sys.argv[1]))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://local") as client:
-        return (await client.get("/api/v1/get_server_capabilities")).json()
-asyncio.run(models())
+import os, sys, tinker
+os.environ["TINKER_LOCAL_DIR"] = sys.argv[1]
+def sample():
+    sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
+    params = tinker.SamplingParams(max_tokens=2, stop=[])
+    return len(sampler.sample(tinker.ModelInput.from_ints([1]), 1, params).result(30).sequences[0].tokens)
+assert sample() == 2
 child = os.fork()
 if child == 0:
-    os._exit(0 if asyncio.run(models())["supported_models"] else 1)
+    os._exit(0 if sample() == 2 else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", script, str(in_process)], timeout=60, capture_output=True, check=False)
