@@ -13,6 +13,7 @@ import pytest
 import tinker
 from tinker._http.auth import read_claims
 from tinker._http.credentials import StoredKey, default_key, store_default
+from tinker.auth import get_tinker_token
 
 Connect = Callable[..., tinker.ServiceClient]
 INVALID = {"www-authenticate": 'Bearer error="invalid_token"'}
@@ -169,7 +170,7 @@ def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeyp
 
 
 def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosted service falls back to the stored default key; the error about a broken file does not show its content."""
+    """The hosted service, and no other, falls back to the stored default key; the error about a broken file does not show its content."""
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -185,6 +186,10 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[1].key == "tml-stored"
     assert repr(found[1]) == "StoredKey('n')"
     tinker.RestClient()
+    assert get_tinker_token() == "tml-stored"
+    monkeypatch.setenv("TINKER_BASE_URL", "http://server")
+    assert get_tinker_token() is None
+    monkeypatch.delenv("TINKER_BASE_URL")
     for broken in ('{"keys": "tml-oops"', '{"keys": {"7": "tml-oops"}}'):
         file.write_text(broken)
         for use in (tinker.RestClient, lambda: store_default(file, "8", StoredKey(key="tml-new"))):

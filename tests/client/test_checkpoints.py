@@ -306,6 +306,15 @@ def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path)
     assert [file.name for file in folder.parent.iterdir()] == [folder.name]
 
 
+def test_parts_that_cannot_be_removed(fetch: Any, store: Store, tmp_path: Path) -> None:
+    """A complete download does not fail because its folder of parts cannot be removed, as where that is a link."""
+    for name in ("elsewhere", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "run_external_weights_e.partial").symlink_to(tmp_path / "elsewhere")
+    store.give("http://store/a", b"abc")
+    assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"abc"
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "a\\b", "c:x", "a//../b", "", "x\0y"])
 def test_names_outside_the_folder(name: str, fetch: Any) -> None:
     """A server cannot choose a path outside the folder; nothing is downloaded if it tries."""

@@ -106,7 +106,7 @@ def test_another_process_uses_its_own_credential(live_server: str) -> None:
 
 
 AFTER_FORK = """
-import os, sys, warnings, tinker
+import asyncio, os, sys, warnings, tinker
 warnings.simplefilter("ignore")
 service = tinker.ServiceClient()
 training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
@@ -117,18 +117,23 @@ params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
 def sample(client):
     return client.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(30).sequences[0].tokens
 expected = sample(sampler)
+pending = tinker.APIFuture()
 child = os.fork()
 if child == 0:
-    code = 1
+    code = 2
     try:
         assert sample(sampler) == expected
         assert rest.get_server_capabilities().result(30).supported_models == models
         assert sample(service.create_sampling_client(base_model="tinker/toy"))
-        try:
-            training.optim_step(tinker.AdamParams())
-        except RuntimeError as error:
-            assert "belongs to the parent process" in str(error)
-            code = 0
+        for call, reason in (
+            (lambda: training.optim_step(tinker.AdamParams()), "belongs to the parent process"),
+            (lambda: asyncio.run(asyncio.wait_for(pending.wait(), 30)), "called in the parent process"),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                assert reason in str(error)
+                code -= 1
     finally:
         os._exit(code)
 _, status = os.waitpid(child, 0)
@@ -140,7 +145,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_after_fork(live_server: str) -> None:
-    """A forked child can use the parent's samplers and REST calls, over new connections; a run works only in the parent."""
+    """A forked child can use the parent's samplers and REST calls, over new connections; a run and its futures work only in the parent."""
     environment = {**os.environ, "TINKER_API_KEY": "tml-live", "TINKER_BASE_URL": live_server}
     done = subprocess.run(
         [sys.executable, "-c", AFTER_FORK], env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -200,6 +200,7 @@ def test_durations_have_buckets() -> None:
         metrics(settled(seconds))
     summary = metrics.snapshot().futures['a"b\nc']
     assert (summary.shortest_seconds, summary.longest_seconds) == (0.001, 100.0)
+    assert [*summary.buckets] == [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, math.inf]
     assert (summary.buckets[0.001], summary.buckets[0.2], summary.buckets[60.0], summary.buckets[math.inf]) == (1, 1, 2, 3)
 
 

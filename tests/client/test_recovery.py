@@ -67,8 +67,8 @@ def undisturbed(steps: int) -> list[float]:
 def loop(client: RecoveringTrainingClient, steps: int, body: Callable[[int], Any], **given: Any) -> None:
     """Do the same in each step, in a separate block."""
     for step in client.steps(steps, **given):
-        with step:
-            body(step)
+        with step as number:
+            body(number)
 
 
 def train(client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[], None]], **given: Any) -> list[int]:
@@ -134,11 +134,11 @@ def test_a_loop_in_a_coroutine(client: RecoveringTrainingClient, restart: Restar
     async def all_of_it() -> list[int]:
         taken = list[int]()
         async for step in client.steps(6, save_every=2):
-            async with step:
-                taken.append(step)
+            async with step as number:
+                taken.append(number)
                 if taken == [0, 1, 2, 3]:
                     await asyncio.to_thread(restart)
-                await begin(client, step)
+                await begin(client, number)
         return taken
 
     taken = asyncio.run(all_of_it())
@@ -168,6 +168,15 @@ def test_training_before_the_loop_is_saved_first(client: RecoveringTrainingClien
     assert taken == [0, 0, 1]
     assert probe(client) == undisturbed(4)
     assert client.saves[0].path.endswith("/step-000000-start")
+
+
+def test_a_first_save_that_fails(client: RecoveringTrainingClient, wire: Any) -> None:
+    """If the save before the loop fails, the loop raises its error and begins no step."""
+    begin(client, 0).result(10)
+    wire.fail("save_weights", 403)
+    with pytest.raises(tinker.PermissionDeniedError):
+        train(client, 2, {})
+    assert len(wire.requests("forward_backward")) == 1
 
 
 def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingClient, restart: Restart, wire: Any) -> None:
@@ -336,18 +345,22 @@ def test_recover_raises_errors_that_are_no_loss(client: RecoveringTrainingClient
 # Repeated errors of the same loss
 
 
-def test_a_loss_is_recovered_once(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+def test_a_loss_is_recovered_once(
+    service: tinker.ServiceClient, client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
     """Every error of one loss, including a sampler's, returns the same recovery; the new run keeps what was done in it."""
-    sampler = client.save_weights_and_get_sampling_client().result(10)
+    samplers = client.save_weights_and_get_sampling_client(), service.create_sampling_client(base_model="tinker/toy")
+    ready = [sampler.result(10) for sampler in samplers]
     restart()
     futures: list[Any] = [client.forward_backward([datum(0)], "cross_entropy"), client.optim_step(PARAMS)]
     errors = [one.exception(10) for one in futures]
-    errors.append(sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).exception(10))
+    sampling = tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+    errors += [sampler.sample(*sampling).exception(10) for sampler in ready]
     assert all(isinstance(error, tinker.SessionLostError) for error in errors)
     recovery = client.recover(errors[0])
     begin(client, 0).result(10)
     after = probe(client)
-    assert [client.recover(error) for error in errors] == [recovery] * 3
+    assert [client.recover(error) for error in errors] == [recovery] * 4
     assert recoveries == [recovery]
     assert (client.model_id, probe(client)) == (recovery.new_run_id, after)
 
@@ -416,9 +429,11 @@ def test_a_fresh_optimizer(first: tinker.TrainingClient, restart: Restart, wire:
 
 
 def test_saves_by_hand(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """Manual saves can be recovered from manually, and keep their metadata."""
+    """Manual saves can be recovered from manually, keep their metadata, and replace no other."""
     begin(client, 0)
     client.save_state("mine", user_metadata={"score": "7"}).result(10)
+    with pytest.raises(tinker.ConflictError):
+        client.save_state("mine").result(10)
     begin(client, 1).result(10)
     restart()
     lost = begin(client, 2).exception(10)

@@ -141,6 +141,14 @@ def test_every_term_trains_all_data(training: tinker.TrainingClient, wire: Any, 
         assert 0 < metrics["reg/term/grad_norm"] == pytest.approx(metrics["total_grad_norm"]), term
 
 
+def test_a_mask_that_only_a_term_takes(training: tinker.TrainingClient) -> None:
+    """A named base that takes no ``mask`` leaves one value for each token of targets ``[N, K]`` to the term that does."""
+    rows = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": np.ones((2, 3), np.int64), "mask": [0.0, 1.0]})
+    loss = regularized("cross_entropy", [Regularizer(L1(mask="mask"))])
+    metrics = training.forward_backward_custom([rows], loss).result(10).metrics
+    assert 0 < metrics["reg/l1/value"] < metrics["base/loss"]
+
+
 def watch(loss: RegularizedLoss, gradients: list[Any]) -> Any:
     """Return the same loss, and keep its gradient."""
 
@@ -417,6 +425,7 @@ def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient
     cases: list[tuple[list[tinker.Datum], Any, Any, str]] = [
         ([ready, datum()], total, KL("ref"), r"regularizer 'term': data\[1\].loss_fn_inputs is missing 'ref'"),
         ([add(datum(), ref=np.zeros((3, 2), np.float32))], total, KL("ref"), r"data\[0\].loss_fn_inputs\['ref'\] has shape \[3, 2\]"),
+        ([add(rows, ref=[0.0])], total, KL("ref"), r"\['ref'\] has shape \[1\], target_tokens has \[1, 3\]"),
         ([ready], total, KL("ref", mask="counted"), r"data\[0\].loss_fn_inputs is missing 'counted'"),
         ([add(ready, counted=[0.0] * 3)], total, L1(mask="counted"), "'counted' is 0 in every datum"),
         ([ready], total, KL([np.zeros(3)] * 2), "the reference has 2 arrays for 1 datums"),
@@ -447,6 +456,8 @@ def test_wrong_arguments_are_refused() -> None:
     make: Any = regularized
     term: Any = Regularizer
     fine = Regularizer(squares)
+    two = [tinker.Datum(tinker.ModelInput.from_ints([1]), {"target_tokens": [2]})] * 2  # type: ignore[dict-item]
+    penalty = GradientPenalty(squares, mode="interpolated", reference=[np.zeros(1)] * 2)
     cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: make("gspo", []), ValueError, "base must be a loss function or one of cross_entropy, .* got 'gspo'"),
         (lambda: make(5, []), TypeError, "must be a function"),
@@ -483,6 +494,7 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: ElasticNet(l1_ratio=1.5), ValueError, "l1_ratio"),
         (lambda: Entropy(temperature=0.0), ValueError, "temperature"),
         (lambda: GradientPenalty(total, mode="interpolated"), ValueError, "go together"),
+        (lambda: penalty(two, [torch.zeros(1, requires_grad=True)]), ValueError, "shorter"),
     ]  # fmt: skip
     for call, kind, message in cases:
         with pytest.raises(kind, match=message):

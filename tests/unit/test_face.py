@@ -178,6 +178,20 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert pipe.getvalue() == ""
 
 
+def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a notebook tqdm draws the bar; where it is not installed, rich does on a terminal."""
+    pytest.importorskip("tqdm")
+    notebook, shell, screen = ModuleType("IPython"), type("Shell", (), {"__module__": "ipykernel.zmqshell"})(), Screen()
+    monkeypatch.setattr(notebook, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    assert FutureProgress[int](futures_of(1, 2), "Sampling", screen).results(5) == [1, 2]
+    assert "Sampling: 100%" in capsys.readouterr().err
+    assert screen.getvalue() == ""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert FutureProgress[int](futures_of(1, 2), "Sampling", screen).results(5) == [1, 2]
+    assert "2/2" in screen.getvalue()
+
+
 def test_charts() -> None:
     """Curves stay within their frame, names are escaped, and values that are not finite are left out."""
     curve = [(step, 4.0 / step) for step in range(1, 50)] + [(50, float("nan"))]
