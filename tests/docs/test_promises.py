@@ -58,6 +58,17 @@ def test_limits_of_responses() -> None:
     )
 
 
+def test_limits_of_the_local_server() -> None:
+    """The limits of a server without settings are those that the pages state."""
+    limits = Settings(data_dir=Path("unused"))
+    servers, rl = ((DOCS / name).read_text() for name in ("servers.md", "rl.md"))
+    assert f"the limits are {limits.max_models} models and {limits.max_sessions} sessions" in servers
+    assert f"adapters of rank 1 to {limits.max_rank} with torch" in servers
+    sizes = f"than {limits.max_request_bytes >> 20} MiB, and uploaded files of more than {limits.max_upload_bytes >> 30} GiB"
+    assert sizes in servers
+    assert f"up to {limits.max_recorded_tokens >> 20} million sampled tokens" in rl
+
+
 @contextlib.contextmanager
 def recording_proxy() -> Iterator[tuple[str, list[str]]]:
     """Yield a proxy that notes what it is asked for and has nothing."""

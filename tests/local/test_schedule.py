@@ -591,6 +591,26 @@ def test_training_and_sampling_share_the_time() -> None:
     assert worker._take(time.now) is None
 
 
+def test_idle_time_is_not_made_up_for() -> None:
+    """Training that comes back after a while shares the time with sampling as before, and does not catch up."""
+    time, log = Time(), list[str]()
+    worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
+    training = Timed(log, time, 1.0, "a0")
+    worker.add(training)
+    worker.add(Timed(log, time, 1.0, *(f"t{number}" for number in range(9))), "sampling")
+
+    def run(count: int) -> list[str]:
+        for _ in range(count):
+            found = worker._take(time.now)
+            assert found is not None
+            worker._carry_out(*found)
+        return [entry[0] for entry in log[-count:]]
+
+    assert sorted(run(6)) == ["a", *"ttttt"]
+    training._ids += ["a1", "a2", "a3"]
+    assert sorted(run(2)) == sorted(run(2)) == ["a", "t"]
+
+
 def test_base_models_share_the_time() -> None:
     """A model with many runs gets as much time as one with a single run, and each step gets the engine of its model."""
     time, log = Time(), list[str]()
