@@ -58,11 +58,6 @@ class Signer:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def is_token(text: str) -> bool:
-    """Return whether a text has the form of a token, by whomever it was written."""
-    return text.startswith("eyJ") and text.count(".") == 2
-
-
 def _encode(value: object) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(value)).rstrip(b"=").decode()
 
@@ -137,10 +132,7 @@ class Accounts:
 
     def _key_of_token(self, given: bytes) -> int:
         """Return the number of a token's key. Raises InvalidToken for anything else, such as the token of a link."""
-        text = given.decode("utf-8", "replace")
-        if not is_token(text):
-            raise InvalidToken("it does not have the form of a token")
-        key_id = self._signer.read(text).get("key_id")
+        key_id = self._signer.read(given.decode("utf-8", "replace")).get("key_id")
         if not isinstance(key_id, int):
             raise InvalidToken("it is the token of a link")
         return key_id
