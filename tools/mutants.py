@@ -75,8 +75,7 @@ BATCHES = 16  # in which the tests are measured
 NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-PRELOADED = ["numpy", "msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs"]
-PRELOADED += ["torch", "schemathesis"]
+PRELOADED = ["msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch", "schemathesis"]
 UNIMPORTABLE = ("found no collectors", "while loading conftest")  # pytest says of tests that cannot even be imported
 TEST_SECONDS = 30  # of one test: a mutant may make it hang
 OPTIONS = ["--no-header", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider"]
