@@ -86,6 +86,17 @@ def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
     assert found(api, statuses=[{"type": "failed"}]) == []
 
 
+def test_what_begins_in_a_session_keeps_it_alive(make_api: MakeApi, clock: Clock) -> None:
+    """A client that samples without heartbeats is not silent."""
+    api = make_api(clock=clock, idle_session_seconds=100.0)
+    name = session(api, clock)
+    for number in range(3):
+        clock.seconds += 60
+        api.sampler(name, number)
+        api.shared.store.end_idle()
+    assert found(api, statuses=[{"type": "active"}]) == [name]
+
+
 def test_a_search_result_describes_its_session(api: Api, clock: Clock) -> None:
     """A search result has the session's time, owner, status and the size of its checkpoints."""
     name = session(api, clock, project_id="p", display_name="n", user_metadata={"a": "b"})

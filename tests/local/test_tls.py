@@ -84,11 +84,12 @@ def test_a_client_that_does_not_know_the_issuer_is_not_served(tmp_path: Path, ce
 
 
 def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Certificates) -> None:
-    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused."""
+    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused, and so are new handshakes on a connection."""
     from tinker.local.tls import load_tls
 
     context = load_tls(certificates.chain, certificates.key)
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
     with running_server(Settings(data_dir=tmp_path), ssl_context=context) as url:
         trusting = certificates.make_client_context()
         trusting.set_alpn_protocols(["h2", "http/1.1"])

@@ -203,7 +203,7 @@ class Journal:
         with self._lock:
             held = self._held.setdefault(model_id, {})
             held[future.request_id] = [*self._notes.mine, _to_row(future, outcome)]
-            self._notes.mine.clear()
+            self._notes.mine.clear()  # they come with the run
 
     def add_run(self, run: JournalRun, droppable: Iterable[str]) -> None:
         """Write that a run is kept up to a request, with the results that were held back.
