@@ -99,7 +99,7 @@ class Numbers(Iterator[int]):
             self.next = expected + 1
             self._note_expected(expected, number)
             return expected
-        return next(self) if number in self._reused else None  # a number of those the server has seen after all
+        return next(self) if number in self._reused else None  # the server has seen it after all
 
     def _note_expected(self, expected: int, number: int) -> None:
         answer = f"expected {expected}, got {number}"
