@@ -64,6 +64,14 @@ def test_parameters_as_plain_data_and_numbers_of_numpy(sampler: tinker.SamplingC
     assert response.topk_prompt_logprobs == wanted.topk_prompt_logprobs
 
 
+def test_a_flag_that_is_neither_true_nor_false(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """It is refused at the call, and nothing is sent."""
+    wrong: Any = "perhaps"
+    with pytest.raises(TypeError, match="include_prompt_logprobs must be True or False, got str"):
+        sampler.sample(PROMPT, 1, PARAMS, include_prompt_logprobs=wrong)
+    assert wire.requests("asample") == []
+
+
 def test_compute_logprobs(sampler: tinker.SamplingClient) -> None:
     """The logprobs of a prompt equal those that sampling reports for it."""
     logprobs = sampler.compute_logprobs(PROMPT).result(10)

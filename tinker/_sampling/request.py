@@ -47,8 +47,9 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_samples", *self.COUNTS):
             if type(count := getattr(self, name)) is not int:
                 msgspec.structs.force_setattr(self, name, read_integer(name, count))
-        flag = read_flag("include_prompt_logprobs", self.include_prompt_logprobs)
-        msgspec.structs.force_setattr(self, "include_prompt_logprobs", flag)
+        if type(self.include_prompt_logprobs) is not bool:
+            flag = read_flag("include_prompt_logprobs", self.include_prompt_logprobs)
+            msgspec.structs.force_setattr(self, "include_prompt_logprobs", flag)
         if self.prompt_logprobs_last_n is not None:
             last = read_integer("prompt_logprobs_last_n", self.prompt_logprobs_last_n)
             msgspec.structs.force_setattr(self, "prompt_logprobs_last_n", last)
