@@ -68,7 +68,8 @@ def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
 def test_the_data_need_the_key(make_api: MakeApi) -> None:
     """The data need the key; the page itself holds none of them, so it needs no key."""
     api = make_api(api_key=KEY)
-    assert api.runner.run(api.client.get("/overview")).status_code == 401
+    refused = api.runner.run(api.client.get("/overview"))
+    assert (refused.status_code, refused.headers["x-content-type-options"]) == (401, "nosniff")
     assert api.runner.run(api.client.get("/overview", params={"key": KEY, "api_key": KEY})).status_code == 401
     assert overview(api, **{"x-api-key": KEY})["models"][0]["base_model"] == "tinker/toy"
     page = api.runner.run(api.client.get("/"))

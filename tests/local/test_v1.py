@@ -71,6 +71,7 @@ def test_a_checkpoint_is_a_model(client: Any, checkpoint: str) -> None:
     """A checkpoint is listed and described as a model, and completes with what it was trained on."""
     assert [model.id for model in client.models.list()] == [MODEL, checkpoint]
     assert client.models.retrieve(checkpoint).id == checkpoint
+    assert client.models.retrieve(MODEL).created == 0
     answer = client.completions.create(model=checkpoint, prompt="e", max_tokens=8, temperature=0)
     assert answer.choices[0].text == "eeeeeeee"
     chat = client.chat.completions.create(
@@ -176,6 +177,15 @@ def test_a_harness_can_score_a_prompt(client: Any, url: str) -> None:
     assert scores.token_logprobs == pytest.approx(expected)
     assert scores.top_logprobs[0] is None
     assert all(word in top and max(top.values()) >= top[word] for word, top in zip(scores.tokens[1:], scores.top_logprobs[1:]))
+    short = client.completions.create(model=MODEL, prompt=list(b"Th"), max_tokens=0, echo=True, logprobs=3)
+    assert len(short.choices[0].logprobs.top_logprobs[1]) >= 3
+
+
+def test_log_probabilities_without_alternatives(client: Any) -> None:
+    """A chat may ask for those of its own tokens only."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 2}
+    answer = client.chat.completions.create(model=MODEL, logprobs=True, top_logprobs=0, **asked)
+    assert [one.top_logprobs for one in answer.choices[0].logprobs.content] == [[], []]
 
 
 def test_no_tokens_are_generated_only_to_echo_the_prompt(client: Any) -> None:
@@ -589,6 +599,8 @@ NEUTRAL: dict[str, object] = {
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
+    "tfs_z": 1,
+    "typical_p": 1,
 }
 HARMLESS: dict[str, object] = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "top_words": 3}
 

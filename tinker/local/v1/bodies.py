@@ -251,9 +251,16 @@ def _refuse(faults: Sequence[str]) -> None:
 
 
 def to_sample_request(
-    body: GenerationBody, prompt: Sequence[int], max_tokens: int | None, stop: list[str] | None, **scores: int | bool
+    body: GenerationBody,
+    prompt: Sequence[int],
+    max_tokens: int | None,
+    stop: list[str] | None,
+    *,
+    prompt_logprobs: bool,
+    topk_prompt_logprobs: int,
+    topk_sample_logprobs: int,
 ) -> models.SampleRequest:
-    """Return the sample of the contract that a body asks for; ``scores`` are its fields for log-probabilities."""
+    """Return the sample of the contract that a body asks for."""
     is_checkpoint = body.model.startswith(SCHEME)
     chunk = models.EncodedTextChunk(tokens=list(prompt))
     return models.SampleRequest(
@@ -275,7 +282,7 @@ def to_sample_request(
             json_schema=None if body.response_format is None else body.response_format.read_schema(),
             priority=body.priority,
         ),
-        prompt_logprobs=bool(scores.get("prompt_logprobs", False)),
-        topk_prompt_logprobs=int(scores.get("topk_prompt_logprobs", 0)),
-        topk_sample_logprobs=int(scores.get("topk_sample_logprobs", 0)),
+        prompt_logprobs=prompt_logprobs,
+        topk_prompt_logprobs=topk_prompt_logprobs,
+        topk_sample_logprobs=topk_sample_logprobs,
     )
