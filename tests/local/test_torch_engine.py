@@ -613,6 +613,19 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
     assert_same(weights(engine, "a"), weights(engine, "c"))
 
 
+def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
+    """As long as the gradient stays the same, so does the momentum, whatever share of it is kept."""
+    nudge(engine, "a")
+    adapter, found = engine._adapter("a"), list[list[torch.Tensor]]()
+    for beta1 in (0.0, 0.5, 0.9):
+        engine.forward_backward("a", supervised(6, 4), "cross_entropy", {}, backward=True)
+        engine.optim_step("a", Dimuon(learning_rate=0.0, beta1=beta1))
+        found.append([adapter.optimizer.state[tensor]["momentum"].clone() for tensor in adapter.weights.tensors.values()])
+    assert float(found[0][0].norm()) > 0
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
 # Sampling
 
 
