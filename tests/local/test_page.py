@@ -50,10 +50,11 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
 
 def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
     """A session that has ended comes after all that have not, although it is newer."""
-    api = make_api()
+    api = make_api(clock=Clock())
     live, ended = api.session(), api.session()
     api.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=ended)
     assert [(one["id"], one["alive"]) for one in overview(api)["sessions"]] == [(live, True), (ended, False)]
+    assert overview(api)["sessions"][0]["silent_seconds"] == 0.0
 
 
 def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
