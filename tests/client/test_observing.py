@@ -223,7 +223,7 @@ def test_metrics(connect: Connect, wire: Any) -> None:
     assert (seen.attempts["optim_step"].count, seen.attempts["optim_step"].failed) == (23, 3)
     assert seen.retries == {"optim_step": 3}
     assert seen.queue_changes == {"paused_capacity": 1}
-    assert "queue: paused_capacity" in metrics._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "queue: paused_capacity" in metrics._repr_html_()
     steps = seen.futures["optim_step"]
     assert (steps.count, steps.failed) == (20, 0)
     assert steps.p50 == steps.p95 == 0 < steps.p99 == steps.longest_seconds
