@@ -298,6 +298,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             if error is None:
                 self.set_result(task.result())
             else:
+                _hide_frames(error)  # they hold this future and its request, until garbage is collected
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:
             pass  # cancelled by the user while the outcome was on its way
@@ -326,14 +327,15 @@ class APIFuture(Described, concurrent.futures.Future[T]):
 
 
 def _hide_frames(error: BaseException) -> None:
-    """Drop the frames of the loop thread from an error of this package, and from its cause.
+    """Drop the frames of the loop thread from an error of this package, and from those that it comes from.
 
     Another error keeps those behind the last one that hides itself, such as the call of a custom loss.
     """
     if isinstance(error, TinkerError):
         error.__traceback__ = None
-        if (cause := error.__cause__) is not None and type(cause).__module__.partition(".")[0] == "tinker":
-            cause.__traceback__ = None
+        for source in (error.__cause__, error.__context__):
+            if source is not None and type(source).__module__.partition(".")[0] == "tinker":
+                source.__traceback__ = None
         return
     frame = error.__traceback__
     while frame is not None:

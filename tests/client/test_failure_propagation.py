@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -677,6 +678,35 @@ def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.
     release()
     assert step.result(10)
     assert isinstance(failed.exception(10), tinker.RequestFailedError)
+
+
+# What failures hold --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("forward_backward", 503), ("forward_backward", 404), ("forward_backward", 422), ("optim_step", 403), ("get_info", 404)],
+)
+def test_a_failed_attempt_is_freed_at_once(
+    wire: Any, service: tinker.ServiceClient, datum: MakeDatum, name: str, status: int
+) -> None:
+    """What a failed attempt holds, such as the body of its request, does not wait for the garbage collector."""
+    wire.fail(name, status)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        training = service.create_lora_training_client("tinker/toy", rank=2)
+        for _ in range(2):
+            training.forward_backward([datum()], "cross_entropy").exception(10)
+            training.optim_step(ADAM).exception(10)  # behind a failure, it is not sent
+        assert training.optim_step(ADAM).result(10)
+        gc.collect()
+        assert [one for one in gc.garbage if isinstance(one, FrameType) and "tinker" in one.f_code.co_filename] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 # Failures that are never received -----------------------------------------------------------------------------------------

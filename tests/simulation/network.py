@@ -119,7 +119,7 @@ class SimulatedEngine:
             return await outcome
         finally:
             timer.cancel()
-            del self._open[outcome]
+            del self._open[outcome], outcome
 
     def _check_open(self) -> None:
         if self._is_closed:

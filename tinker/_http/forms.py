@@ -142,7 +142,8 @@ class FormAttempt(msgspec.Struct):
         other = next(self._others, None)
         if other is None:
             self._rounds += is_unexplained(self._refusals[0][1])
-            return self._most_specific_error(self._refusals)
+            refusals, self._refusals = self._refusals, []  # their tracebacks hold this attempt
+            return self._most_specific_error(refusals)
         self.form = other
         self._is_unanswered = True
         return other

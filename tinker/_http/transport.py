@@ -261,7 +261,10 @@ class Transport:
             except BaseException as error:
                 call.leave(error)
                 raise
-        raise step.error
+        try:
+            raise step.error
+        finally:
+            del step  # which would hold this frame, by the traceback, until garbage is collected
 
     async def _resume(self, call: _Call[Any], step: Refresh | Wait) -> Variant:
         """Get another token, or wait until the next attempt; return the next request to send."""
@@ -317,11 +320,10 @@ class Transport:
                 attempt.end(None, None)
             raise
         self.reachability.failure, self.reachability.has_answered = None, True
-        error = None if is_success(response.status) else self._refuse(prepared, response)
+        if not is_success(response.status):
+            raise self._refuse(prepared, response, attempt)
         if attempt is not None:
-            attempt.end(response, error)
-        if error is not None:
-            raise error
+            attempt.end(response, None)
         return response
 
     def _lose(
@@ -340,11 +342,15 @@ class Transport:
         failure = ExchangeFailed(f"no result within {request.timeout_seconds:g} s", timed_out=True)
         return connection_error(self.prepare(request, Purpose.SESSION), failure)
 
-    def _refuse(self, prepared: PreparedRequest, response: RawResponse) -> errors.APIStatusError:
+    def _refuse(
+        self, prepared: PreparedRequest, response: RawResponse, attempt: _ObservedAttempt | None
+    ) -> errors.APIStatusError:
         """Return the error for a response that is not a success."""
         error = status_error(response, self.clock)
         if prepared.confined and response.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")
+        if attempt is not None:
+            attempt.end(response, error)
         return error
 
     # ------------------------------------------------------------------------------------------- retries of something else
