@@ -298,7 +298,8 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             if error is None:
                 self.set_result(task.result())
             else:
-                _hide_frames(error)  # they hold this future and its request, until garbage is collected
+                if isinstance(error, TinkerError):
+                    _hide_frames(error)  # they hold this future and its request, until garbage is collected
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:
             pass  # cancelled by the user while the outcome was on its way
