@@ -45,6 +45,7 @@ from tinker.local.engines.protocol import (
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.decoding import DecodingRun, Stops, draw, truncate
 from tinker.local.engines.torch.head import SplitModel
+from tinker.local.engines.torch.loading import directory_names
 from tinker.local.engines.torch.lora import LoraWeights
 
 SPEC = AdapterSpec(rank=4, seed=7)
@@ -960,6 +961,11 @@ def test_the_packaged_model_is_small_and_complete() -> None:
         assert ids == list(sample.encode())
         assert tokenizer.decode(ids) == sample
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (256, 257, 258)
+
+
+def test_only_directories_of_the_user_have_paths_for_names() -> None:
+    """A model of a hub and the packaged one are not served under the name of any path."""
+    assert directory_names("tinker/no-such-folder") == directory_names(str(PACKAGED_FOLDER)) == frozenset()
 
 
 def test_the_packaged_model_has_learned_text() -> None:

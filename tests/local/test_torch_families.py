@@ -31,7 +31,7 @@ from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
-from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import check_cache
 
@@ -360,6 +360,29 @@ def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
     engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
     engine.forward_backward("a", [example(5)], "cross_entropy", {}, backward=True)
     assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
+
+
+def test_a_gate_is_a_router_beside_experts_only() -> None:
+    """A linear module with the name of a router has an adapter, unless experts stand beside it."""
+    with torch.device("meta"):
+        dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+        dense.model.layers[0].mlp.gate = torch.nn.Linear(32, 48)
+        routed = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**SIZES, num_local_experts=2))
+    found = [{target.name for target in LoraTargets(model).all} for model in (dense, routed)]
+    assert "model.layers.0.mlp.gate" in found[0]
+    assert "model.layers.0.feed_forward.shared_expert.up_proj" in found[1]
+    assert "model.layers.0.feed_forward.router" not in found[1]
+
+
+def test_experts_are_named_in_brief_where_that_is_enough() -> None:
+    """PEFT gets the ends of the names of all experts, and whole names of those of one layer."""
+    family = BY_NAME["Qwen3-VL-MoE"]
+    with torch.device("meta"):
+        model = getattr(transformers, family.model)(getattr(transformers, family.config)(**family.settings))
+    targets = LoraTargets(model)
+    assert targets.peft_config(SPEC, "m").target_parameters == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    one = targets.peft_config(attrs.evolve(SPEC, target_modules=("1.mlp.experts",)), "m").target_parameters
+    assert one == [f"model.language_model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
 
 
 def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:

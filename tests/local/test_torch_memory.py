@@ -195,18 +195,25 @@ def test_recomputed_activations_change_nothing(llama: Path) -> None:
 
 
 def test_what_layers_keep_grows_with_their_size(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``auto`` recomputes what would fill the free memory, and nothing else."""
+    """``auto`` recomputes what would fill more than half of the free memory, and nothing else."""
     engine = open_engine(llama)
     config, seen = engine._model.config, list[int]()
     assert estimate_bytes(config, 200) == 2 * estimate_bytes(config, 100) > 100 * 2 * 32 * 4
     engine._model.model.layers[0].mlp.register_forward_pre_hook(lambda *args: seen.append(1))
-    counts = []
-    for free in (10**12, 10**5):
+    counts, needed = [], estimate_bytes(config, 31)
+    for free in (2 * needed, 2 * needed - 1):
         monkeypatch.setattr("tinker.local.engines.torch.memory.free_bytes", lambda device, free=free: free)
         seen.clear()
-        compute(engine)
+        compute(engine, lengths=(31,))
         counts.append(len(seen))
     assert counts[1] == 2 * counts[0]
+
+
+def test_layers_without_a_width_are_taken_for_four_times_their_states() -> None:
+    """A config that gives no width of the MLP, or one for each layer, is estimated with the usual width."""
+    sizes: list[dict[str, Any]] = [{"intermediate_size": 4 * 32}, {}, {"intermediate_size": [64, 48]}]
+    found = [estimate_bytes(transformers.PretrainedConfig(hidden_size=32, num_hidden_layers=2, **one), 100) for one in sizes]
+    assert found[1:] == [found[0]] * 2
 
 
 # Memory that does not suffice

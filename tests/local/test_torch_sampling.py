@@ -290,6 +290,19 @@ def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
     assert rows >= {1, 2, 3}
 
 
+def test_the_room_is_used_to_the_last_token(engine: TorchEngine) -> None:
+    """Samples begin together, and go on together, as long as they fit; those that fill the room exactly do."""
+    for missing in (0, 1):
+        batch, lengths = engine.open_batch(2 * (6 + sampling.SLACK) - missing), [[6, 6]]
+        for seed in range(2):
+            batch.add(seed, job(seed=seed, max_tokens=sampling.SLACK + 9))
+        while len(lengths[-1]) == 2:
+            batch.step()
+            lengths.append([run.length for group in batch._groups for run in group.runs])
+        full = 6 + sampling.SLACK
+        assert lengths[-2:] == ([[6, 6], [7]] if missing else [[full, full], [full + 1]])
+
+
 def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
     """A failing listener, and weights that overflow, end one job; the others in the pass continue."""
 
@@ -335,6 +348,11 @@ def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
     monkeypatch.setattr(type(module), "forward", flatten)
     assert [tokens_of(result) for result in sample_jobs(engine, jobs)] == alone
     assert engine._parts.is_apart
+    batch = engine.open_batch(1000)
+    for number, one in enumerate([*jobs, *jobs]):
+        batch.add(number, attrs.evolve(one, tokens=prompt(6, seed=number + 1), num_samples=1, max_tokens=1))
+    finish(batch, 4)
+    assert batch.tally.passes == 2  # one for each adapter, whatever the order of the prompts
     engine._parts.is_apart = False
 
 
@@ -475,6 +493,18 @@ def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None
     assert prefixes.nbytes == 3 * one
     del snapshot
     assert prefixes.nbytes == 2 * one
+
+
+def test_beginnings_take_256_mb_at_most() -> None:
+    """The cache of an engine keeps as many bytes as the page about the local server says."""
+    prefixes = Prefixes()
+    for seed in range(3):
+        prefixes.add(
+            None,
+            prompt(64, seed=seed),
+            lambda start, end: RowStates([(torch.empty(1, end - start, 1 << 19, device="meta"),)]),
+        )
+    assert prefixes.nbytes == 256 << 20  # two of the three
 
 
 class CountedNode(PrefixNode):
