@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import heapq
 import random
 import secrets
@@ -37,6 +38,21 @@ async def _find_wakeup() -> type:
 _WAKEUP = asyncio.run(_find_wakeup())
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer that is made with less work."""
+
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: SimulatedLoop, context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop, self._callback, self._args, self._when = loop, callback, args, when
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled, self._callback, self._args = True, None, None
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """Time jumps to the next timer when nothing is ready. Jobs of executors run here, a random moment later."""
 
@@ -59,7 +75,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         self._timer_count += 1
         heapq.heappush(self._timers, (when, self._timer_count, timer))
         return timer

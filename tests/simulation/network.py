@@ -112,7 +112,7 @@ class SimulatedEngine:
     async def _wait(self, request: PreparedRequest) -> Response:
         network = self._network
         outcome: asyncio.Future[Response] = network.loop.create_future()
-        timer = network.loop.call_later(request.silence_seconds, fail, outcome, late(request, False, is_trickling=False))
+        timer = network.loop.call_later(request.silence_seconds, _give_up, outcome, request)
         self._open[outcome] = None
         Exchange(network, request, outcome).begin()
         try:
@@ -153,6 +153,10 @@ def fail(outcome: asyncio.Future[Response], error: Exception) -> None:
     """End an exchange with an error, unless it has ended."""
     if not outcome.done():
         outcome.set_exception(error)
+
+
+def _give_up(outcome: asyncio.Future[Response], request: PreparedRequest) -> None:
+    fail(outcome, late(request, False, is_trickling=False))
 
 
 class Exchange:

@@ -91,6 +91,8 @@ class Observers:
         if self.active:
             self.notify(RequestRetry(operation=what, failures=wait.failures, delay_seconds=wait.seconds, error=wait.error))
         level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
+        if not logger.isEnabledFor(level):
+            return
         shown = _to_line(str(wait.error))
         if wait.verdict is Verdict.PAUSE:
             logger.log(level, "%s is paused: %s; retrying every %g s", what, shown, wait.seconds)

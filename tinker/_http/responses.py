@@ -31,6 +31,7 @@ _KEPT_NBYTES = 65536
 _SECRET_HEADERS = frozenset(
     {"x-api-key", "authorization", "proxy-authorization", "cf-access-client-secret", "x-tinker-weights-access-token"}
 )
+_HIDDEN_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "set-cookie"})  # of a response
 # Every server has these, so where they are absent the URL is wrong.
 _ENTRIES = frozenset({"create_session", "get_server_capabilities"})
 _PAGE_STARTS = (b"<!doctype html", b"<html")
@@ -48,19 +49,25 @@ def decode_json(response: RawResponse, kind: type[T]) -> T:
 
 def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
     """Return the headers that may be shown and sent to another server."""
-    secret = _SECRET_HEADERS | request.secret_headers
-    return {name: value for name, value in request.headers.items() if name.lower() not in secret}
+    parts, secret = request.header_parts, _SECRET_HEADERS | request.secret_headers
+    if parts.shared.shown is None:
+        parts.shared.shown = _without(secret, parts.shared)
+    return {**parts.shared.shown, **_without(secret, parts.own)}
+
+
+def _without(hidden: frozenset[str], headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in hidden}
 
 
 def _redact_request(request: PreparedRequest) -> errors.ShownExchange:
     """Return the request without body and credentials, for errors."""
-    headers = {name: value for name, value in headers_without_secrets(request).items() if name != "Content-Length"}
+    headers = headers_without_secrets(request)
+    headers.pop("Content-Length", None)
     return errors.ShownExchange(request.method, request.redacted_url, headers)
 
 
 def _redact_response(response: RawResponse) -> errors.ShownExchange:
-    hidden = {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
-    headers = {name.lower(): value for name, value in response.headers.items() if name.lower() not in hidden}
+    headers = {name.lower(): value for name, value in _without(_HIDDEN_HEADERS, response.headers).items()}
     content = response.content[:_KEPT_NBYTES]
     return _redact_request(response.request)._replace(status_code=response.status, headers=headers, content=content)
 

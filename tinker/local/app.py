@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Operation
 
@@ -76,13 +77,30 @@ def create_app(state: State) -> Starlette:
     traffic = Traffic(state.clock)
     routes += [download_route(state), upload_route(state), *v1_routes(state, unread), *web_routes(state, traffic)]
     app = Starlette(
-        routes=routes,
+        routes=[_FixedPaths(routes), *routes],
         middleware=[Middleware(TrafficWatch, traffic=traffic, routes=routes)],
         lifespan=lifespan,
         exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False  # such a redirect decodes the path once more
     return app
+
+
+class _FixedPaths(BaseRoute):
+    """The routes without parameters, each found by its path at once. Where the server is mounted, none is found."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes = {route.path: route for route in routes if not route.param_convertors}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        route = self._routes.get(scope["path"])
+        if route is None:
+            return Match.NONE, {}
+        match, found = route.matches(scope)
+        return match, {**found, "route": route}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._routes[scope["path"]].handle(scope, receive, send)
 
 
 def _generality(path: str) -> tuple[int, int, str]:

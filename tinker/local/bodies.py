@@ -13,7 +13,7 @@ import functools
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
@@ -121,7 +121,7 @@ MAX_NAMED = 20
 MAX_NAME_LENGTH = 100
 MAX_WARNINGS = 1000  # one for each field of each operation
 _UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
-_Members = tuple[inspect.StructType, ...]
+_Members = tuple[type[msgspec.Struct], ...]
 _Unread = tuple[str, Collection[str]]  # a field, and the known names at its place
 log: logging.Logger = logging.getLogger("tinker.local")
 
@@ -163,7 +163,7 @@ def find_unknown_fields(content: bytes, kind: type[msgspec.Struct]) -> dict[str,
 
     A body that is no object has none.
     """
-    found = list(dict(_find_in_object(content, _members(kind))).items())[:MAX_NAMED]
+    found = list(dict(_find_in_object(content, (kind,))).items())[:MAX_NAMED]
     return {_UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: _find_meant(field, known) for field, known in found}
 
 
@@ -171,24 +171,33 @@ def _find_meant(field: str, known: Collection[str]) -> str | None:
     return find_meant(field.rpartition(".")[2][:MAX_NAME_LENGTH], known)
 
 
+class _Field(NamedTuple):
+    """The records that the value of a field may be, and those that the items of such a list may be."""
+
+    records: _Members
+    items: Sequence[_Members]
+
+
 @functools.cache
-def _members(kind: type[msgspec.Struct]) -> _Members:
-    return _records(inspect.type_info(kind))
+def _fields(records: _Members) -> tuple[Mapping[str, Sequence[_Field]], Collection[str | None]]:
+    """Return the fields of these records by name, and the fields that only tell records apart."""
+    fields: dict[str, list[_Field]] = {}
+    tags: set[str | None] = {TAG}
+    for record in map(_type_of, records):
+        assert isinstance(record, inspect.StructType)
+        tags.add(record.tag_field)
+        for field in record.fields:
+            items = [found for kind in _items(field.type) if (found := _records(kind))]
+            fields.setdefault(field.encode_name, []).append(_Field(_records(field.type), items))
+    return fields, tags
 
 
 def _records(kind: inspect.Type) -> _Members:
-    """Return the records that a value of this type may be; none for every other type."""
-    if isinstance(kind, inspect.StructType):
-        return (kind,)
-    if isinstance(kind, inspect.UnionType):
-        return tuple(record for member in kind.types for record in _records(member))
-    return ()
-
-
-def _is_open(kind: inspect.Type) -> bool:
-    """Return whether a value may be a map with any keys."""
+    """Return the records that a value of this type may be; none for a type that also takes a map with any keys."""
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return any(isinstance(member, (inspect.DictType, inspect.AnyType)) for member in members)
+    if any(isinstance(member, (inspect.DictType, inspect.AnyType)) for member in members):
+        return ()
+    return tuple(member.cls for member in members if isinstance(member, inspect.StructType))
 
 
 def _items(kind: inspect.Type) -> Iterator[inspect.Type]:
@@ -202,25 +211,20 @@ def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator
         body = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return
-    fields: dict[str, list[inspect.Type]] = {}
-    for field in (field for record in records for field in record.fields):
-        fields.setdefault(field.encode_name, []).append(field.type)
-    tags = {TAG, *(record.tag_field for record in records)}
+    fields, tags = _fields(records)
     for name, value in body.items():
         if name in fields:
-            for kind in fields[name]:
-                yield from ((f"{name}.{inner}", known) for inner, known in _find_in_value(value, kind))
+            for field in fields[name]:
+                yield from ((f"{name}.{inner}", known) for inner, known in _find_in_value(value, field))
         elif name not in tags and bytes(value) != b"null":
             yield name or "?", fields
 
 
-def _find_in_value(value: msgspec.Raw, kind: inspect.Type) -> Iterator[_Unread]:
-    records = _records(kind)
-    if records and not _is_open(kind):
-        yield from _find_in_object(value, records)
-    for item_kind in _items(kind):
-        if _records(item_kind) and not _is_open(item_kind):
-            yield from (field for item in _read_items(value) for field in _find_in_object(item, _records(item_kind)))
+def _find_in_value(value: msgspec.Raw, field: _Field) -> Iterator[_Unread]:
+    if field.records:
+        yield from _find_in_object(value, field.records)
+    for records in field.items:
+        yield from (unread for item in _read_items(value) for unread in _find_in_object(item, records))
 
 
 def _read_items(value: msgspec.Raw) -> list[msgspec.Raw]:

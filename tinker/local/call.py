@@ -71,7 +71,8 @@ class APICall:
 
     def apply(self, profile: Profile) -> APICall:
         """Return the call as the profile wants it read. Raises APIProblem when the profile refuses it."""
-        return self if self.is_proto else attrs.evolve(self, content=profile.rewrite_request(self.name, self.content))
+        content = self.content if self.is_proto else profile.rewrite_request(self.name, self.content)
+        return self if content is self.content else attrs.evolve(self, content=content)
 
     # The query
 
@@ -105,9 +106,10 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
     APIProblem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
     an unknown encoding.
     """
-    _check_headers(operation, request.headers)
-    content = await _read_body(request, limit)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    headers = dict(reversed(request.headers.items()))  # where one comes twice, the first counts
+    _check_headers(operation, headers)
+    content = await _read_body(request, headers, limit)
+    encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding == "zstd":
         squeezed = content
         content = await offload(limit, lambda: _decompress(squeezed, limit))
@@ -117,9 +119,9 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         operation=operation,
         path={key: str(value) for key, value in request.path_params.items()},
         query=dict(request.query_params),
-        headers=request.headers,
-        base_url=_find_base_url(request),
-        is_local_client=_is_local_client(request),
+        headers=headers,
+        base_url=_find_base_url(request, headers),
+        is_local_client=_is_local_client(request, headers),
         content=content,
     )
 
@@ -134,20 +136,20 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
                 raise APIProblem(422, [fault._replace(place=(name,)).describe("header")]) from None
 
 
-def _find_base_url(request: Request) -> str:
+def _find_base_url(request: Request, headers: Mapping[str, str]) -> str:
     """Return the URL by which the client found this server; behind a proxy that keeps the Host header, the proxy's."""
     root: str = request.scope.get("root_path", "")
-    return f"{request.scope['scheme']}://{request.headers.get('host', '')}{root}"
+    return f"{request.scope['scheme']}://{headers.get('host', '')}{root}"
 
 
-def _is_local_client(request: Request) -> bool:
+def _is_local_client(request: Request, headers: Mapping[str, str]) -> bool:
     """Return whether the request comes from this process or this machine, and not through a proxy."""
-    forwarded = any(name in request.headers for name in _PROXY_HEADERS)
+    forwarded = any(name in headers for name in _PROXY_HEADERS)
     return not forwarded and request.client is not None and is_loopback(request.client.host)
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
+async def _read_body(request: Request, headers: Mapping[str, str], limit: int) -> bytes:
+    declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _size_problem(limit)
     parts: list[bytes] = []

@@ -73,6 +73,10 @@ PUBLIC_OPERATIONS = frozenset({"healthz"})
 KEY_OPERATIONS = frozenset({"client_config", "auth_token", "get_api_key", "delete_api_key"})
 
 
+def _number_of(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(key).digest()[:4], "big")
+
+
 class Accounts:
     """The credentials of one server. Tokens are always given; ``pjwt_auth_enabled`` makes them necessary."""
 
@@ -87,10 +91,16 @@ class Accounts:
         """Raise APIProblem 401 unless this credential permits the operation."""
         if operation in PUBLIC_OPERATIONS:
             return
-        if self._tokens_needed and operation not in KEY_OPERATIONS:
-            self._admit_token(given)
-        elif not self._is_good_token(given):
-            self._admit_key(given)
+        try:
+            key_id, what = self._key_of_token(given), "the key that the token in X-API-Key was given for"
+        except InvalidToken as error:
+            if self._tokens_needed and operation not in KEY_OPERATIONS:
+                detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
+                raise _refuse(detail, 'Bearer error="invalid_token"') from error
+            self._check_key(given)
+            key_id, what = _number_of(given), "the key in X-API-Key"
+        if key_id in self._revoked:
+            raise _refuse(f"{what} was revoked")
 
     def token(self, given: bytes) -> str:
         """Make a token for the holder of this credential."""
@@ -106,29 +116,12 @@ class Accounts:
         try:
             return self._key_of_token(given)
         except InvalidToken:
-            return int.from_bytes(hashlib.sha256(given).digest()[:4], "big")
+            return _number_of(given)
 
-    def _admit_key(self, given: bytes) -> None:
+    def _check_key(self, given: bytes) -> None:
         if self._expected is not None and not hmac.compare_digest(given, self._expected.encode()):
             absent = "the request has no API key (header X-API-Key; below /v1 also Authorization)"
             raise _refuse("this is not the API key of the server" if given else absent)
-        if self.key_id(given) in self._revoked:
-            raise _refuse("the key in X-API-Key was revoked")
-
-    def _admit_token(self, given: bytes) -> None:
-        try:
-            key_id = self._key_of_token(given)
-        except InvalidToken as error:
-            detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
-            raise _refuse(detail, 'Bearer error="invalid_token"') from error
-        if key_id in self._revoked:
-            raise _refuse("the key that the token in X-API-Key was given for was revoked")
-
-    def _is_good_token(self, given: bytes) -> bool:
-        try:
-            return self._key_of_token(given) not in self._revoked
-        except InvalidToken:
-            return False
 
     def _key_of_token(self, given: bytes) -> int:
         """Return the number of a token's key. Raises InvalidToken for anything else, such as the token of a link."""
