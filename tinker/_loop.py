@@ -17,8 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import Context
 from functools import partial
 from types import FrameType
@@ -248,15 +247,14 @@ class TaskScope:
             if (task := self._tasks.pop(name, None)) is not None:
                 task.cancel()
 
-    @asynccontextmanager
-    async def while_open(self) -> AsyncGenerator[None]:
-        """Run a block that waits; it ends with ClientClosedError as soon as the scope is closed."""
+    async def wait(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Await what the function returns; ClientClosedError as soon as the scope is closed."""
         self.check_open()
         try:
             async with asyncio.timeout(None) as limit:
                 self._waits[limit] = None
                 try:
-                    yield
+                    return await function(*args)
                 finally:
                     del self._waits[limit]
         except TimeoutError:

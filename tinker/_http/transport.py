@@ -136,8 +136,7 @@ class Transport:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
-        async with self.tasks.while_open():
-            await self.clock.sleep(seconds)
+        await self.tasks.wait(self.clock.sleep, seconds)
 
     async def close(self) -> None:
         """End the client's tasks and sleeps, and close the connections."""

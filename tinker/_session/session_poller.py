@@ -73,8 +73,7 @@ class SessionPoller:
         self._waiting[request_id] = self._transport.clock.monotonic(), waiter
         try:
             self._tasks.join(self._task, self._poll)
-            async with self._tasks.while_open():
-                return await waiter
+            return await self._tasks.wait(lambda: waiter)
         finally:
             self._waiting.pop(request_id, None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -51,13 +52,13 @@ class Traffic:
         self.clock = clock
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, int], int] = {}
-        self._durations: dict[str, DurationCounts] = {}
+        self._durations: defaultdict[str, DurationCounts] = defaultdict(DurationCounts)
 
     def add(self, name: str, status: int, seconds: float) -> None:
         """Count one request."""
         with self._lock:
             self._counts[name, status] = self._counts.get((name, status), 0) + 1
-            self._durations.setdefault(name, DurationCounts()).add(seconds)
+            self._durations[name].add(seconds)
 
     def counts(self) -> dict[tuple[str, int], int]:
         """Return how many requests of each route were answered with each status."""
