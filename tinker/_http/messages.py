@@ -57,16 +57,15 @@ class Purpose(enum.Enum):
 class SharedHeaders(dict[str, str]):
     """Headers that many requests have, of one credential; made once and never changed.
 
-    ``encoded`` is how they are sent, once an engine has made that. ``shown`` are those without secrets, once an error has them.
+    ``encoded`` is how they are sent, once an engine has made that.
     """
 
-    __slots__ = ("credential", "encoded", "shown")
+    __slots__ = ("credential", "encoded")
 
     def __init__(self, headers: Mapping[str, str], credential: Credential | None = None) -> None:
         super().__init__(headers)
         self.credential: Credential | None = credential
         self.encoded: HeaderMap | None = None
-        self.shown: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
         """Return the names; values may be secret."""

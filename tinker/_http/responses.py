@@ -49,10 +49,7 @@ def decode_json(response: RawResponse, kind: type[T]) -> T:
 
 def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
     """Return the headers that may be shown and sent to another server."""
-    parts, secret = request.header_parts, _SECRET_HEADERS | request.secret_headers
-    if parts.shared.shown is None:
-        parts.shared.shown = _without(secret, parts.shared)
-    return {**parts.shared.shown, **_without(secret, parts.own)}
+    return _without(_SECRET_HEADERS | request.secret_headers, request.headers)
 
 
 def _without(hidden: frozenset[str], headers: Mapping[str, str]) -> dict[str, str]:

@@ -320,7 +320,7 @@ class Transport:
             raise
         self.reachability.failure, self.reachability.has_answered = None, True
         if not is_success(response.status):
-            raise self._refuse(prepared, response, attempt)
+            raise self._refuse(response, attempt)
         if attempt is not None:
             attempt.end(response, None)
         return response
@@ -341,12 +341,10 @@ class Transport:
         failure = ExchangeFailed(f"no result within {request.timeout_seconds:g} s", timed_out=True)
         return connection_error(self.prepare(request, Purpose.SESSION), failure)
 
-    def _refuse(
-        self, prepared: PreparedRequest, response: RawResponse, attempt: _ObservedAttempt | None
-    ) -> errors.APIStatusError:
+    def _refuse(self, response: RawResponse, attempt: _ObservedAttempt | None) -> errors.APIStatusError:
         """Return the error for a response that is not a success."""
         error = status_error(response, self.clock)
-        if prepared.confined and response.status in _REPEATING_REDIRECTS:
+        if response.request.confined and response.status in _REPEATING_REDIRECTS:
             error.add_note("The request has an access token in its body, so it is not sent to another server.")
         if attempt is not None:
             attempt.end(response, error)

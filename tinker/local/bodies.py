@@ -13,7 +13,7 @@ import functools
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
@@ -171,24 +171,20 @@ def _find_meant(field: str, known: Collection[str]) -> str | None:
     return find_meant(field.rpartition(".")[2][:MAX_NAME_LENGTH], known)
 
 
-class _Field(NamedTuple):
-    """The records that the value of a field may be, and those that the items of such a list may be."""
-
-    records: _Members
-    items: Sequence[_Members]
-
-
 @functools.cache
-def _fields(records: _Members) -> tuple[Mapping[str, Sequence[_Field]], Collection[str | None]]:
-    """Return the fields of these records by name, and the fields that only tell records apart."""
-    fields: dict[str, list[_Field]] = {}
+def _fields(records: _Members) -> tuple[Mapping[str, Sequence[tuple[bool, _Members]]], Collection[str | None]]:
+    """Return the fields of these records by name, and the fields that only tell records apart.
+
+    Of each field, the records that its value may be, or where True that the items of its list may be.
+    """
+    fields: dict[str, list[tuple[bool, _Members]]] = {}
     tags: set[str | None] = {TAG}
     for record in map(_type_of, records):
         assert isinstance(record, inspect.StructType)
         tags.add(record.tag_field)
         for field in record.fields:
-            items = [found for kind in _items(field.type) if (found := _records(kind))]
-            fields.setdefault(field.encode_name, []).append(_Field(_records(field.type), items))
+            inside = [(False, _records(field.type)), *((True, _records(kind)) for kind in _items(field.type))]
+            fields.setdefault(field.encode_name, []).extend(one for one in inside if one[1])
     return fields, tags
 
 
@@ -214,17 +210,11 @@ def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator
     fields, tags = _fields(records)
     for name, value in body.items():
         if name in fields:
-            for field in fields[name]:
-                yield from ((f"{name}.{inner}", known) for inner, known in _find_in_value(value, field))
+            for is_list, inside in fields[name]:
+                for part in _read_items(value) if is_list else [value]:
+                    yield from ((f"{name}.{inner}", known) for inner, known in _find_in_object(part, inside))
         elif name not in tags and bytes(value) != b"null":
             yield name or "?", fields
-
-
-def _find_in_value(value: msgspec.Raw, field: _Field) -> Iterator[_Unread]:
-    if field.records:
-        yield from _find_in_object(value, field.records)
-    for records in field.items:
-        yield from (unread for item in _read_items(value) for unread in _find_in_object(item, records))
 
 
 def _read_items(value: msgspec.Raw) -> list[msgspec.Raw]:
