@@ -115,7 +115,7 @@ def run(
     if runtime.config.trace_context and _TRACING_MODULE in sys.modules:
         progress.trace_headers = _read_trace_headers()
     if observers.active:
-        on_done(future, partial(_report_outcome, observers, future))
+        on_done(future, partial(_report_outcome, observers))
     if observers.active or progress.trace_headers is not None:
         runtime.thread.start(future, _run_seen, observers, future, function, *args)
     else:
@@ -144,7 +144,7 @@ async def _run_seen(
     return await function(future, *args)
 
 
-def _report_outcome(observers: Observers, future: APIFuture[Any], _: object) -> None:
+def _report_outcome(observers: Observers, future: APIFuture[Any]) -> None:
     queued = future.progress.queued
     assert queued is not None
     observers.notify(

@@ -350,9 +350,9 @@ def failure_of(future: APIFuture[Any]) -> BaseException | None:
     return future._exception  # pyright: ignore[reportPrivateUsage]
 
 
-def on_done(future: APIFuture[T], function: Callable[[concurrent.futures.Future[T]], object]) -> None:
+def on_done(future: APIFuture[T], function: Callable[[APIFuture[T]], object]) -> None:
     """Call ``function(future)`` when the future is done. Unlike a user's callback, this does not mark an error as received."""
-    concurrent.futures.Future[T].add_done_callback(future, function)
+    concurrent.futures.Future[T].add_done_callback(future, cast("Callable[[concurrent.futures.Future[T]], object]", function))
 
 
 def immediate(value: T, operation: str = "") -> APIFuture[T]:

@@ -54,10 +54,11 @@ def test_what_was_not_sent_because_of_the_lost_session(
     """A step behind a gradient that nobody looks at reports the lost session too, so that one except clause is enough."""
     training.optim_step(ADAM).result(10)
     restart()
-    training.forward_backward([datum()], "cross_entropy")
+    unseen = training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session") as caught:
         training.optim_step(ADAM).result(10)
     assert caught.value.__notes__[-1] == "optim_step was not sent."
+    del unseen
     gc.collect()
     assert "never retrieved" not in caplog.text
 

@@ -24,7 +24,7 @@ def datum(tag: int) -> tinker.Datum:
     tokens = [tag // 1000, tag % 1000, 3]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens),
-        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * len(tokens)},  # type: ignore[dict-item]
+        loss_fn_inputs={"target_tokens": [*tokens[1:], 3], "weights": [1.0] * len(tokens)},  # type: ignore[dict-item]
     )
 
 

@@ -217,8 +217,10 @@ class World:
             await service.close()
         if self.user.has_joined:  # a session that was joined for a sampler ends with it
             self.user.forget_samplers()
-            gc.collect()
         await asyncio.sleep(10.0)
+        if loop_thread()._tasks:  # what the program dropped may refer to itself
+            gc.collect()
+            await asyncio.sleep(10.0)
         if self._pending():  # of a session whose end was lost, a request may still wait for a number that never comes
             await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
         left = [task.get_name() for task in loop_thread()._tasks]

@@ -13,13 +13,9 @@ from tinker.errors import PrecedingRequestFailed
 from tinker.futures import APIFuture
 
 
-async def explain(_: Exception) -> None:
-    """Say that a failure means what it says."""
-
-
 def open_sequencer() -> Sequencer:
     """Open the queue of a run whose failures mean what they say."""
-    return Sequencer(Findings(), explain)
+    return Sequencer(Findings())
 
 
 def take(sequencer: Sequencer, operation: str = "") -> Turn:

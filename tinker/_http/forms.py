@@ -138,7 +138,7 @@ class FormAttempt(msgspec.Struct):
             if self._rounds == ROUNDS:
                 return error
             self._others = self.wire.alternatives(error, self.form, has_sparse=self.has_sparse)
-        self._refusals.append((self.form, error))
+        self._refusals.append((self.form, error.with_traceback(None)))
         other = next(self._others, None)
         if other is None:
             self._rounds += is_unexplained(self._refusals[0][1])

@@ -360,7 +360,10 @@ class Transport:
     async def wait_to_retry(self, what: str, step: Wait | Fail) -> None:
         """Wait until the next attempt; raises the error if there is none."""
         if isinstance(step, Fail):
-            raise step.error
+            try:
+                raise step.error
+            finally:
+                del step
         self.observers.report_retry(what, step)
         await self.sleep(step.seconds)
 

@@ -214,8 +214,8 @@ class SamplerConnection:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
                     retries = retries or transport.open_retries(self._policy)
-                    step = retries.decide_resubmission(error, transport.clock.monotonic())
-                    await transport.wait_to_retry(future.operation, step)
+                    now = transport.clock.monotonic()
+                    await transport.wait_to_retry(future.operation, retries.decide_resubmission(error, now))
 
     async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> None:
         """Receive a stream; without streaming on the server, the tokens of an ordinary sample, all at once."""

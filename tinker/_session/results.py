@@ -254,10 +254,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         """Return whether another poll is needed; raises when the request failed."""
         if status.error is not None:
             kind = RequestFailedError if status.failed_operation is None else NotRunError
-            error = self._result_error(status.error, status.category, kind)
-            if isinstance(error, NotRunError):
-                error.failed_operation = status.failed_operation or ""
-            raise error
+            raise self._result_error(status.error, status.category, kind, status.failed_operation)
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
             self._note_sign()
             self._report_queue(status)
@@ -275,7 +272,11 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             pass  # the state is a courtesy; the status alone says that the request is pending
 
     def _result_error(
-        self, detail: object, category: str | None, kind: type[RequestFailedError] = RequestFailedError
+        self,
+        detail: object,
+        category: str | None,
+        kind: type[RequestFailedError] = RequestFailedError,
+        failed_operation: str | None = None,
     ) -> RequestFailedError:
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
@@ -286,6 +287,8 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             reason=text,
         )
         error.operation = self.future.operation
+        if isinstance(error, NotRunError):
+            error.failed_operation = failed_operation or ""
         return error
 
     def _describe(self, error: APIError) -> str:

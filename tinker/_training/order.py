@@ -46,9 +46,9 @@ Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
 class Sequencer:
     """The queue of one training client."""
 
-    def __init__(self, findings: Findings, explain: Explain) -> None:
+    def __init__(self, findings: Findings) -> None:
         self.numbers = Numbers(findings)
-        self._explain = explain
+        self.explain: Explain | None = None  # once there is a session
         self.model_id = ""  # before the model exists, nothing is sent
         self._queue: deque[asyncio.Event] = deque()  # one for each turn, in their order; that of the first is set
         self._left: set[asyncio.Event] = set()  # finished ones after an unfinished one
@@ -59,7 +59,7 @@ class Sequencer:
         self._turns = weakref.WeakValueDictionary[int, Turn]()  # of operations that are not over, by their positions, in order
         #: The last number under which a request failed and the user has the error; 0 for none.
         self.known_failure = 0
-        self._ended: tuple[APIFuture[Any], BaseException] | None = None
+        self._ended: tuple[Receipt, BaseException] | None = None
 
     def take_turn(self, future: APIFuture[Any], called: int, *, changes_run: bool = True) -> Turn:
         """Return the next turn in the queue, of an operation that was called at the moment ``called``."""
@@ -79,7 +79,12 @@ class Sequencer:
 
     def end(self, creation: APIFuture[Any], error: BaseException) -> None:
         """Fail every later turn with ``error``: there is no run."""
-        self._ended = creation, error
+        self._ended = creation.receipt, error
+
+    def end_without_model(self, creation: APIFuture[None]) -> None:
+        """End the run if its creation was cancelled, perhaps before it began."""
+        if creation.cancelled():
+            self.end(creation, asyncio.CancelledError())
 
     def block(self, turn: Turn, error: BaseException) -> None:
         """Block later requests until the user has received the error from the future of this one."""
@@ -103,7 +108,7 @@ class Sequencer:
         if isinstance(error, NotRunError):
             raise await self.explain_stop(turn, error)
         self.numbers.expect(turn.last_number, error)
-        meaning = await self._explain(error)
+        meaning = None if self.explain is None else await self.explain(error)
         if stops:
             self.block(turn, meaning or error)
         if meaning is not None:
@@ -112,8 +117,8 @@ class Sequencer:
     def check(self, turn: Turn) -> None:
         """Raise the error that keeps a request from being sent when its turn comes."""
         if self._ended is not None:
-            creation, error = self._ended
-            turn.future.receipt.share(creation.receipt.mark_received)
+            receipt, error = self._ended
+            turn.future.receipt.share(receipt.mark_received)
             raise _add_note(copy_error(error))
         received = [block for block in self._blocks if block.received is not None and block.received <= turn.called]
         self.known_failure = max([self.known_failure, *(block.number for block in received)])
@@ -268,7 +273,7 @@ class Block:
     """A failure that stops later requests until it is received."""
 
     def __init__(self, sequencer: Sequencer, turn: Turn, error: BaseException) -> None:
-        self._sequencer = sequencer
+        self._now = sequencer.now
         self._operation = turn.future.operation
         self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that is never read is logged when dropped
         self._error = copy_error(error)  # without the traceback, which holds the future and the data
@@ -282,7 +287,7 @@ class Block:
         """Note that the user has received the error; from any thread, any number of times."""
         with self._lock:
             if self.received is None:
-                self.received = self._sequencer.now()
+                self.received = self._now()
 
     def stop(self, future: APIFuture[Any], not_done: str) -> BaseException:
         """Return the error of an operation that this stops: it was not ``sent`` or not ``run``. Receiving it receives this."""

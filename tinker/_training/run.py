@@ -5,7 +5,6 @@ Operations are called from any thread and take their place in the order by that;
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
@@ -23,7 +22,6 @@ from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
 from tinker._training.order import Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
-from tinker.errors import SessionLostError
 from tinker.futures import APIFuture, on_done, take_over
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
@@ -51,13 +49,12 @@ class TrainingRun:
         self.model: Model | None = None
         self.creation: Creation = creation
         self._session: Session = runtime.session
-        self._session_id: str | None = None  # of the model: another session may take the place of a lost one
         self.on_call: Callable[[APIFuture[Any]], object] | None = None
-        self._order = Sequencer(runtime.transport.findings, self._find_lost_session)
+        self._order = Sequencer(runtime.transport.findings)
         self._labels = EventLabels(user_metadata=creation.user_metadata)
         now = self._order.now()
         self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, labels=self._labels)
-        on_done(self.created, self._end_without_model)
+        on_done(self.created, self._order.end_without_model)
 
     # ----------------------------------------------------------------------------------------- operations, from any thread
 
@@ -112,7 +109,8 @@ class TrainingRun:
         try:
             create = partial(creation.create, self.runtime, self._order.numbers, future)
             context, model_id = await self._session.in_session(create)
-            self._session_id = context.session_id
+            # of the model: another session may take the place of a lost one
+            self._order.explain = partial(self._session.session_lost_error, context.session_id)
             self.model, self._order.model_id = Model(model_id), model_id
             self._labels.training_run_id = model_id
         except BaseException as error:
@@ -122,11 +120,6 @@ class TrainingRun:
             turn.leave()
         self.model = Model(model_id, await self._get_info(model_id))
         self._labels.base_model = self.base_model
-
-    def _end_without_model(self, _: object) -> None:
-        """End the run whose creation was cancelled, perhaps before it began."""
-        if self.created.cancelled():
-            self._order.end(self.created, asyncio.CancelledError())
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
@@ -186,12 +179,6 @@ class TrainingRun:
             submitted = await step.submit(numbers, turn.target)
         async with turn.result():
             return await step.result(submitted)
-
-    # --------------------------------------------------------------------------------------------------------- the session
-
-    async def _find_lost_session(self, error: Exception) -> SessionLostError | None:
-        """Return the error of a request that failed because the server no longer knows the session of the run."""
-        return None if self._session_id is None else await self._session.session_lost_error(self._session_id, error)
 
 
 class SavedForSampling(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ class CallTracker:
         with self._lock:
             self.count += 1
             self._tracked[future] = None
-        on_done(future, lambda _: self._settle(future))
+        on_done(future, self._settle)
 
     def forget(self, future: APIFuture[Any]) -> None:
         """Track one request no longer."""
