@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.responses import JSONResponse, Response
 from support import fake_vllm
-from support.fake_vllm import FakeVLLM, running
+from support.fake_vllm import GENERATE, FakeVLLM, likely, refuse, running
 from tinker_wire import models
 
 import tinker
@@ -31,9 +32,9 @@ SECONDS = 60.0
 
 @contextmanager
 def service(folder: Path, *samplers: str, **settings: Any) -> Iterator[tinker.ServiceClient]:
-    """Yield a client of a server with the toy as trainer; without samplers, the toy samples, too."""
+    """Yield a client, which sends nothing twice, of a server with the toy as trainer; without samplers, the toy samples, too."""
     chosen = Settings(data_dir=folder, sampler=samplers, **settings)
-    with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url) as client:
+    with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url, max_retries=0) as client:
         yield client
 
 
@@ -168,6 +169,15 @@ def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
     assert ask([7]) == (True, [], [7], False)
 
 
+def test_parameters_are_sent_under_vllms_names() -> None:
+    """Each parameter has vLLM's name; a top_p of 0, which vLLM refuses, is a small one, and stops may be special tokens."""
+    given = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
+    penalties = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
+    params = write_params(SampleJob(tokens=np.array([1], np.int32), weights=None, top_p=0.0, **given, **penalties))
+    assert {**params, **given, **penalties, "skip_special_tokens": False} == params
+    assert 0 < params["top_p"] < 1e-6
+
+
 def test_neighboring_seeds_share_no_sample() -> None:
     """The samples of one seed are none of those of the next one, though vLLM counts them up from the seed."""
     jobs = [SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, num_samples=64, seed=s) for s in range(50)]
@@ -193,10 +203,67 @@ def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
     sampler = trained(client).save_weights_and_get_sampling_client()
     params = SamplingParams(max_tokens=5, seed=3)
     whole = sampler.sample(PROMPT, 2, params).result()
-    drawn: dict[int, list[int]] = {0: [], 1: []}
-    for event in sampler.sample_stream(PROMPT, 2, params):
-        drawn[event.index] += event.tokens
-    assert [drawn[0], drawn[1]] == [sequence.tokens for sequence in whole.sequences]
+    for index, sequence in enumerate(whole.sequences):
+        chunks = [one for one in sampler.sample_stream(PROMPT, 2, params) if one.index == index]
+        assert [token for one in chunks for token in one.tokens] == sequence.tokens
+        assert [one.stop_reason for one in chunks] == [None] * (len(chunks) - 1) + [sequence.stop_reason]
+
+
+def test_a_vllm_that_has_lost_its_adapters_loads_them_again(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A sample whose adapter vLLM does not know any more loads it again, and has its tokens."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    before = sampler.sample(PROMPT, 1, GREEDY).result()
+    fake.adapters.clear()
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == before.sequences[0].tokens
+    assert fake.loaded == [fake.asked[0]["model"]] * 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refuse(500, "EngineCore encountered an issue"),
+        Response("<html>Bad Gateway</html>", 502),
+        JSONResponse({"choices": [{"finish_reason": "abort"}]}),
+    ],
+    ids=["500", "502", "abort"],
+)
+def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fake: FakeVLLM, fault: Response) -> None:
+    """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM still has."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    fake.faults[GENERATE] = [fault] * 2
+    assert len(sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens) == 6
+    assert (fake.faults[GENERATE], len(fake.asked), len(fake.loaded)) == ([], 1, 1)
+
+
+def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A sample is given up after three attempts, and at once where vLLM has no endpoint for it; the next one is drawn."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    fake.faults[GENERATE] = [refuse(500, "it is broken")] * 3
+    with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127.0.0.1:\d+ failed: it is broken"):
+        sampler.sample(PROMPT, 1, GREEDY).result()
+    fake.faults[GENERATE] = [JSONResponse({"detail": "Not Found"}, 404)]
+    with pytest.raises(tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"):
+        sampler.sample(PROMPT, 1, GREEDY).result()
+    assert not fake.asked
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """Samples are returned in the order of their numbers; one without log-probabilities has no tokens."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    fake.faults[GENERATE] = [
+        JSONResponse(
+            {
+                "choices": [
+                    {"index": 2, "logprobs": {"content": [likely(7, -1.0)]}, "finish_reason": "length"},
+                    {"index": 1, "logprobs": {"content": None}, "finish_reason": "stop"},
+                    {"index": 0, "logprobs": None, "finish_reason": "stop"},
+                ]
+            }
+        )
+    ]
+    sampled = sampler.sample(PROMPT, 3, GREEDY, topk_sample_logprobs=2).result().sequences
+    assert [(one.tokens, one.stop_reason) for one in sampled] == [([], "stop"), ([], "stop"), ([7], "length")]
 
 
 def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,19 @@ from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 
 MAX_RANK = 32
+GENERATE = "/inference/v1/generate"
 
 
 class FakeVLLM:
-    """One vLLM. ``asked`` has the body of every request for samples, ``held`` those that wait for ``gate`` to be opened."""
+    """One vLLM. ``asked`` has the body of every request for samples that it answers itself, when ``is_open`` is set.
 
-    def __init__(self, model: str = "tinker/toy", *, key: str | None = None, vocabulary: int = 512) -> None:
-        self.engine = ToyEngine(vocabulary=vocabulary)
-        self.model, self.key = model, key
+    Each path of ``faults`` gets these answers first, one for each request.
+    """
+
+    def __init__(self, model: str = "tinker/toy", *, key: str | None = None, context: int = 4096) -> None:
+        self.engine = ToyEngine(vocabulary=512)
+        self.model, self.key, self.context = model, key, context
+        self.faults: dict[str, list[Response]] = {}
         self.asked: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.adapters: dict[str, Any] = {}
@@ -49,13 +54,20 @@ class FakeVLLM:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/health", self._health),
-                Route("/v1/models", self._models),
-                Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
-                Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
-                Route("/inference/v1/generate", self._generate, methods=["POST"]),
+                self._route("/health", self._health),
+                self._route("/v1/models", self._models),
+                self._route("/v1/load_lora_adapter", self._load, "POST"),
+                self._route("/v1/unload_lora_adapter", self._unload, "POST"),
+                self._route(GENERATE, self._generate, "POST"),
             ]
         )
+
+    def _route(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+        async def answer(request: Request) -> Response:
+            faults = self.faults.get(path)
+            return faults.pop(0) if faults else await endpoint(request)
+
+        return Route(path, answer, methods=[method])
 
     async def _health(self, _: Request) -> Response:
         return Response()
@@ -63,7 +75,7 @@ class FakeVLLM:
     async def _models(self, request: Request) -> Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return refuse(401, "Unauthorized")
-        base = {"id": self.model, "root": self.model, "parent": None, "max_model_len": 4096}
+        base = {"id": self.model, "root": self.model, "parent": None, "max_model_len": self.context}
         adapters = [{"id": name, "root": "", "parent": self.model} for name in self.adapters]
         return JSONResponse({"object": "list", "data": [base, *adapters]})
 
@@ -151,22 +163,26 @@ def write(result: SampleResult, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def stream(result: SampleResult) -> AsyncIterator[str]:
+    """Stream two tokens at a time."""
     for index, drawn in enumerate(result.sequences):
-        last = len(drawn.tokens) - 1
-        for place, (token, logprob) in enumerate(zip(drawn.tokens, drawn.logprobs, strict=True)):
-            reason = drawn.stop_reason if place == last else None
-            choice = {"index": index, "logprobs": {"content": [likely(token, logprob)]}, "finish_reason": reason}
-            yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+        tokens = [likely(*one) for one in zip(drawn.tokens, drawn.logprobs, strict=True)]
+        for start in range(0, len(tokens), 2):
+            reason = drawn.stop_reason if start + 2 >= len(tokens) else None
+            yield event(index, tokens[start : start + 2], reason)
             await asyncio.sleep(0)
-            if place == 1:
-                die_once("FAKE_VLLM_BREAKS")
+            die_once("FAKE_VLLM_BREAKS")
     yield "data: [DONE]\n\n"
 
 
+def event(index: int, tokens: list[dict[str, Any]], reason: str | None) -> str:
+    choice = {"index": index, "logprobs": {"content": tokens}, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
 @contextmanager
-def running(fake: FakeVLLM) -> Iterator[str]:
-    """Serve it on a free port, in a thread; yields its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def running(fake: FakeVLLM, bound: socket.socket | None = None) -> Iterator[str]:
+    """Serve it on a free port or a socket, in a thread; yields its URL."""
+    with bound or socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(fake.app, log_level="error", ws="none", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
