@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from starlette.responses import JSONResponse, Response
 from support import fake_vllm
-from support.fake_vllm import GENERATE, FakeVLLM, likely, refuse, running
+from support.fake_vllm import GENERATE, LOAD, FakeVLLM, event, likely, refuse, running
 from tinker_wire import models
 
 import tinker
@@ -22,10 +23,12 @@ from tinker import ModelInput, SamplingParams
 from tinker.local import Settings
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.engines.vllm import replica
 from tinker.local.engines.vllm.requests import write_params
 from tinker.local.serving import running_server
 
 PROMPT = ModelInput.from_ints([104, 101, 108, 108, 111])
+BROKEN_OFF = Response(headers={"content-length": "1"})
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 SECONDS = 60.0
 
@@ -224,8 +227,9 @@ def test_a_vllm_that_has_lost_its_adapters_loads_them_again(client: tinker.Servi
         refuse(500, "EngineCore encountered an issue"),
         Response("<html>Bad Gateway</html>", 502),
         JSONResponse({"choices": [{"finish_reason": "abort"}]}),
+        BROKEN_OFF,
     ],
-    ids=["500", "502", "abort"],
+    ids=["500", "502", "abort", "broken off"],
 )
 def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fake: FakeVLLM, fault: Response) -> None:
     """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM still has."""
@@ -255,7 +259,11 @@ def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, 
         JSONResponse(
             {
                 "choices": [
-                    {"index": 2, "logprobs": {"content": [likely(7, -1.0)]}, "finish_reason": "length"},
+                    {
+                        "index": 2,
+                        "logprobs": {"content": [{**likely(7, -1.0), "top_logprobs": [likely(7, -1.0)]}]},
+                        "finish_reason": "length",
+                    },
                     {"index": 1, "logprobs": {"content": None}, "finish_reason": "stop"},
                     {"index": 0, "logprobs": None, "finish_reason": "stop"},
                 ]
@@ -264,6 +272,86 @@ def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, 
     ]
     sampled = sampler.sample(PROMPT, 3, GREEDY, topk_sample_logprobs=2).result().sequences
     assert [(one.tokens, one.stop_reason) for one in sampled] == [([], "stop"), ([], "stop"), ([7], "length")]
+    assert sampled[2].topk_logprobs == [[(7, -1.0)]]
+
+
+def test_an_adapter_that_could_not_be_loaded_is_loaded_by_the_next_attempt(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """A vLLM that fails while it loads an adapter gets the sample again; one that refuses it does not, but the next sample."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    fake.faults[LOAD] = [refuse(500, "out of memory"), refuse(500, "No adapter found")]
+    fake.faults["/health"] = [Response(status_code=503)]
+    with pytest.raises(tinker.RequestFailedError, match="vLLM refuses the request: No adapter found"):
+        sampler.sample(PROMPT, 1, GREEDY).result()
+    assert (fake.faults[LOAD], fake.loaded) == ([], [])
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def broken_stream(*tokens: int) -> Response:
+    """Return a stream that fails after these tokens of its first sample, and then goes on."""
+    error = f"data: {json.dumps({'error': {'message': 'the engine is dead'}})}\n\n"
+    return Response(event(0, [likely(token, -1.0) for token in tokens], None) + error + event(0, [likely(9, -1.0)], "stop"))
+
+
+def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws others."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    whole = sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+    fake.faults[GENERATE] = [refuse(500, "it is broken"), broken_stream(*whole[:3])]
+    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == whole
+    fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
+    with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
+        list(sampler.sample_stream(PROMPT, 1, GREEDY))
+    assert fake.faults[GENERATE] == []
+
+
+def test_the_context_length_is_vllms(tmp_path: Path) -> None:
+    """A sample without max_tokens ends with vLLM's context, which may be shorter than the trainer's."""
+    with running(FakeVLLM(context=8)) as url, service(tmp_path, url) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        sampled = sampler.sample(PROMPT, 1, SamplingParams(temperature=0.0, stop=[])).result()
+        assert (len(sampled.sequences[0].tokens), sampled.sequences[0].stop_reason) == (3, "length")
+
+
+def test_a_vllm_that_does_not_answer_fails_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples fail when no vLLM has answered for as long as one at an address may take, which is not that of one started here."""
+    monkeypatch.setattr(replica, "MAX_PROBES", 1)
+    monkeypatch.setattr(replica, "MAX_PROBES_OF_START", 0)
+    with service(tmp_path, "http://127.0.0.1:9") as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127\.0\.0\.1:9 does not answer: ConnectError"):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+def test_samples_wait_for_a_vllm_that_starts(
+    fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples that are asked for before vLLM answers are drawn when it does; the log says what they wait for, once."""
+    monkeypatch.setattr(replica, "PROBE_SECONDS", 0.0)
+    fake.faults["/v1/models"] = [BROKEN_OFF] * 3
+    with running(fake) as url, service(tmp_path, url) as client:
+        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+    assert (fake.faults["/v1/models"], caplog.text.count("waiting for the vLLM at http://127.0.0.1:")) == ([], 1)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server connects to vLLM itself, whatever proxy its environment names."""
+    with running(fake) as url, service(tmp_path, url) as client:
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_an_adapter_is_loaded_and_unloaded_where_it_is_sampled(fake: FakeVLLM, tmp_path: Path) -> None:
+    """Of two vLLMs, one that never needed an adapter is not asked to load or unload it."""
+    other = FakeVLLM()
+    with running(fake) as first, running(other) as second, service(tmp_path, first, second) as client:
+        run = trained(client)
+        for _ in range(12):  # more than the server keeps in memory
+            run.save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+            gc.collect()
+        assert (len(fake.loaded), len(other.loaded)) == (6, 6)
+        assert len({*fake.adapters, *other.adapters}) < 12
 
 
 def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None:
@@ -410,6 +498,7 @@ def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
 ) -> None:
     """A stream whose vLLM is killed is asked for again, and its client sees each token once."""
     monkeypatch.setenv("FAKE_VLLM_BREAKS", str(tmp_path / "has-died"))
+    monkeypatch.setattr(replica, "MAX_PROBES", 0)  # of one at an address
     with service(tmp_path / "data", "vllm") as client:
         sampler = trained(client).save_weights_and_get_sampling_client()
         params = SamplingParams(max_tokens=5, seed=3)

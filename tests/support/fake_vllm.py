@@ -31,7 +31,7 @@ from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 
 MAX_RANK = 32
-GENERATE = "/inference/v1/generate"
+GENERATE, LOAD = "/inference/v1/generate", "/v1/load_lora_adapter"
 
 
 class FakeVLLM:
@@ -56,7 +56,7 @@ class FakeVLLM:
             routes=[
                 self._route("/health", self._health),
                 self._route("/v1/models", self._models),
-                self._route("/v1/load_lora_adapter", self._load, "POST"),
+                self._route(LOAD, self._load, "POST"),
                 self._route("/v1/unload_lora_adapter", self._unload, "POST"),
                 self._route(GENERATE, self._generate, "POST"),
             ]
@@ -180,9 +180,9 @@ def event(index: int, tokens: list[dict[str, Any]], reason: str | None) -> str:
 
 
 @contextmanager
-def running(fake: FakeVLLM, bound: socket.socket | None = None) -> Iterator[str]:
-    """Serve it on a free port or a socket, in a thread; yields its URL."""
-    with bound or socket.create_server(("127.0.0.1", 0)) as listener:
+def running(fake: FakeVLLM) -> Iterator[str]:
+    """Serve it on a free port, in a thread; yields its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(fake.app, log_level="error", ws="none", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
