@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -337,6 +338,7 @@ def test_samples_wait_for_a_vllm_that_starts(
 
 def test_a_proxy_of_the_environment_is_not_asked(fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server connects to vLLM itself, whatever proxy its environment names."""
+    monkeypatch.setattr(replica, "MAX_PROBES", 1)
     with running(fake) as url, service(tmp_path, url) as client:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
@@ -441,7 +443,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = folder / "vllm"
     roots = os.pathsep.join(path for path in sys.path if path)
     program.write_text(
-        f'#!/bin/sh\necho $$ >> {folder}/pids\nPYTHONPATH={roots} exec {sys.executable} {fake_vllm.__file__} "$@"\n'
+        f'#!/bin/sh\necho $$ >> {folder}/pids\necho "$@" > {folder}/arguments\n'
+        f'PYTHONPATH={roots} exec {sys.executable} {fake_vllm.__file__} "$@"\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -476,11 +479,12 @@ def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
 
 
 def test_a_vllm_that_does_not_start_says_why(program: Path, tmp_path: Path) -> None:
-    """A wrong argument fails at once, with what vLLM wrote."""
+    """A wrong argument fails at once, with what vLLM wrote; it comes after those that the documentation names."""
     with service(tmp_path / "data", "vllm", sampler_args="--fail") as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(tinker.RequestFailedError, match=r"(?s)vLLM ended with code 1 .*there is no such option"):
             sampler.sample(PROMPT, 1, GREEDY).result()
+    assert re.search("--max-lora-rank 32 --max-loras 4 .*--fail", (program.parent / "arguments").read_text())
 
 
 def test_a_missing_vllm_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
