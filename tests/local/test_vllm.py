@@ -241,14 +241,15 @@ def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fa
 
 
 def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A sample is given up after three attempts, and at once where vLLM has no endpoint for it; the next one is drawn."""
+    """A sample is given up after three attempts, and at once where vLLM lacks an endpoint; the next one is drawn."""
     sampler = client.create_sampling_client(base_model="tinker/toy")
     fake.faults[GENERATE] = [refuse(500, "it is broken")] * 3
     with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127.0.0.1:\d+ failed: it is broken"):
         sampler.sample(PROMPT, 1, GREEDY).result()
-    fake.faults[GENERATE] = [JSONResponse({"detail": "Not Found"}, 404)]
-    with pytest.raises(tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"):
-        sampler.sample(PROMPT, 1, GREEDY).result()
+    for path, tried in ((GENERATE, sampler), (LOAD, trained(client).save_weights_and_get_sampling_client())):
+        fake.faults[path] = [JSONResponse({"detail": "Not Found"}, 404)]
+        with pytest.raises(tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"):
+            tried.sample(PROMPT, 1, GREEDY).result()
     assert not fake.asked
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
@@ -287,6 +288,25 @@ def test_an_adapter_that_could_not_be_loaded_is_loaded_by_the_next_attempt(
         sampler.sample(PROMPT, 1, GREEDY).result()
     assert (fake.faults[LOAD], fake.loaded) == ([], [])
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_an_adapter_that_is_being_loaded_is_not_loaded_again(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A sample that fails while vLLM loads an adapter does not make it load the adapter twice."""
+    sampler, base = (
+        trained(client).save_weights_and_get_sampling_client(),
+        client.create_sampling_client(base_model="tinker/toy"),
+    )
+    fake.is_open.clear()
+    samples = [sampler.sample(PROMPT, 1, GREEDY)]
+    assert fake.has_asked.wait(SECONDS)
+    fake.has_asked.clear()
+    fake.faults[GENERATE] = [refuse(500, "it is broken")]
+    samples.append(base.sample(PROMPT, 1, GREEDY))
+    assert fake.has_asked.wait(SECONDS)
+    samples.append(sampler.sample(PROMPT, 1, GREEDY))
+    fake.is_open.set()
+    assert len([sample.result() for sample in samples]) == 3
+    assert len(fake.loaded) == 1
 
 
 def broken_stream(*tokens: int) -> Response:
@@ -403,6 +423,8 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
         for turn in range(1, 4):
             for prompt in prompts:
                 sampler.sample(ModelInput.from_ints(prompt + [turn] * 64 * turn), 1, GREEDY).result()
+        for _ in range(20):  # one after another: its vLLM is never busier than the other one
+            sampler.sample(ModelInput.from_ints(prompts[0]), 1, GREEDY).result()
         assert [{tuple(body["token_ids"][:64]) for body in fake.asked} for fake in fakes] == homes
         one.close()
         asked = len(fakes[1].asked)

@@ -84,6 +84,7 @@ class FakeVLLM:
         name, folder = body["lora_name"], Path(body["lora_path"])
         if name in self.adapters:
             return refuse(400, f"The lora adapter '{name}' has already been loaded.")
+        await self._wait(request)
         spec, _ = self.engine._read_adapter(folder)
         if spec.rank > MAX_RANK:
             return refuse(500, f"LoRA rank {spec.rank} is greater than max_lora_rank {MAX_RANK}.")
@@ -98,19 +99,25 @@ class FakeVLLM:
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
-        self.has_asked.set()
         die_once("FAKE_VLLM_DIES")
         if body["model"] not in {self.model, *self.adapters}:
             return refuse(404, f"The model `{body['model']}` does not exist.")
         if body["sampling_params"]["temperature"] > 2:
             return refuse(400, "temperature must be in [0, 2]. (parameter=temperature)")
+        if not await self._wait(request):
+            return Response()
+        result = self._sample(body)
+        return StreamingResponse(stream(result)) if body.get("stream") else JSONResponse(write(result, body))
+
+    async def _wait(self, request: Request) -> bool:
+        """Wait until it is open; return whether the client has waited, too."""
+        self.has_asked.set()
         while not self.is_open.is_set():
             await asyncio.sleep(0.001)
             if await request.is_disconnected():
                 self.has_left.set()
-                return Response()
-        result = self._sample(body)
-        return StreamingResponse(stream(result)) if body.get("stream") else JSONResponse(write(result, body))
+                return False
+        return True
 
     def _sample(self, body: dict[str, Any]) -> SampleResult:
         params = body["sampling_params"]
