@@ -198,8 +198,9 @@ def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: F
     asked = [body["sampling_params"] for body in fake.asked]
     assert [one["n"] for one in asked] == [64, 64, 22]
     assert [one["seed"] - asked[0]["seed"] for one in asked] == [0, 64, 128]
-    events = [*sampler.sample_stream(PROMPT, 70, params)]
-    assert {event.index for event in events} == {*range(70)}
+    chunks = [*sampler.sample_stream(PROMPT, 70, params)]
+    streamed = [[token for one in chunks if one.index == index for token in one.tokens] for index in range(70)]
+    assert streamed == [one.tokens for one in sampler.sample(PROMPT, 70, params).result().sequences]
 
 
 def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
@@ -241,11 +242,14 @@ def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fa
 
 
 def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A sample is given up after three attempts, and at once where vLLM lacks an endpoint; the next one is drawn."""
+    """A sample is given up after three attempts, and at once where vLLM refuses it or lacks an endpoint, with the beginning of
+    its message; the next one is drawn."""
     sampler = client.create_sampling_client(base_model="tinker/toy")
-    fake.faults[GENERATE] = [refuse(500, "it is broken")] * 3
-    with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127.0.0.1:\d+ failed: it is broken"):
-        sampler.sample(PROMPT, 1, GREEDY).result()
+    for status, attempts, says in ((500, 3, r"the vLLM at http://127.0.0.1:\d+ failed"), (400, 1, "vLLM refuses the request")):
+        fake.faults[GENERATE] = [refuse(status, "it is broken" + "!" * 9000)] * attempts
+        with pytest.raises(tinker.RequestFailedError, match=f"{says}: it is broken") as caught:
+            sampler.sample(PROMPT, 1, GREEDY).result()
+        assert 400 < len(str(caught.value)) < 1500
     for path, tried in ((GENERATE, sampler), (LOAD, trained(client).save_weights_and_get_sampling_client())):
         fake.faults[path] = [JSONResponse({"detail": "Not Found"}, 404)]
         with pytest.raises(tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"):
@@ -434,11 +438,22 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
 
 
 def test_another_model_is_refused_when_the_server_starts(tmp_path: Path) -> None:
-    """A vLLM that serves another model is not used; the message names both."""
-    with running(FakeVLLM("other/model")) as url, service(tmp_path, url) as client:
+    """A vLLM that serves another model is not used; the message names both, and no adapter."""
+    fake = FakeVLLM("other/model")
+    fake.adapters["adapter"] = None
+    with running(fake) as url, service(tmp_path, url) as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(tinker.RequestFailedError, match="serves other/model, not "):
             sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+@pytest.mark.parametrize(("name", "root"), [("mine", "tinker/toy"), ("tinker/toy", "/models/toy")])
+def test_a_model_is_known_by_its_name_or_its_source(name: str, root: str, tmp_path: Path) -> None:
+    """A vLLM may serve the model under another name, or from a folder; it is asked for the name."""
+    fake = FakeVLLM(name, root=root)
+    with running(fake) as url, service(tmp_path, url) as client:
+        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+    assert fake.asked[0]["model"] == name
 
 
 @pytest.mark.parametrize("sampler", ["sglang", ["vllm", "vllm"], "localhost:8000", ["http://a", "b"]])

@@ -40,9 +40,9 @@ class FakeVLLM:
     Each path of ``faults`` gets these answers first, one for each request.
     """
 
-    def __init__(self, model: str = "tinker/toy", *, key: str | None = None, context: int = 4096) -> None:
+    def __init__(self, model: str = "tinker/toy", *, root: str = "", key: str | None = None, context: int = 4096) -> None:
         self.engine = ToyEngine(vocabulary=512)
-        self.model, self.key, self.context = model, key, context
+        self.model, self.root, self.key, self.context = model, root or model, key, context
         self.faults: dict[str, list[Response]] = {}
         self.asked: list[dict[str, Any]] = []
         self.loaded: list[str] = []
@@ -75,7 +75,7 @@ class FakeVLLM:
     async def _models(self, request: Request) -> Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return refuse(401, "Unauthorized")
-        base = {"id": self.model, "root": self.model, "parent": None, "max_model_len": self.context}
+        base = {"id": self.model, "root": self.root, "parent": None, "max_model_len": self.context}
         adapters = [{"id": name, "root": "", "parent": self.model} for name in self.adapters]
         return JSONResponse({"object": "list", "data": [base, *adapters]})
 
