@@ -313,6 +313,27 @@ def test_an_adapter_that_is_being_loaded_is_not_loaded_again(client: tinker.Serv
     assert len(fake.loaded) == 1
 
 
+def test_a_stream_that_is_closed_leaves_its_adapter_to_others(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A stream that is closed while vLLM loads its adapter ends no other sample that waits for the adapter."""
+    sampler, base = (
+        trained(client).save_weights_and_get_sampling_client(),
+        client.create_sampling_client(base_model="tinker/toy"),
+    )
+    fake.is_open.clear()
+    streams: list[tinker.SampleStream] = []
+    for one in (sampler, base):
+        fake.has_asked.clear()
+        streams.append(one.sample_stream(PROMPT, 1, GREEDY))
+        assert fake.has_asked.wait(SECONDS)
+    other = sampler.sample(PROMPT, 1, GREEDY)
+    for stream in streams:
+        stream.close()
+    assert fake.has_left.wait(SECONDS)
+    fake.is_open.set()
+    assert other.result(SECONDS).sequences
+    assert len(fake.loaded) == 1
+
+
 def broken_stream(*tokens: int) -> Response:
     """Return a stream that fails after these tokens of its first sample, and then goes on."""
     error = f"data: {json.dumps({'error': {'message': 'the engine is dead'}})}\n\n"
@@ -339,13 +360,33 @@ def test_the_context_length_is_vllms(tmp_path: Path) -> None:
         assert (len(sampled.sequences[0].tokens), sampled.sequences[0].stop_reason) == (3, "length")
 
 
-def test_a_vllm_that_does_not_answer_fails_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_does_not_answer_fails_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Samples fail when no vLLM has answered for as long as one at an address may take, which is not that of one started here."""
     monkeypatch.setattr(replica, "MAX_PROBES", 1)
     monkeypatch.setattr(replica, "MAX_PROBES_OF_START", 0)
     with service(tmp_path, "http://127.0.0.1:9") as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127\.0\.0\.1:9 does not answer: ConnectError"):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+    assert "waiting for the vLLM at http://127.0.0.1:9" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (JSONResponse({"error": "Unauthorized"}, 401), "vLLM refuses the request: HTTP 401"),
+        (Response("<html>It works!</html>"), "JSON is malformed"),
+    ],
+    ids=["a vLLM with a key", "no vLLM"],
+)
+def test_an_address_without_a_vllm_for_us_fails_at_once(fake: FakeVLLM, answer: Response, says: str, tmp_path: Path) -> None:
+    """A vLLM that wants a key, and a server that is none, are not asked again for the sample, whose error says what is wrong."""
+    fake.faults["/v1/models"] = [answer]
+    with running(fake) as url, service(tmp_path, url) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match=says):
             sampler.sample(PROMPT, 1, GREEDY).result()
 
 
