@@ -175,8 +175,8 @@ def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
 
 def test_parameters_are_sent_under_vllms_names() -> None:
     """Each parameter has vLLM's name; a top_p of 0, which vLLM refuses, is a small one, and stops may be special tokens."""
-    given = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
-    penalties = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
+    given: dict[str, Any] = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
+    penalties: dict[str, Any] = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
     params = write_params(SampleJob(tokens=np.array([1], np.int32), weights=None, top_p=0.0, **given, **penalties))
     assert {**params, **given, **penalties, "skip_special_tokens": False} == params
     assert 0 < params["top_p"] < 1e-6
