@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.responses import JSONResponse, Response
 from support import fake_vllm
-from support.fake_vllm import FakeVLLM, running
+from support.fake_vllm import GENERATE, LOAD, FakeVLLM, event, likely, refuse, running
 from tinker_wire import models
 
 import tinker
@@ -21,19 +24,21 @@ from tinker import ModelInput, SamplingParams
 from tinker.local import Settings
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.engines.vllm import replica
 from tinker.local.engines.vllm.requests import write_params
 from tinker.local.serving import running_server
 
 PROMPT = ModelInput.from_ints([104, 101, 108, 108, 111])
+BROKEN_OFF = Response(headers={"content-length": "1"})
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 SECONDS = 60.0
 
 
 @contextmanager
 def service(folder: Path, *samplers: str, **settings: Any) -> Iterator[tinker.ServiceClient]:
-    """Yield a client of a server with the toy as trainer; without samplers, the toy samples, too."""
+    """Yield a client, which sends nothing twice, of a server with the toy as trainer; without samplers, the toy samples, too."""
     chosen = Settings(data_dir=folder, sampler=samplers, **settings)
-    with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url) as client:
+    with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url, max_retries=0) as client:
         yield client
 
 
@@ -168,6 +173,15 @@ def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
     assert ask([7]) == (True, [], [7], False)
 
 
+def test_parameters_are_sent_under_vllms_names() -> None:
+    """Each parameter has vLLM's name; a top_p of 0, which vLLM refuses, is a small one, and stops may be special tokens."""
+    given: dict[str, Any] = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
+    penalties: dict[str, Any] = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
+    params = write_params(SampleJob(tokens=np.array([1], np.int32), weights=None, top_p=0.0, **given, **penalties))
+    assert {**params, **given, **penalties, "skip_special_tokens": False} == params
+    assert 0 < params["top_p"] < 1e-6
+
+
 def test_neighboring_seeds_share_no_sample() -> None:
     """The samples of one seed are none of those of the next one, though vLLM counts them up from the seed."""
     jobs = [SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, num_samples=64, seed=s) for s in range(50)]
@@ -184,8 +198,9 @@ def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: F
     asked = [body["sampling_params"] for body in fake.asked]
     assert [one["n"] for one in asked] == [64, 64, 22]
     assert [one["seed"] - asked[0]["seed"] for one in asked] == [0, 64, 128]
-    events = [*sampler.sample_stream(PROMPT, 70, params)]
-    assert {event.index for event in events} == {*range(70)}
+    chunks = [*sampler.sample_stream(PROMPT, 70, params)]
+    streamed = [[token for one in chunks if one.index == index for token in one.tokens] for index in range(70)]
+    assert streamed == [one.tokens for one in sampler.sample(PROMPT, 70, params).result().sequences]
 
 
 def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
@@ -193,10 +208,217 @@ def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
     sampler = trained(client).save_weights_and_get_sampling_client()
     params = SamplingParams(max_tokens=5, seed=3)
     whole = sampler.sample(PROMPT, 2, params).result()
-    drawn: dict[int, list[int]] = {0: [], 1: []}
-    for event in sampler.sample_stream(PROMPT, 2, params):
-        drawn[event.index] += event.tokens
-    assert [drawn[0], drawn[1]] == [sequence.tokens for sequence in whole.sequences]
+    for index, sequence in enumerate(whole.sequences):
+        chunks = [one for one in sampler.sample_stream(PROMPT, 2, params) if one.index == index]
+        assert [token for one in chunks for token in one.tokens] == sequence.tokens
+        assert [one.stop_reason for one in chunks] == [None] * (len(chunks) - 1) + [sequence.stop_reason]
+
+
+def test_a_vllm_that_has_lost_its_adapters_loads_them_again(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A sample whose adapter vLLM does not know any more loads it again, and has its tokens."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    before = sampler.sample(PROMPT, 1, GREEDY).result()
+    fake.adapters.clear()
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == before.sequences[0].tokens
+    assert fake.loaded == [fake.asked[0]["model"]] * 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refuse(500, "EngineCore encountered an issue"),
+        Response("<html>Bad Gateway</html>", 502),
+        JSONResponse({"choices": [{"finish_reason": "abort"}]}),
+        BROKEN_OFF,
+    ],
+    ids=["500", "502", "abort", "broken off"],
+)
+def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fake: FakeVLLM, fault: Response) -> None:
+    """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM still has."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    fake.faults[GENERATE] = [fault] * 2
+    assert len(sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens) == 6
+    assert (fake.faults[GENERATE], len(fake.asked), len(fake.loaded)) == ([], 1, 1)
+
+
+def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A sample is given up after three attempts, and at once where vLLM refuses it or lacks an endpoint, with the beginning of
+    its message; the next one is drawn."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    for status, attempts, says in ((500, 3, r"the vLLM at http://127.0.0.1:\d+ failed"), (400, 1, "vLLM refuses the request")):
+        fake.faults[GENERATE] = [refuse(status, "it is broken" + "!" * 9000)] * attempts
+        with pytest.raises(tinker.RequestFailedError, match=f"{says}: it is broken") as caught:
+            sampler.sample(PROMPT, 1, GREEDY).result()
+        assert 400 < len(str(caught.value)) < 1500
+    for path, tried in ((GENERATE, sampler), (LOAD, trained(client).save_weights_and_get_sampling_client())):
+        fake.faults[path] = [JSONResponse({"detail": "Not Found"}, 404)]
+        with pytest.raises(tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"):
+            tried.sample(PROMPT, 1, GREEDY).result()
+    assert not fake.asked
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """Samples are returned in the order of their numbers; one without log-probabilities has no tokens."""
+    sampler = client.create_sampling_client(base_model="tinker/toy")
+    fake.faults[GENERATE] = [
+        JSONResponse(
+            {
+                "choices": [
+                    {
+                        "index": 2,
+                        "logprobs": {"content": [{**likely(7, -1.0), "top_logprobs": [likely(7, -1.0)]}]},
+                        "finish_reason": "length",
+                    },
+                    {"index": 1, "logprobs": {"content": None}, "finish_reason": "stop"},
+                    {"index": 0, "logprobs": None, "finish_reason": "stop"},
+                ]
+            }
+        )
+    ]
+    sampled = sampler.sample(PROMPT, 3, GREEDY, topk_sample_logprobs=2).result().sequences
+    assert [(one.tokens, one.stop_reason) for one in sampled] == [([], "stop"), ([], "stop"), ([7], "length")]
+    assert sampled[2].topk_logprobs == [[(7, -1.0)]]
+
+
+def test_an_adapter_that_could_not_be_loaded_is_loaded_by_the_next_attempt(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """A vLLM that fails while it loads an adapter gets the sample again; one that refuses it does not, but the next sample."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    fake.faults[LOAD] = [refuse(500, "out of memory"), refuse(500, "No adapter found")]
+    fake.faults["/health"] = [Response(status_code=503)]
+    with pytest.raises(tinker.RequestFailedError, match="vLLM refuses the request: No adapter found"):
+        sampler.sample(PROMPT, 1, GREEDY).result()
+    assert (fake.faults[LOAD], fake.loaded) == ([], [])
+    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_an_adapter_that_is_being_loaded_is_not_loaded_again(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A sample that fails while vLLM loads an adapter does not make it load the adapter twice."""
+    sampler, base = (
+        trained(client).save_weights_and_get_sampling_client(),
+        client.create_sampling_client(base_model="tinker/toy"),
+    )
+    fake.is_open.clear()
+    samples = [sampler.sample(PROMPT, 1, GREEDY)]
+    assert fake.has_asked.wait(SECONDS)
+    fake.has_asked.clear()
+    fake.faults[GENERATE] = [refuse(500, "it is broken")]
+    samples.append(base.sample(PROMPT, 1, GREEDY))
+    assert fake.has_asked.wait(SECONDS)
+    samples.append(sampler.sample(PROMPT, 1, GREEDY))
+    fake.is_open.set()
+    assert len([sample.result() for sample in samples]) == 3
+    assert len(fake.loaded) == 1
+
+
+def test_a_stream_that_is_closed_leaves_its_adapter_to_others(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A stream that is closed while vLLM loads its adapter ends no other sample that waits for the adapter."""
+    sampler, base = (
+        trained(client).save_weights_and_get_sampling_client(),
+        client.create_sampling_client(base_model="tinker/toy"),
+    )
+    fake.is_open.clear()
+    streams: list[tinker.SampleStream] = []
+    for one in (sampler, base):
+        fake.has_asked.clear()
+        streams.append(one.sample_stream(PROMPT, 1, GREEDY))
+        assert fake.has_asked.wait(SECONDS)
+    other = sampler.sample(PROMPT, 1, GREEDY)
+    for stream in streams:
+        stream.close()
+    assert fake.has_left.wait(SECONDS)
+    fake.is_open.set()
+    assert other.result(SECONDS).sequences
+    assert len(fake.loaded) == 1
+
+
+def broken_stream(*tokens: int) -> Response:
+    """Return a stream that fails after these tokens of its first sample, and then goes on."""
+    error = f"data: {json.dumps({'error': {'message': 'the engine is dead'}})}\n\n"
+    return Response(event(0, [likely(token, -1.0) for token in tokens], None) + error + event(0, [likely(9, -1.0)], "stop"))
+
+
+def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+    """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws others."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    whole = sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+    fake.faults[GENERATE] = [refuse(500, "it is broken"), broken_stream(*whole[:3])]
+    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == whole
+    fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
+    with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
+        list(sampler.sample_stream(PROMPT, 1, GREEDY))
+    assert fake.faults[GENERATE] == []
+
+
+def test_the_context_length_is_vllms(tmp_path: Path) -> None:
+    """A sample without max_tokens ends with vLLM's context, which may be shorter than the trainer's."""
+    with running(FakeVLLM(context=8)) as url, service(tmp_path, url) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        sampled = sampler.sample(PROMPT, 1, SamplingParams(temperature=0.0, stop=[])).result()
+        assert (len(sampled.sequences[0].tokens), sampled.sequences[0].stop_reason) == (3, "length")
+
+
+def test_a_vllm_that_does_not_answer_fails_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples fail when no vLLM has answered for as long as one at an address may take, which is not that of one started here."""
+    monkeypatch.setattr(replica, "MAX_PROBES", 1)
+    monkeypatch.setattr(replica, "MAX_PROBES_OF_START", 0)
+    with service(tmp_path, "http://127.0.0.1:9") as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127\.0\.0\.1:9 does not answer: ConnectError"):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+    assert "waiting for the vLLM at http://127.0.0.1:9" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (JSONResponse({"error": "Unauthorized"}, 401), "vLLM refuses the request: HTTP 401"),
+        (Response("<html>It works!</html>"), "JSON is malformed"),
+    ],
+    ids=["a vLLM with a key", "no vLLM"],
+)
+def test_an_address_without_a_vllm_for_us_fails_at_once(fake: FakeVLLM, answer: Response, says: str, tmp_path: Path) -> None:
+    """A vLLM that wants a key, and a server that is none, are not asked again for the sample, whose error says what is wrong."""
+    fake.faults["/v1/models"] = [answer]
+    with running(fake) as url, service(tmp_path, url) as client:
+        sampler = client.create_sampling_client(base_model="tinker/toy")
+        with pytest.raises(tinker.RequestFailedError, match=says):
+            sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+def test_samples_wait_for_a_vllm_that_starts(
+    fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples that are asked for before vLLM answers are drawn when it does; the log says what they wait for, once."""
+    monkeypatch.setattr(replica, "PROBE_SECONDS", 0.0)
+    fake.faults["/v1/models"] = [BROKEN_OFF] * 3
+    with running(fake) as url, service(tmp_path, url) as client:
+        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+    assert (fake.faults["/v1/models"], caplog.text.count("waiting for the vLLM at http://127.0.0.1:")) == ([], 1)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server connects to vLLM itself, whatever proxy its environment names."""
+    monkeypatch.setattr(replica, "MAX_PROBES", 1)
+    with running(fake) as url, service(tmp_path, url) as client:
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+
+
+def test_an_adapter_is_loaded_and_unloaded_where_it_is_sampled(fake: FakeVLLM, tmp_path: Path) -> None:
+    """Of two vLLMs, one that never needed an adapter is not asked to load or unload it."""
+    other = FakeVLLM()
+    with running(fake) as first, running(other) as second, service(tmp_path, first, second) as client:
+        run = trained(client)
+        for _ in range(12):  # more than the server keeps in memory
+            run.save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+            gc.collect()
+        assert (len(fake.loaded), len(other.loaded)) == (6, 6)
+        assert len({*fake.adapters, *other.adapters}) < 12
 
 
 def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None:
@@ -246,6 +468,8 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
         for turn in range(1, 4):
             for prompt in prompts:
                 sampler.sample(ModelInput.from_ints(prompt + [turn] * 64 * turn), 1, GREEDY).result()
+        for _ in range(20):  # one after another: its vLLM is never busier than the other one
+            sampler.sample(ModelInput.from_ints(prompts[0]), 1, GREEDY).result()
         assert [{tuple(body["token_ids"][:64]) for body in fake.asked} for fake in fakes] == homes
         one.close()
         asked = len(fakes[1].asked)
@@ -255,11 +479,22 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
 
 
 def test_another_model_is_refused_when_the_server_starts(tmp_path: Path) -> None:
-    """A vLLM that serves another model is not used; the message names both."""
-    with running(FakeVLLM("other/model")) as url, service(tmp_path, url) as client:
+    """A vLLM that serves another model is not used; the message names both, and no adapter."""
+    fake = FakeVLLM("other/model")
+    fake.adapters["adapter"] = None
+    with running(fake) as url, service(tmp_path, url) as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(tinker.RequestFailedError, match="serves other/model, not "):
             sampler.sample(PROMPT, 1, GREEDY).result()
+
+
+@pytest.mark.parametrize(("name", "root"), [("mine", "tinker/toy"), ("tinker/toy", "/models/toy")])
+def test_a_model_is_known_by_its_name_or_its_source(name: str, root: str, tmp_path: Path) -> None:
+    """A vLLM may serve the model under another name, or from a folder; it is asked for the name."""
+    fake = FakeVLLM(name, root=root)
+    with running(fake) as url, service(tmp_path, url) as client:
+        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+    assert fake.asked[0]["model"] == name
 
 
 @pytest.mark.parametrize("sampler", ["sglang", ["vllm", "vllm"], "localhost:8000", ["http://a", "b"]])
@@ -286,7 +521,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = folder / "vllm"
     roots = os.pathsep.join(path for path in sys.path if path)
     program.write_text(
-        f'#!/bin/sh\necho $$ >> {folder}/pids\nPYTHONPATH={roots} exec {sys.executable} {fake_vllm.__file__} "$@"\n'
+        f'#!/bin/sh\necho $$ >> {folder}/pids\necho "$@" > {folder}/arguments\n'
+        f'PYTHONPATH={roots} exec {sys.executable} {fake_vllm.__file__} "$@"\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -321,11 +557,12 @@ def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
 
 
 def test_a_vllm_that_does_not_start_says_why(program: Path, tmp_path: Path) -> None:
-    """A wrong argument fails at once, with what vLLM wrote."""
+    """A wrong argument fails at once, with what vLLM wrote; it comes after those that the documentation names."""
     with service(tmp_path / "data", "vllm", sampler_args="--fail") as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(tinker.RequestFailedError, match=r"(?s)vLLM ended with code 1 .*there is no such option"):
             sampler.sample(PROMPT, 1, GREEDY).result()
+    assert re.search("--max-lora-rank 32 --max-loras 4 .*--fail", (program.parent / "arguments").read_text())
 
 
 def test_a_missing_vllm_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,6 +580,7 @@ def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
 ) -> None:
     """A stream whose vLLM is killed is asked for again, and its client sees each token once."""
     monkeypatch.setenv("FAKE_VLLM_BREAKS", str(tmp_path / "has-died"))
+    monkeypatch.setattr(replica, "MAX_PROBES", 0)  # of one at an address
     with service(tmp_path / "data", "vllm") as client:
         sampler = trained(client).save_weights_and_get_sampling_client()
         params = SamplingParams(max_tokens=5, seed=3)

@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,19 @@ from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 
 MAX_RANK = 32
+GENERATE, LOAD = "/inference/v1/generate", "/v1/load_lora_adapter"
 
 
 class FakeVLLM:
-    """One vLLM. ``asked`` has the body of every request for samples, ``held`` those that wait for ``gate`` to be opened."""
+    """One vLLM. ``asked`` has the body of every request for samples that it answers itself, when ``is_open`` is set.
 
-    def __init__(self, model: str = "tinker/toy", *, key: str | None = None, vocabulary: int = 512) -> None:
-        self.engine = ToyEngine(vocabulary=vocabulary)
-        self.model, self.key = model, key
+    Each path of ``faults`` gets these answers first, one for each request.
+    """
+
+    def __init__(self, model: str = "tinker/toy", *, root: str = "", key: str | None = None, context: int = 4096) -> None:
+        self.engine = ToyEngine(vocabulary=512)
+        self.model, self.root, self.key, self.context = model, root or model, key, context
+        self.faults: dict[str, list[Response]] = {}
         self.asked: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.adapters: dict[str, Any] = {}
@@ -49,13 +54,20 @@ class FakeVLLM:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/health", self._health),
-                Route("/v1/models", self._models),
-                Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
-                Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
-                Route("/inference/v1/generate", self._generate, methods=["POST"]),
+                self._route("/health", self._health),
+                self._route("/v1/models", self._models),
+                self._route(LOAD, self._load, "POST"),
+                self._route("/v1/unload_lora_adapter", self._unload, "POST"),
+                self._route(GENERATE, self._generate, "POST"),
             ]
         )
+
+    def _route(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+        async def answer(request: Request) -> Response:
+            faults = self.faults.get(path)
+            return faults.pop(0) if faults else await endpoint(request)
+
+        return Route(path, answer, methods=[method])
 
     async def _health(self, _: Request) -> Response:
         return Response()
@@ -63,7 +75,7 @@ class FakeVLLM:
     async def _models(self, request: Request) -> Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return refuse(401, "Unauthorized")
-        base = {"id": self.model, "root": self.model, "parent": None, "max_model_len": 4096}
+        base = {"id": self.model, "root": self.root, "parent": None, "max_model_len": self.context}
         adapters = [{"id": name, "root": "", "parent": self.model} for name in self.adapters]
         return JSONResponse({"object": "list", "data": [base, *adapters]})
 
@@ -72,6 +84,7 @@ class FakeVLLM:
         name, folder = body["lora_name"], Path(body["lora_path"])
         if name in self.adapters:
             return refuse(400, f"The lora adapter '{name}' has already been loaded.")
+        await self._wait(request)
         spec, _ = self.engine._read_adapter(folder)
         if spec.rank > MAX_RANK:
             return refuse(500, f"LoRA rank {spec.rank} is greater than max_lora_rank {MAX_RANK}.")
@@ -86,19 +99,25 @@ class FakeVLLM:
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
-        self.has_asked.set()
         die_once("FAKE_VLLM_DIES")
         if body["model"] not in {self.model, *self.adapters}:
             return refuse(404, f"The model `{body['model']}` does not exist.")
         if body["sampling_params"]["temperature"] > 2:
             return refuse(400, "temperature must be in [0, 2]. (parameter=temperature)")
+        if not await self._wait(request):
+            return Response()
+        result = self._sample(body)
+        return StreamingResponse(stream(result)) if body.get("stream") else JSONResponse(write(result, body))
+
+    async def _wait(self, request: Request) -> bool:
+        """Wait until it is open; return whether the client has waited, too."""
+        self.has_asked.set()
         while not self.is_open.is_set():
             await asyncio.sleep(0.001)
             if await request.is_disconnected():
                 self.has_left.set()
-                return Response()
-        result = self._sample(body)
-        return StreamingResponse(stream(result)) if body.get("stream") else JSONResponse(write(result, body))
+                return False
+        return True
 
     def _sample(self, body: dict[str, Any]) -> SampleResult:
         params = body["sampling_params"]
@@ -151,16 +170,20 @@ def write(result: SampleResult, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def stream(result: SampleResult) -> AsyncIterator[str]:
+    """Stream two tokens at a time."""
     for index, drawn in enumerate(result.sequences):
-        last = len(drawn.tokens) - 1
-        for place, (token, logprob) in enumerate(zip(drawn.tokens, drawn.logprobs, strict=True)):
-            reason = drawn.stop_reason if place == last else None
-            choice = {"index": index, "logprobs": {"content": [likely(token, logprob)]}, "finish_reason": reason}
-            yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+        tokens = [likely(*one) for one in zip(drawn.tokens, drawn.logprobs, strict=True)]
+        for start in range(0, len(tokens), 2):
+            reason = drawn.stop_reason if start + 2 >= len(tokens) else None
+            yield event(index, tokens[start : start + 2], reason)
             await asyncio.sleep(0)
-            if place == 1:
-                die_once("FAKE_VLLM_BREAKS")
+            die_once("FAKE_VLLM_BREAKS")
     yield "data: [DONE]\n\n"
+
+
+def event(index: int, tokens: list[dict[str, Any]], reason: str | None) -> str:
+    choice = {"index": index, "logprobs": {"content": tokens}, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
 
 
 @contextmanager
