@@ -25,16 +25,19 @@ import tinker
 from tinker.local import Settings, running_server
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.opening import Placement, open_engine
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.replicas.batch import ReplicatedBatch
 from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
-from tinker.local.engines.replicas.messages import AdapterState, NewJob, SampleTurn, WorkersLost
+from tinker.local.engines.replicas.messages import AdapterState, HeardToken, NewJob, SampleTurn, SampleTurnResult, WorkersLost
 from tinker.local.engines.replicas.shards import find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker
+from tinker.local.engines.replicas.workers import WorkerCall
 from tinker.local.engines.torch import TorchEngine
 
 WEIGHTS = "adapter_model.safetensors"
 STEP = Adam(learning_rate=1e-4, grad_clip_norm=0.5)
 SPEC = AdapterSpec(rank=4, seed=3)
+TICKETS = ["a", "b", "c", "d", "e"]
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +237,7 @@ def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: Replicated
     ]
     tokens = [[one.tokens.tolist() for result in results for one in result.sequences] for results in drawn]
     assert tokens[0] == tokens[1]
+    assert heard[0].tokens == heard[1].tokens
 
 
 def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEngine, tmp_path: Path) -> None:
@@ -286,6 +290,135 @@ def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
     assert alone.sample(SampleTurn(batch=1, limit=1000, new=[], dropped=[7])).tokens == 0
     alone.sample(SampleTurn(batch=1, limit=1000, new=[attrs.evolve(new, number=8)], dropped=[]))
     assert alone.sample(SampleTurn(batch=2, limit=1000, new=[], dropped=[])).tokens == 0
+
+
+class ScriptedWorkers:
+    """Workers that answer the turns of a batch as a test says, in the place of an engine with its own; None is a death."""
+
+    is_split = False
+    vocabulary, max_context_length = 258, 128
+
+    def __init__(self, count: int) -> None:
+        self.workers, self.processes, self.repairs = self, [0] * count, 0
+        self.turns: list[dict[int, SampleTurn]] = []
+        self.answers: dict[int, SampleTurnResult | Exception | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    def count_starts(self, rank: int) -> int:
+        return self.processes[rank]
+
+    def repair(self, failure: WorkersLost) -> None:
+        self.repairs += 1
+        self.processes = [one + (self.answers.get(rank, True) is None) for rank, one in enumerate(self.processes)]
+
+    def call(self, calls: Sequence[WorkerCall]) -> list[Any]:
+        self.turns.append({one.rank: one.arguments[0] for one in calls})
+        found = [self.answers.get(one.rank, answer()) for one in calls]
+        return [WorkersLost("killed") if one is None else one for one in found]
+
+    def batch(self, *jobs: SampleJob) -> ReplicatedBatch:
+        """Return a batch with these jobs, whose tickets are TICKETS."""
+        batch = ReplicatedBatch(self, 1, 1000)  # type: ignore[arg-type]
+        for ticket, one in zip(TICKETS, jobs, strict=False):
+            batch.add(ticket, one)
+        return batch
+
+    def step(self, batch: ReplicatedBatch, **answers: SampleTurnResult | Exception | None) -> Any:
+        """Make a step in which the workers ``first`` and ``second`` answer this, and return its outcomes and turns."""
+        self.answers = {("first", "second").index(name): answer for name, answer in answers.items()}
+        return batch.step(), self.turns[-1]
+
+
+def answer(*, tokens: int = 0, drawn: Sequence[tuple[int, int]] = (), ended: Sequence[int] = ()) -> SampleTurnResult:
+    """Return the answer to a turn: the number and the token of what is drawn, and the jobs that end."""
+    heard = [HeardToken(number, 0, token, -1.0, None) for number, token in drawn]
+    return SampleTurnResult(tokens=tokens, drawn=heard, ended=[(number, SampleResult(sequences=[])) for number in ended])
+
+
+class Until:
+    """A listener that wants no more once it has heard the last token."""
+
+    def __init__(self, last: int = -1) -> None:
+        self.tokens: list[int] = []
+        self._last = last
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        self.tokens.append(token)
+        return token != self._last
+
+
+def test_jobs_go_to_the_worker_that_holds_the_fewest_tokens() -> None:
+    """A job counts as its prompt and one token for each sample, until its worker says how many tokens it holds."""
+    workers = ScriptedWorkers(2)
+    batch = workers.batch(job(0, num_samples=3), job(1, num_samples=2), job(2, num_samples=1), job(3), job(4, num_samples=1))
+    assert batch.tokens == 16
+    turns = workers.step(batch, first=answer(tokens=50), second=answer(tokens=49))[1]
+    assert {rank: [one.number for one in turn.new] for rank, turn in turns.items()} == {0: [0, 3], 1: [1, 2, 4]}
+    assert batch.tokens == 49
+    batch.add("later", job(5))
+    assert [one.number for one in workers.step(batch)[1][1].new] == [5]
+
+
+def test_each_result_is_that_of_its_job() -> None:
+    """Jobs end one by one, each once and with its own result; the tokens of each go to its listener."""
+    workers, listeners = ScriptedWorkers(2), [Until() for _ in range(4)]
+    batch = workers.batch(*(job(seed, listener=listener) for seed, listener in enumerate(listeners)))
+    ended = answer(drawn=[(3, 30), (1, 10), (3, 31)], ended=[3])
+    assert workers.step(batch, first=answer(drawn=[(2, 20)]), second=ended)[0] == [("d", ended.ended[0][1])]
+    assert [one.tokens for one in listeners] == [[], [10], [20], [30, 31]]
+    outcomes, turns = workers.step(batch, first=answer(ended=[0, 2]), second=answer(ended=[1]))
+    assert [ticket for ticket, _ in outcomes] == ["a", "c", "b"]
+    assert [(turn.new, turn.dropped) for turn in turns.values()] == [([], []), ([], [])]
+    assert batch.step() == []
+
+
+def test_a_job_that_nobody_wants_is_dropped_at_its_worker() -> None:
+    """A worker is told once that a job was dropped, or ended by its listener; only the latter is an outcome."""
+    workers = ScriptedWorkers(2)
+    batch = workers.batch(job(0, listener=Until(5)), job(1), job(2, listener=Until(6)))
+    (whole, (ticket, error)), _ = workers.step(batch, first=answer(drawn=[(0, 4), (0, 5), (2, 6)], ended=[2]))
+    assert (whole[0], ticket, str(error)) == ("c", "a", "its listener has ended it")
+    batch.drop(TICKETS[1])
+    outcomes, turns = workers.step(batch)
+    assert (outcomes, {rank: turn.dropped for rank, turn in turns.items()}) == ([], {0: [0], 1: [1]})
+    assert workers.step(batch)[0] == []
+    assert len(workers.turns[-1]) == 0
+
+
+def test_a_job_is_sampled_again_where_its_worker_died() -> None:
+    """The new worker gets the job with the same seed, and its listener hears what it has not heard; others go on."""
+    workers, listener = ScriptedWorkers(2), Until()
+    batch = workers.batch(attrs.evolve(job(0, listener=listener), seed=None), job(1))
+    _, first = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)]))
+    workers.step(batch, first=None, second=answer())
+    _, again = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2), (0, 3)]))
+    assert first[0].new[0].is_heard
+    assert first[0].new[0].job.seed == again[0].new[0].job.seed is not None
+    assert again[1].new == []
+    assert listener.tokens == [1, 2, 3]
+    workers.step(batch, first=answer(drawn=[(0, 4)]))
+    workers.step(batch, first=None, second=None)
+    assert workers.repairs == 2
+    workers.step(batch, first=answer(drawn=[(0, one) for one in (1, 2, 3, 4, 5)]))
+    assert listener.tokens == [1, 2, 3, 4, 5]
+
+
+def test_a_job_whose_workers_die_is_given_up() -> None:
+    """The third death ends a job with the reason, and not one that was begun later; a failure of another kind is raised."""
+    workers = ScriptedWorkers(2)
+    batch = workers.batch(job(0), job(1))
+    for _ in range(2):
+        assert workers.step(batch, first=None, second=answer(tokens=50))[0] == []
+    batch.add("later", job(2))
+    assert workers.step(batch, first=None)[0] == []
+    ((ticket, error),), turns = workers.step(batch)
+    assert (ticket, str(error)) == ("a", "3 workers died while they sampled this")
+    assert [one.number for one in turns[0].new] == [2]
+    with pytest.raises(KeyError, match="unknown"):
+        workers.step(batch, second=KeyError("unknown"))
+    assert workers.repairs == 3
 
 
 def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
