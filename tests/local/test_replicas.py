@@ -17,9 +17,11 @@ import pytest
 for needed in ("torch", "transformers", "peft", "ray"):
     pytest.importorskip(needed)
 
+import ray
 import torch
 from safetensors.torch import load as load_tensors
 from support.tiny_models import sample_jobs, write_tiny_llama
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import tinker
 from tinker.local import Settings, running_server
@@ -29,7 +31,7 @@ from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, Sample
 from tinker.local.engines.replicas.batch import ReplicatedBatch
 from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
 from tinker.local.engines.replicas.messages import AdapterState, HeardToken, NewJob, SampleTurn, SampleTurnResult, WorkersLost
-from tinker.local.engines.replicas.shards import find_layers
+from tinker.local.engines.replicas.shards import Shards, find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker
 from tinker.local.engines.replicas.workers import WorkerCall
 from tinker.local.engines.torch import TorchEngine
@@ -53,11 +55,12 @@ def one(source: Path) -> TorchEngine:
 
 @pytest.fixture(scope="module", params=["whole", pytest.param("split", marks=pytest.mark.soak)])
 def two(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicatedEngine]:
-    """Yield the engine of two processes, each of which has the whole model, or a part of each layer."""
+    """Yield the engine of two processes, each of which has the whole model, or a part of each layer; Ray ends with it."""
     engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2, fsdp=request.param == "split"))
     assert isinstance(engine, ReplicatedEngine)
     yield engine
     engine.close()
+    assert not ray.is_initialized()
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,35 @@ def test_a_refused_datum_changes_no_gradient(one: TorchEngine, two: ReplicatedEn
         with pytest.raises(EngineError, match=r"^data\[5\]: .* is missing advantages"):
             engine.forward_backward("refused", [*data[:5], bare], "ppo", {}, backward=True)
     take_step(one, two, "refused", examples(3), "ppo")
+
+
+def test_a_loss_alone_adds_nothing_to_the_gradient(one: TorchEngine, two: ReplicatedEngine) -> None:
+    """A loss without its gradient is that of one process, also where a process has no data, and the next step is too."""
+    both(one, two, lambda engine: engine.create_adapter("loss", SPEC))
+    take_step(one, two, "loss", examples(4), "ppo")
+    for count in (1, 5):
+        data = examples(count, seed=count)
+        mine, theirs = both(one, two, lambda engine: engine.forward_backward("loss", data, "ppo", {}, backward=False))  # noqa: B023
+        assert theirs.metrics == pytest.approx(mine.metrics, rel=1e-6, abs=1e-4)
+    assert two.optim_step("loss", STEP) == {"grad_norm:mean": 0.0}
+
+
+def test_workers_leave_the_cores_to_others(two: ReplicatedEngine) -> None:
+    """Workers reserve no core at Ray, so that a machine has room for more of them than it has cores."""
+    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+
+
+def test_a_step_that_was_taken_is_not_taken_again(two: ReplicatedEngine) -> None:
+    """A step during which a worker is lost is that of the others, on the new one too, and its gradient is used once."""
+    two.create_adapter("begun", SPEC)
+    two.forward_backward("begun", examples(4), "ppo", {}, backward=True)
+    metrics = two.workers.call_all("take_step", "begun", 1, STEP)[0]
+    taken = states(two, "begun")[0].files[WEIGHTS]
+    two.workers.call_one(0, "drop_adapter", "begun")  # a new worker has none
+    two.repair(WorkersLost("it was killed"))
+    assert two.optim_step("begun", STEP) == metrics
+    assert [state.files[WEIGHTS] for state in states(two, "begun")] == [taken, taken]
+    assert two.optim_step("begun", STEP) == {"grad_norm:mean": 0.0}
 
 
 def test_samples_are_those_of_one_process(one: TorchEngine, two: ReplicatedEngine, tmp_path: Path) -> None:
@@ -230,14 +262,14 @@ def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: Replicated
         kill(two, rank)
         take_step(one, two, "killed", examples(4, seed=2), "ppo")
     assert difference(one, two, "killed") < 2e-6
-    heard = Heard(lambda: kill(two, 0)), Heard(lambda: None)
+    mine, theirs = [[Heard(then), Heard(lambda: None)] for then in (lambda: None, lambda: kill(two, 0))]
     drawn = [
-        sample_jobs(engine, [job(seed, engine.snapshot("killed"), listener=listener, max_tokens=100) for seed in range(2)])
-        for engine, listener in ((two, heard[0]), (one, heard[1]))
+        sample_jobs(engine, [job(seed, engine.snapshot("killed"), listener=heard[seed], max_tokens=100) for seed in range(2)])
+        for engine, heard in ((one, mine), (two, theirs))
     ]
     tokens = [[one.tokens.tolist() for result in results for one in result.sequences] for results in drawn]
     assert tokens[0] == tokens[1]
-    assert heard[0].tokens == heard[1].tokens
+    assert [one.tokens for one in theirs] == [one.tokens for one in mine]
 
 
 def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEngine, tmp_path: Path) -> None:
@@ -280,6 +312,19 @@ def test_a_fault_is_that_of_the_whole_data(alone: ReplicaWorker) -> None:
     wrong = attrs.evolve(examples(1)[0], loss_inputs={})
     with pytest.raises(EngineError, match=r"^data\[5\]: "):
         alone.add_share("b", [3, 5], [*examples(1), wrong], "ppo", {}, True)
+
+
+def test_a_worker_sends_the_tokens_of_heard_jobs(alone: ReplicaWorker) -> None:
+    """Every token of a job with a listener is sent, once and before its result; a job that is refused ends with the reason."""
+    new = [NewJob(number=number, job=job(number), weights=None, is_heard=number == 4) for number in (4, 5)]
+    new.append(NewJob(number=6, job=job(6, max_tokens=1000), weights=None, is_heard=True))
+    results = [alone.sample(SampleTurn(batch=3, limit=1000, new=new, dropped=[]))]
+    while len(ended := dict(one for result in results for one in result.ended)) < 3:
+        results.append(alone.sample(SampleTurn(batch=3, limit=1000, new=[], dropped=[])))
+    assert "context length" in str(ended.pop(6))
+    drawn = [(token.number, token.index, token.token) for result in results for token in result.drawn]
+    tokens = [(4, index, token) for index, one in enumerate(ended[4].sequences) for token in one.tokens]
+    assert sorted(drawn, key=lambda one: one[:2]) == tokens
 
 
 def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
@@ -381,10 +426,19 @@ def test_a_job_that_nobody_wants_is_dropped_at_its_worker() -> None:
     (whole, (ticket, error)), _ = workers.step(batch, first=answer(drawn=[(0, 4), (0, 5), (2, 6)], ended=[2]))
     assert (whole[0], ticket, str(error)) == ("c", "a", "its listener has ended it")
     batch.drop(TICKETS[1])
-    outcomes, turns = workers.step(batch)
+    outcomes, turns = workers.step(batch, second=answer(drawn=[(1, 7)], ended=[1]))
     assert (outcomes, {rank: turn.dropped for rank, turn in turns.items()}) == ([], {0: [0], 1: [1]})
     assert workers.step(batch)[0] == []
     assert len(workers.turns[-1]) == 0
+
+
+def test_a_split_model_needs_a_turn_of_every_worker() -> None:
+    """Workers without a job have a turn while another one has one, since they make its passes with it."""
+    workers = ScriptedWorkers(3)
+    workers.is_split = True
+    batch = workers.batch(job(0))
+    assert [len(turn.new) for turn in workers.step(batch, first=answer(ended=[0]))[1].values()] == [1, 0, 0]
+    assert len(workers.step(batch)[1]) == 0
 
 
 def test_a_job_is_sampled_again_where_its_worker_died() -> None:
@@ -394,7 +448,8 @@ def test_a_job_is_sampled_again_where_its_worker_died() -> None:
     _, first = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)]))
     workers.step(batch, first=None, second=answer())
     _, again = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2), (0, 3)]))
-    assert first[0].new[0].is_heard
+    assert (first[0].batch, first[0].limit) == (1, 1000)
+    assert (first[0].new[0].is_heard, first[0].new[0].job.listener) == (True, None)
     assert first[0].new[0].job.seed == again[0].new[0].job.seed is not None
     assert again[1].new == []
     assert listener.tokens == [1, 2, 3]
@@ -457,6 +512,36 @@ def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(alone: ReplicaWor
     alone.join(0, 1, "127.0.0.1", alone.meet("127.0.0.1"))
     assert alone.add_share(*call).metrics == pytest.approx(expected.metrics)
     assert alone._trainer.too_much is not None
+
+
+class Pair(GradientCheckpointingLayer):
+    """A layer that returns a tuple, as those of some models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.inner(states), None
+
+
+@pytest.mark.parametrize("alone", ["split"], indirect=True)
+def test_a_pass_ends_with_its_gradient_or_without(alone: ReplicaWorker) -> None:
+    """Layers may return tuples; where the loss fails, the pass is differentiated nevertheless, as the other workers do."""
+    layers = torch.nn.ModuleList([Pair(), Pair()])
+    shards = Shards(layers, alone._split, alone._parts.mixer, torch.device("cpu"))
+    alone.create_adapter("a", SPEC)
+
+    def run(backward: Callable[[torch.Tensor], object]) -> None:
+        with shards.move_together(alone._adapter("a").weights):
+            backward(layers[1](layers[0](torch.ones(1, 2))[0])[0].sum())
+
+    run(torch.Tensor.backward)
+    with pytest.raises(TypeError, match="not callable"):
+        run(None)  # type: ignore[arg-type]
+    assert shards._open is None
+    with torch.no_grad():
+        run(torch.Tensor.item)
 
 
 def test_a_model_without_marked_layers_is_not_split() -> None:
