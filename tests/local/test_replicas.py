@@ -319,8 +319,9 @@ def test_a_worker_sends_the_tokens_of_heard_jobs(alone: ReplicaWorker) -> None:
     new = [NewJob(number=number, job=job(number), weights=None, is_heard=number == 4) for number in (4, 5)]
     new.append(NewJob(number=6, job=job(6, max_tokens=1000), weights=None, is_heard=True))
     results = [alone.sample(SampleTurn(batch=3, limit=1000, new=new, dropped=[]))]
-    while len(ended := dict(one for result in results for one in result.ended)) < 3:
+    while results[-1].tokens:
         results.append(alone.sample(SampleTurn(batch=3, limit=1000, new=[], dropped=[])))
+    ended: dict[int, Any] = dict(one for result in results for one in result.ended)
     assert "context length" in str(ended.pop(6))
     drawn = [(token.number, token.index, token.token) for result in results for token in result.drawn]
     tokens = [(4, index, token) for index, one in enumerate(ended[4].sequences) for token in one.tokens]
