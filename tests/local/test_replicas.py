@@ -294,6 +294,26 @@ def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEng
     assert two.optim_step("lost", STEP) == {"grad_norm:mean": 0.0}
 
 
+def test_a_lost_run_is_that_of_a_save_with_its_optimizer(two: ReplicatedEngine, tmp_path: Path) -> None:
+    """A later save without the optimizer is none to go on from. Without a seed, the weights are still those of all workers."""
+    two.create_adapter("unseeded", AdapterSpec(rank=4))
+    first, second = (state.files[WEIGHTS] for state in states(two, "unseeded"))
+    assert first == second
+    for optimizer in (True, False):
+        two.forward_backward("unseeded", examples(4), "ppo", {}, backward=True)
+        two.optim_step("unseeded", STEP)
+        (tmp_path / str(optimizer)).mkdir()
+        two.save("unseeded", tmp_path / str(optimizer), optimizer=optimizer)
+    two.workers.call_all("drop_adapter", "unseeded")  # as if all were new
+    two.repair(WorkersLost("all were killed"))
+    with pytest.raises(StepsLost, match="1 optimizer step is lost"):
+        two.snapshot("unseeded")
+    saved = (tmp_path / "True" / WEIGHTS).read_bytes()
+    assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [saved, saved]
+    two.load("unseeded", tmp_path / "False", optimizer=False)
+    assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [(tmp_path / "False" / WEIGHTS).read_bytes()] * 2
+
+
 def test_a_step_is_taken_once(alone: ReplicaWorker) -> None:
     """A worker that is asked again for a step that it took returns the same metrics, and changes nothing."""
     alone.create_adapter("a", SPEC)
