@@ -17,24 +17,29 @@ import pytest
 for needed in ("torch", "transformers", "peft", "ray"):
     pytest.importorskip(needed)
 
+import ray
 import torch
 from safetensors.torch import load as load_tensors
 from support.tiny_models import sample_jobs, write_tiny_llama
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import tinker
 from tinker.local import Settings, running_server
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.opening import Placement, open_engine
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.replicas.batch import ReplicatedBatch
 from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
-from tinker.local.engines.replicas.messages import AdapterState, NewJob, SampleTurn, WorkersLost
-from tinker.local.engines.replicas.shards import find_layers
+from tinker.local.engines.replicas.messages import AdapterState, HeardToken, NewJob, SampleTurn, SampleTurnResult, WorkersLost
+from tinker.local.engines.replicas.shards import Shards, find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker
+from tinker.local.engines.replicas.workers import WorkerCall
 from tinker.local.engines.torch import TorchEngine
 
 WEIGHTS = "adapter_model.safetensors"
 STEP = Adam(learning_rate=1e-4, grad_clip_norm=0.5)
 SPEC = AdapterSpec(rank=4, seed=3)
+TICKETS = ["a", "b", "c", "d", "e"]
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +55,12 @@ def one(source: Path) -> TorchEngine:
 
 @pytest.fixture(scope="module", params=["whole", pytest.param("split", marks=pytest.mark.soak)])
 def two(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicatedEngine]:
-    """Yield the engine of two processes, each of which has the whole model, or a part of each layer."""
+    """Yield the engine of two processes, each of which has the whole model, or a part of each layer; Ray ends with it."""
     engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2, fsdp=request.param == "split"))
     assert isinstance(engine, ReplicatedEngine)
     yield engine
     engine.close()
+    assert not ray.is_initialized()
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +145,35 @@ def test_a_refused_datum_changes_no_gradient(one: TorchEngine, two: ReplicatedEn
         with pytest.raises(EngineError, match=r"^data\[5\]: .* is missing advantages"):
             engine.forward_backward("refused", [*data[:5], bare], "ppo", {}, backward=True)
     take_step(one, two, "refused", examples(3), "ppo")
+
+
+def test_a_loss_alone_adds_nothing_to_the_gradient(one: TorchEngine, two: ReplicatedEngine) -> None:
+    """A loss without its gradient is that of one process, also where a process has no data, and the next step is too."""
+    both(one, two, lambda engine: engine.create_adapter("loss", SPEC))
+    take_step(one, two, "loss", examples(4), "ppo")
+    for count in (1, 5):
+        data = examples(count, seed=count)
+        mine, theirs = both(one, two, lambda engine: engine.forward_backward("loss", data, "ppo", {}, backward=False))  # noqa: B023
+        assert theirs.metrics == pytest.approx(mine.metrics, rel=1e-6, abs=1e-4)
+    assert two.optim_step("loss", STEP) == {"grad_norm:mean": 0.0}
+
+
+def test_workers_leave_the_cores_to_others(two: ReplicatedEngine) -> None:
+    """Workers reserve no core at Ray, so that a machine has room for more of them than it has cores."""
+    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+
+
+def test_a_step_that_was_taken_is_not_taken_again(two: ReplicatedEngine) -> None:
+    """A step during which a worker is lost is that of the others, on the new one too, and its gradient is used once."""
+    two.create_adapter("begun", SPEC)
+    two.forward_backward("begun", examples(4), "ppo", {}, backward=True)
+    metrics = two.workers.call_all("take_step", "begun", 1, STEP)[0]
+    taken = states(two, "begun")[0].files[WEIGHTS]
+    two.workers.call_one(0, "drop_adapter", "begun")  # a new worker has none
+    two.repair(WorkersLost("it was killed"))
+    assert two.optim_step("begun", STEP) == metrics
+    assert [state.files[WEIGHTS] for state in states(two, "begun")] == [taken, taken]
+    assert two.optim_step("begun", STEP) == {"grad_norm:mean": 0.0}
 
 
 def test_samples_are_those_of_one_process(one: TorchEngine, two: ReplicatedEngine, tmp_path: Path) -> None:
@@ -227,13 +262,14 @@ def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: Replicated
         kill(two, rank)
         take_step(one, two, "killed", examples(4, seed=2), "ppo")
     assert difference(one, two, "killed") < 2e-6
-    heard = Heard(lambda: kill(two, 0)), Heard(lambda: None)
+    mine, theirs = [[Heard(then), Heard(lambda: None)] for then in (lambda: None, lambda: kill(two, 0))]
     drawn = [
-        sample_jobs(engine, [job(seed, engine.snapshot("killed"), listener=listener, max_tokens=100) for seed in range(2)])
-        for engine, listener in ((two, heard[0]), (one, heard[1]))
+        sample_jobs(engine, [job(seed, engine.snapshot("killed"), listener=heard[seed], max_tokens=100) for seed in range(2)])
+        for engine, heard in ((one, mine), (two, theirs))
     ]
     tokens = [[one.tokens.tolist() for result in results for one in result.sequences] for results in drawn]
     assert tokens[0] == tokens[1]
+    assert [one.tokens for one in theirs] == [one.tokens for one in mine]
 
 
 def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEngine, tmp_path: Path) -> None:
@@ -258,6 +294,26 @@ def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEng
     assert two.optim_step("lost", STEP) == {"grad_norm:mean": 0.0}
 
 
+def test_a_lost_run_is_that_of_a_save_with_its_optimizer(two: ReplicatedEngine, tmp_path: Path) -> None:
+    """A later save without the optimizer is none to go on from. Without a seed, the weights are still those of all workers."""
+    two.create_adapter("unseeded", AdapterSpec(rank=4))
+    first, second = (state.files[WEIGHTS] for state in states(two, "unseeded"))
+    assert first == second
+    for optimizer in (True, False):
+        two.forward_backward("unseeded", examples(4), "ppo", {}, backward=True)
+        two.optim_step("unseeded", STEP)
+        (tmp_path / str(optimizer)).mkdir()
+        two.save("unseeded", tmp_path / str(optimizer), optimizer=optimizer)
+    two.workers.call_all("drop_adapter", "unseeded")  # as if all were new
+    two.repair(WorkersLost("all were killed"))
+    with pytest.raises(StepsLost, match="1 optimizer step is lost"):
+        two.snapshot("unseeded")
+    saved = (tmp_path / "True" / WEIGHTS).read_bytes()
+    assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [saved, saved]
+    two.load("unseeded", tmp_path / "False", optimizer=False)
+    assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [(tmp_path / "False" / WEIGHTS).read_bytes()] * 2
+
+
 def test_a_step_is_taken_once(alone: ReplicaWorker) -> None:
     """A worker that is asked again for a step that it took returns the same metrics, and changes nothing."""
     alone.create_adapter("a", SPEC)
@@ -278,6 +334,20 @@ def test_a_fault_is_that_of_the_whole_data(alone: ReplicaWorker) -> None:
         alone.add_share("b", [3, 5], [*examples(1), wrong], "ppo", {}, True)
 
 
+def test_a_worker_sends_the_tokens_of_heard_jobs(alone: ReplicaWorker) -> None:
+    """Every token of a job with a listener is sent, once and before its result; a job that is refused ends with the reason."""
+    new = [NewJob(number=number, job=job(number), weights=None, is_heard=number == 4) for number in (4, 5)]
+    new.append(NewJob(number=6, job=job(6, max_tokens=1000), weights=None, is_heard=True))
+    results = [alone.sample(SampleTurn(batch=3, limit=1000, new=new, dropped=[]))]
+    while results[-1].tokens:
+        results.append(alone.sample(SampleTurn(batch=3, limit=1000, new=[], dropped=[])))
+    ended: dict[int, Any] = dict(one for result in results for one in result.ended)
+    assert "context length" in str(ended.pop(6))
+    drawn = [(token.number, token.index, token.token) for result in results for token in result.drawn]
+    tokens = [(4, index, token) for index, one in enumerate(ended[4].sequences) for token in one.tokens]
+    assert sorted(drawn, key=lambda one: one[:2]) == tokens
+
+
 def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
     """A job that is dropped is not returned, and a new batch begins without the jobs of the one before."""
     new = NewJob(number=7, job=job(1, max_tokens=100), weights=None, is_heard=True)
@@ -286,6 +356,145 @@ def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
     assert alone.sample(SampleTurn(batch=1, limit=1000, new=[], dropped=[7])).tokens == 0
     alone.sample(SampleTurn(batch=1, limit=1000, new=[attrs.evolve(new, number=8)], dropped=[]))
     assert alone.sample(SampleTurn(batch=2, limit=1000, new=[], dropped=[])).tokens == 0
+
+
+class ScriptedWorkers:
+    """Workers that answer the turns of a batch as a test says, in the place of an engine with its own; None is a death."""
+
+    is_split = False
+    vocabulary, max_context_length = 258, 128
+
+    def __init__(self, count: int) -> None:
+        self.workers, self.processes, self.repairs = self, [0] * count, 0
+        self.turns: list[dict[int, SampleTurn]] = []
+        self.answers: dict[int, SampleTurnResult | Exception | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    def count_starts(self, rank: int) -> int:
+        return self.processes[rank]
+
+    def repair(self, failure: WorkersLost) -> None:
+        self.repairs += 1
+        self.processes = [one + (self.answers.get(rank, True) is None) for rank, one in enumerate(self.processes)]
+
+    def call(self, calls: Sequence[WorkerCall]) -> list[Any]:
+        self.turns.append({one.rank: one.arguments[0] for one in calls})
+        found = [self.answers.get(one.rank, answer()) for one in calls]
+        return [WorkersLost("killed") if one is None else one for one in found]
+
+    def batch(self, *jobs: SampleJob) -> ReplicatedBatch:
+        """Return a batch with these jobs, whose tickets are TICKETS."""
+        batch = ReplicatedBatch(self, 1, 1000)  # type: ignore[arg-type]
+        for ticket, one in zip(TICKETS, jobs, strict=False):
+            batch.add(ticket, one)
+        return batch
+
+    def step(self, batch: ReplicatedBatch, **answers: SampleTurnResult | Exception | None) -> Any:
+        """Make a step in which the workers ``first`` and ``second`` answer this, and return its outcomes and turns."""
+        self.answers = {("first", "second").index(name): answer for name, answer in answers.items()}
+        return batch.step(), self.turns[-1]
+
+
+def answer(*, tokens: int = 0, drawn: Sequence[tuple[int, int]] = (), ended: Sequence[int] = ()) -> SampleTurnResult:
+    """Return the answer to a turn: the number and the token of what is drawn, and the jobs that end."""
+    heard = [HeardToken(number, 0, token, -1.0, None) for number, token in drawn]
+    return SampleTurnResult(tokens=tokens, drawn=heard, ended=[(number, SampleResult(sequences=[])) for number in ended])
+
+
+class Until:
+    """A listener that wants no more once it has heard the last token."""
+
+    def __init__(self, last: int = -1) -> None:
+        self.tokens: list[int] = []
+        self._last = last
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        self.tokens.append(token)
+        return token != self._last
+
+
+def test_jobs_go_to_the_worker_that_holds_the_fewest_tokens() -> None:
+    """A job counts as its prompt and one token for each sample, until its worker says how many tokens it holds."""
+    workers = ScriptedWorkers(2)
+    batch = workers.batch(job(0, num_samples=3), job(1, num_samples=2), job(2, num_samples=1), job(3), job(4, num_samples=1))
+    assert batch.tokens == 16
+    turns = workers.step(batch, first=answer(tokens=50), second=answer(tokens=49))[1]
+    assert {rank: [one.number for one in turn.new] for rank, turn in turns.items()} == {0: [0, 3], 1: [1, 2, 4]}
+    assert batch.tokens == 49
+    batch.add("later", job(5))
+    assert [one.number for one in workers.step(batch)[1][1].new] == [5]
+
+
+def test_each_result_is_that_of_its_job() -> None:
+    """Jobs end one by one, each once and with its own result; the tokens of each go to its listener."""
+    workers, listeners = ScriptedWorkers(2), [Until() for _ in range(4)]
+    batch = workers.batch(*(job(seed, listener=listener) for seed, listener in enumerate(listeners)))
+    ended = answer(drawn=[(3, 30), (1, 10), (3, 31)], ended=[3])
+    assert workers.step(batch, first=answer(drawn=[(2, 20)]), second=ended)[0] == [("d", ended.ended[0][1])]
+    assert [one.tokens for one in listeners] == [[], [10], [20], [30, 31]]
+    outcomes, turns = workers.step(batch, first=answer(ended=[0, 2]), second=answer(ended=[1]))
+    assert [ticket for ticket, _ in outcomes] == ["a", "c", "b"]
+    assert [(turn.new, turn.dropped) for turn in turns.values()] == [([], []), ([], [])]
+    assert batch.step() == []
+
+
+def test_a_job_that_nobody_wants_is_dropped_at_its_worker() -> None:
+    """A worker is told once that a job was dropped, or ended by its listener; only the latter is an outcome."""
+    workers = ScriptedWorkers(2)
+    batch = workers.batch(job(0, listener=Until(5)), job(1), job(2, listener=Until(6)))
+    (whole, (ticket, error)), _ = workers.step(batch, first=answer(drawn=[(0, 4), (0, 5), (2, 6)], ended=[2]))
+    assert (whole[0], ticket, str(error)) == ("c", "a", "its listener has ended it")
+    batch.drop(TICKETS[1])
+    outcomes, turns = workers.step(batch, second=answer(drawn=[(1, 7)], ended=[1]))
+    assert (outcomes, {rank: turn.dropped for rank, turn in turns.items()}) == ([], {0: [0], 1: [1]})
+    assert workers.step(batch)[0] == []
+    assert len(workers.turns[-1]) == 0
+
+
+def test_a_split_model_needs_a_turn_of_every_worker() -> None:
+    """Workers without a job have a turn while another one has one, since they make its passes with it."""
+    workers = ScriptedWorkers(3)
+    workers.is_split = True
+    batch = workers.batch(job(0))
+    assert [len(turn.new) for turn in workers.step(batch, first=answer(ended=[0]))[1].values()] == [1, 0, 0]
+    assert len(workers.step(batch)[1]) == 0
+
+
+def test_a_job_is_sampled_again_where_its_worker_died() -> None:
+    """The new worker gets the job with the same seed, and its listener hears what it has not heard; others go on."""
+    workers, listener = ScriptedWorkers(2), Until()
+    batch = workers.batch(attrs.evolve(job(0, listener=listener), seed=None), job(1))
+    _, first = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)]))
+    workers.step(batch, first=None, second=answer())
+    _, again = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2), (0, 3)]))
+    assert (first[0].batch, first[0].limit) == (1, 1000)
+    assert (first[0].new[0].is_heard, first[0].new[0].job.listener) == (True, None)
+    assert first[0].new[0].job.seed == again[0].new[0].job.seed is not None
+    assert again[1].new == []
+    assert listener.tokens == [1, 2, 3]
+    workers.step(batch, first=answer(drawn=[(0, 4)]))
+    workers.step(batch, first=None, second=None)
+    assert workers.repairs == 2
+    workers.step(batch, first=answer(drawn=[(0, one) for one in (1, 2, 3, 4, 5)]))
+    assert listener.tokens == [1, 2, 3, 4, 5]
+
+
+def test_a_job_whose_workers_die_is_given_up() -> None:
+    """The third death ends a job with the reason, and not one that was begun later; a failure of another kind is raised."""
+    workers = ScriptedWorkers(2)
+    batch = workers.batch(job(0), job(1))
+    for _ in range(2):
+        assert workers.step(batch, first=None, second=answer(tokens=50))[0] == []
+    batch.add("later", job(2))
+    assert workers.step(batch, first=None)[0] == []
+    ((ticket, error),), turns = workers.step(batch)
+    assert (ticket, str(error)) == ("a", "3 workers died while they sampled this")
+    assert [one.number for one in turns[0].new] == [2]
+    with pytest.raises(KeyError, match="unknown"):
+        workers.step(batch, second=KeyError("unknown"))
+    assert workers.repairs == 3
 
 
 def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
@@ -324,6 +533,36 @@ def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(alone: ReplicaWor
     alone.join(0, 1, "127.0.0.1", alone.meet("127.0.0.1"))
     assert alone.add_share(*call).metrics == pytest.approx(expected.metrics)
     assert alone._trainer.too_much is not None
+
+
+class Pair(GradientCheckpointingLayer):
+    """A layer that returns a tuple, as those of some models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.inner(states), None
+
+
+@pytest.mark.parametrize("alone", ["split"], indirect=True)
+def test_a_pass_ends_with_its_gradient_or_without(alone: ReplicaWorker) -> None:
+    """Layers may return tuples; where the loss fails, the pass is differentiated nevertheless, as the other workers do."""
+    layers = torch.nn.ModuleList([Pair(), Pair()])
+    shards = Shards(layers, alone._split, alone._parts.mixer, torch.device("cpu"))
+    alone.create_adapter("a", SPEC)
+
+    def run(backward: Callable[[torch.Tensor], object]) -> None:
+        with shards.move_together(alone._adapter("a").weights):
+            backward(layers[1](layers[0](torch.ones(1, 2))[0])[0].sum())
+
+    run(torch.Tensor.backward)
+    with pytest.raises(TypeError, match="not callable"):
+        run(None)  # type: ignore[arg-type]
+    assert shards._open is None
+    with torch.no_grad():
+        run(torch.Tensor.item)
 
 
 def test_a_model_without_marked_layers_is_not_split() -> None:
