@@ -481,6 +481,18 @@ def test_a_job_is_sampled_again_where_its_worker_died() -> None:
     assert listener.tokens == [1, 2, 3, 4, 5]
 
 
+def test_a_worker_that_lives_begins_the_jobs_of_a_lost_answer_anew() -> None:
+    """The answer of a turn may be lost, with the results in it, while its worker lives: its jobs are sampled there again."""
+    workers, listener = ScriptedWorkers(2), Until()
+    batch = workers.batch(job(0, listener=listener), job(1))
+    workers.step(batch, first=answer(drawn=[(0, 1)]))
+    batch.drop(TICKETS[1])
+    workers.step(batch, first=WorkersLost("unavailable"), second=WorkersLost("unavailable"))
+    outcomes, turns = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)], ended=[0]))
+    assert [(turn.dropped, [one.number for one in turn.new]) for turn in turns.values()] == [([0], [0]), ([1], [])]
+    assert (outcomes[0][0], listener.tokens) == ("a", [1, 2])
+
+
 def test_a_job_whose_workers_die_is_given_up() -> None:
     """The third death ends a job with the reason, and not one that was begun later; a failure of another kind is raised."""
     workers = ScriptedWorkers(2)

@@ -96,10 +96,13 @@ class ReplicatedBatch:
         ranks = sorted({one.rank for one in self._jobs.values()} | {rank for rank, some in enumerate(self._dropped) if some})
         if ranks and self._engine.is_split:
             ranks = list(range(len(self._dropped)))
-        outcomes = self._engine.workers.call([WorkerCall(rank, "sample", (self._next_turn(rank),)) for rank in ranks])
+        turns = {rank: self._next_turn(rank) for rank in ranks}
+        outcomes = self._engine.workers.call([WorkerCall(rank, "sample", (turn,)) for rank, turn in turns.items()])
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, SampleTurnResult):
                 ended += self._take(rank, outcome)
+            elif isinstance(outcome, WorkersLost):
+                self._send_again(rank, turns[rank])
         for failure in (one for one in outcomes if isinstance(one, Exception)):
             if not isinstance(failure, WorkersLost):
                 raise failure
@@ -120,6 +123,13 @@ class ReplicatedBatch:
         new = [one.send(process) for one in self._jobs.values() if one.rank == rank and one.process != process]
         dropped, self._dropped[rank] = self._dropped[rank], []
         return SampleTurn(batch=self._number, limit=self._limit, new=new, dropped=dropped)
+
+    def _send_again(self, rank: int, turn: SampleTurn) -> None:
+        """Begin the jobs of a lost turn anew: its worker may live, and has them or has ended them."""
+        lost = [one for one in self._jobs.values() if one.rank == rank]
+        self._dropped[rank] = [*turn.dropped, *(one.number for one in lost)]
+        for one in lost:
+            one.process = -1
 
     def _take(self, rank: int, result: SampleTurnResult) -> list[tuple[object, SampleResult | Exception]]:
         self._tokens[rank] = result.tokens
