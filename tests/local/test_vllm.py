@@ -229,9 +229,10 @@ def test_a_vllm_that_has_lost_its_adapters_loads_them_again(client: tinker.Servi
         refuse(500, "EngineCore encountered an issue"),
         Response("<html>Bad Gateway</html>", 502),
         JSONResponse({"choices": [{"finish_reason": "abort"}]}),
+        JSONResponse({"choices": []}),
         BROKEN_OFF,
     ],
-    ids=["500", "502", "abort", "broken off"],
+    ids=["500", "502", "abort", "no sample", "broken off"],
 )
 def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fake: FakeVLLM, fault: Response) -> None:
     """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM still has."""
@@ -344,7 +345,10 @@ def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(client: tinker.Servi
     """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws others."""
     sampler = trained(client).save_weights_and_get_sampling_client()
     whole = sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+    ended = Response(event(0, [likely(token, -1.0) for token in whole[:2]], None))  # without a reason
     fake.faults[GENERATE] = [refuse(500, "it is broken"), broken_stream(*whole[:3])]
+    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == whole
+    fake.faults[GENERATE] = [ended]
     assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == whole
     fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
     with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
@@ -484,7 +488,7 @@ def test_another_model_is_refused_when_the_server_starts(tmp_path: Path) -> None
     fake.adapters["adapter"] = None
     with running(fake) as url, service(tmp_path, url) as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(tinker.RequestFailedError, match="serves other/model, not "):
+        with pytest.raises(tinker.RequestFailedError, match="serves other/model, not tinker/toy"):
             sampler.sample(PROMPT, 1, GREEDY).result()
 
 

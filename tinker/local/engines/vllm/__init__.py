@@ -23,7 +23,7 @@ def open_vllm(
     Raises OSError where none answers, or one serves another model.
     """
     engine = open_engine()
-    names = {engine.base_model, engine.tokenizer_id, *engine.aliases}
+    names = [engine.base_model, engine.tokenizer_id, *engine.aliases]
     if urls:
         return VLLMSampler(lambda: [Replica(url, names) for url in urls], engine.adapter_files, root, fixes_base=False)
     dtype, is_cpu = _find_dtype(placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx
@@ -44,12 +44,12 @@ class _ModelList(msgspec.Struct):
 
 
 class Replica:
-    """One vLLM at a URL, which serves a model under one of ``names``. With a ``process``, it is started here.
+    """One vLLM at a URL, which serves a model under one of ``names``; errors show the first. With a ``process``, it is started here.
 
     Used on the event loop of one sampler. ``running`` counts the requests that it works on, ``asked`` all so far.
     """
 
-    def __init__(self, url: str, names: Collection[str], process: VLLMProcess | None = None) -> None:
+    def __init__(self, url: str, names: Sequence[str], process: VLLMProcess | None = None) -> None:
         self._url, self._names, self._process = url, names, process
         headers = {"authorization": f"Bearer {process.key}"} if process is not None else {}
         self._client = httpx.AsyncClient(
@@ -104,8 +104,8 @@ class Replica:
         served = [one for one in listed if one.parent is None]
         found = next((one for one in served if {one.id, one.root} & {*self._names}), None)
         if found is None:
-            wanted, there = sorted(self._names)[0], ", ".join(one.id for one in served)
-            raise ReplicaFailed(f"the vLLM at {self._url} serves {there}, not {wanted}")
+            there = ", ".join(one.id for one in served)
+            raise ReplicaFailed(f"the vLLM at {self._url} serves {there}, not {self._names[0]}")
         self._model, self.max_context_length = found.id, found.max_model_len or 0
         loading = {name: load for name, load in self._loads.items() if not load.done()}
         self._loads = {one.id: _make_done() for one in listed if one.parent is not None} | loading
@@ -180,6 +180,8 @@ class Replica:
         response = await self._client.post("/inference/v1/generate", json=body)
         answer = msgspec.json.decode(_read(self._url, response.status_code, response.content), type=VLLMAnswer)
         choices = sorted(answer.choices, key=lambda one: one.index)
+        if len(choices) != job.num_samples:
+            raise ReplicaFailed(f"the vLLM at {self._url} answered {len(choices)} of {job.num_samples} samples")
         for choice in choices:
             _check_end(self._url, choice.finish_reason)
         return read_result(job, choices)
@@ -197,6 +199,8 @@ class Replica:
                         whole.finish_reason = part.finish_reason
                     if not _hand_over(listener, whole, part, handed[part.index]):
                         return
+        for whole in drawn:
+            _check_end(self._url, whole.finish_reason)
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[VLLMAnswer]:
         async with self._client.stream("POST", "/inference/v1/generate", json=body) as response:
