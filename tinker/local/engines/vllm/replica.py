@@ -44,7 +44,7 @@ class _ModelList(msgspec.Struct):
 
 
 class Replica:
-    """One vLLM at a URL, which serves a model by one of ``names``, the first for errors. With a ``process``, it is started here.
+    """One vLLM at a URL, which serves a model by one of ``names``; errors show the first. A ``process`` is started here.
 
     Used on the event loop of one sampler. ``running`` counts the requests that it works on, ``asked`` all so far.
     """
