@@ -10,8 +10,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "a receipt is noted too late": (
         "tinker/_training/order.py",
-        "                self.received = self._sequencer.now()\n",
-        "                self.received = self._sequencer.now() + 2\n",
+        "                self.received = self._now()\n",
+        "                self.received = self._now() + 2\n",
     ),
     "the journal is written after the answer": (
         "tinker/local/operations/submission.py",

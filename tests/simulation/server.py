@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import attrs
+
 from simulation.effects import EffectLog, RecordingEngine
 from simulation.loop import SimulatedLoop
 from tinker.local import Settings, State, create_app
 from tinker.local import state as state_module
 from tinker.local.app import HANDLERS
+from tinker.local.errors import APIProblem
+from tinker.local.profiles import OFFICIAL
 from tinker.local.recovery import recover
 from tinker.local.scheduling.worker import Worker
 
@@ -79,11 +83,17 @@ class SimulatedServer:
 
     def __init__(self, loop: SimulatedLoop, folder: Path, effects: EffectLog, **settings: Any) -> None:
         self._loop, self.effects = loop, effects
-        self.settings = Settings(data_dir=folder, **settings)
+        self.reused: list[str] = []  # runs and numbers that came with another request than before
+        noting = attrs.evolve(OFFICIAL, reused_number=self._refuse_reused)
+        self.settings = Settings(data_dir=folder, profile=noting, **settings)
         self.wall_offset = 0.0
         self.state: State | None = None
         self.lives = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def _refuse_reused(self, key: str) -> APIProblem:
+        self.reused.append(key)
+        return OFFICIAL.reused_number(key)
 
     async def start(self) -> None:
         """Start it, from its journal if it has one."""

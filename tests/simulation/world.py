@@ -139,10 +139,12 @@ class World:
             self.server.fill_disk(False)
 
     def check_loop(self) -> None:
-        """Nothing fails where nobody sees it."""
+        """Nothing fails where nobody sees it, and no number is used for two requests."""
         if self.loop.failures:
             context = self.loop.failures[0]
             raise Violation(f"nothing fails unseen: {context['message']}: {context.get('exception')!r}")
+        if self.server.reused:
+            raise Violation(f"no number is used for two requests: {self.server.reused[0]} was used again")
 
     async def end(self) -> None:
         """Stop the faults, wait for every future, judge, close every client, and look for what is left."""
