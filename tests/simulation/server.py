@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import attrs
+import msgspec
+from tinker_wire.api import training, weights
 
 from simulation.effects import EffectLog, RecordingEngine
 from simulation.loop import SimulatedLoop
+from tinker._wire import proto
 from tinker.local import Settings, State, create_app
 from tinker.local import state as state_module
 from tinker.local.app import HANDLERS
-from tinker.local.errors import APIProblem
-from tinker.local.profiles import OFFICIAL
 from tinker.local.recovery import recover
 from tinker.local.scheduling.worker import Worker
 
 LONGEST_STEP_SECONDS = 0.2
+NUMBERED = frozenset(
+    one.__name__
+    for one in (
+        *(training.forward_backward, training.forward, training.optim_step),
+        *(weights.save_weights, weights.load_weights, weights.save_weights_for_sampler),
+    )
+)
+_OTHER_BODY = re.compile(rb"request '([^']+)' was submitted before with another body")
 
 
 class Idle(Exception):
@@ -83,17 +92,13 @@ class SimulatedServer:
 
     def __init__(self, loop: SimulatedLoop, folder: Path, effects: EffectLog, **settings: Any) -> None:
         self._loop, self.effects = loop, effects
-        self.reused: list[str] = []  # runs and numbers that came with another request than before
-        noting = attrs.evolve(OFFICIAL, reused_number=self._refuse_reused)
-        self.settings = Settings(data_dir=folder, profile=noting, **settings)
+        self.settings = Settings(data_dir=folder, **settings)
         self.wall_offset = 0.0
         self.state: State | None = None
         self.lives = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
-
-    def _refuse_reused(self, key: str) -> APIProblem:
-        self.reused.append(key)
-        return OFFICIAL.reused_number(key)
+        self._accepted: dict[str, Request] = {}  # by the ids of their futures, which have their numbers
+        self.reused: list[str] = []  # ids under which another request came
 
     async def start(self) -> None:
         """Start it, from its journal if it has one."""
@@ -143,11 +148,22 @@ class SimulatedServer:
         """Carry out a request; call ``done`` with the response, or None when the server was killed meanwhile."""
         task = self._loop.create_task(_exchange(self._app, call))
         self._tasks[task] = None
-        task.add_done_callback(lambda _: self._end(task, done))
+        task.add_done_callback(lambda _: self._end(task, call, done))
 
-    def _end(self, task: asyncio.Task[Response], done: Callable[[Response | None], object]) -> None:
+    def _end(self, task: asyncio.Task[Response], call: Request, done: Callable[[Response | None], object]) -> None:
         del self._tasks[task]
+        if not task.cancelled() and call.operation in NUMBERED:
+            self._note(call, task.result())
         done(None if task.cancelled() else task.result())
+
+    def _note(self, call: Request, response: Response) -> None:
+        """Note what is accepted under which number. The same request may come again, also in another form."""
+        if response.status == 200:
+            self._accepted.setdefault(msgspec.json.decode(response.content)["request_id"], call)
+        elif found := _OTHER_BODY.search(response.content):
+            before = self._accepted.get(found[1].decode())
+            if before is not None and before.inputs() != call.inputs():
+                self.reused.append(found[1].decode())
 
 
 class Request:
@@ -159,6 +175,18 @@ class Request:
         self.method, self.headers, self.body, self.operation = method, headers, body, operation
         self.path, _, query = target.partition("?")
         self.query = query.encode()
+
+    def inputs(self) -> object:
+        """Return what the request is about: the tokens of a loss, in whatever form they are sent, or the body."""
+        if self.headers.get("Content-Type", "").startswith(proto.MEDIA_TYPE):
+            return [
+                chunk.array.tolist()
+                for one in proto.decode_forward_backward(self.body).data
+                for chunk in one.model_input.chunks
+            ]
+        body = msgspec.json.decode(self.body)
+        loss = body.get("forward_backward_input", body.get("forward_input"))
+        return body if loss is None else [chunk["tokens"] for one in loss["data"] for chunk in one["model_input"]["chunks"]]
 
 
 class Response:
