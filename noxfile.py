@@ -353,7 +353,7 @@ def simulate(session: nox.Session) -> None:
     install_wheel(session, "local", *dependencies("test"))
     variables = {"PYTHONPATH": os.pathsep.join(("tests", "tests/stress")), "PYTHONSAFEPATH": "1", **ONE_THREAD}
     session.run("python", "-m", "simulation", *session.posargs, env=variables)
-    if not session.posargs:
+    if "--seed" not in session.posargs:
         session.run("pytest", "tests/simulation/check_planted_faults.py", env=ONE_THREAD)
 
 

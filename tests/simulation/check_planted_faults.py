@@ -1,4 +1,4 @@
-"""Each planted fault, in a copy of the project, is found within 100,000 operations: `nox -s simulate`, as it takes minutes."""
+"""Each planted fault, in a copy of the project, is found within 100,000 operations: `nox -s simulate`."""
 
 from __future__ import annotations
 
