@@ -33,7 +33,7 @@ from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import check_cache
+from tinker.local.engines.torch.rows import check_cache, has_states
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -416,6 +416,12 @@ def test_an_unknown_cache_is_refused() -> None:
     cache = DynamicCache(config=transformers.DeepseekV32Config(num_hidden_layers=2))
     with pytest.raises(ValueError, match=r"V32 is not supported: it uses an unsupported type of cache \(DynamicIndexedLayer\)"):
         check_cache(cache, "V32")
+
+
+def test_layers_that_keep_a_state_are_known() -> None:
+    """Prompts are padded only where every layer attends to columns: a layer with one state for all tokens would count padding."""
+    for config, kept in ((transformers.LlamaConfig, False), (transformers.Qwen3NextConfig, True)):
+        assert has_states(DynamicCache(config=config(num_hidden_layers=4))) == kept
 
 
 def test_half_adapted_experts_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from tinker.local.engines.opening import PACKAGED_FOLDER, Recompute
 from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, PromptTargets, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
-from tinker.local.engines.torch.memory import estimate_bytes, is_out_of_memory
+from tinker.local.engines.torch.memory import estimate_bytes, find_trim, is_out_of_memory
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
 from tinker.local.engines.torch.rows import RowStates
 from tinker.local.settings import Durability
@@ -214,6 +215,13 @@ def test_layers_without_a_width_are_taken_for_four_times_their_states() -> None:
     sizes: list[dict[str, Any]] = [{"intermediate_size": 4 * 32}, {}, {"intermediate_size": [64, 48]}]
     found = [estimate_bytes(transformers.PretrainedConfig(hidden_size=32, num_hidden_layers=2, **one), 100) for one in sizes]
     assert found[1:] == [found[0]] * 2
+    one = transformers.PretrainedConfig(hidden_size=32, num_hidden_layers=1)
+    assert estimate_bytes(transformers.PretrainedConfig(hidden_size=32), 100) == estimate_bytes(one, 100)
+
+
+def test_memory_is_given_back_where_the_system_can() -> None:
+    """The C library of Linux gives freed memory back when it is told to."""
+    assert (find_trim() is not None) == (platform.libc_ver()[0] == "glibc")
 
 
 # Memory that does not suffice

@@ -203,7 +203,7 @@ def running(fake: FakeVLLM) -> Iterator[str]:
 def main(arguments: list[str]) -> None:
     """Serve as ``vllm serve`` does, the model under its served name."""
     if "--fail" in arguments:
-        sys.exit("ValueError: there is no such option")
+        sys.exit("It starts.\n" * 1000 + "ValueError: there is no such option")
     options = dict(itertools.pairwise(arguments))
     fake = FakeVLLM(options["--served-model-name"], key=os.environ["VLLM_API_KEY"])
     with contextlib.suppress(KeyboardInterrupt):

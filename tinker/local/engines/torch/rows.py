@@ -268,8 +268,7 @@ class RowGroup:
 
     def _trim(self) -> None:
         """Cut off the columns in front that are padding in every row."""
-        used = self.mask.any(dim=0).nonzero()
-        count = int(used[0, 0]) if len(used) else 0
+        count = int(self.mask.any(dim=0).nonzero()[0, 0])
         if count and has_columns(self.cache):
             drop_columns(self.cache, count)
             self.mask = self.mask[:, count:]
