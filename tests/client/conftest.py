@@ -64,6 +64,7 @@ class ScriptedFault:
     after: int = 0
     form: str | None = None
     answer: Answer | None = None  # replaces the response of the fault
+    change: Callable[[httpx.Response], httpx.Response] | None = None  # of the server's response
 
     def meets(self, exchange: Exchange) -> bool:
         form = exchange.request.headers.get("content-type", "")
@@ -71,9 +72,16 @@ class ScriptedFault:
 
     def respond(self, request: httpx.Request, body: bytes) -> httpx.Response | None:
         if self.answer is not None:
-            return self.answer(request, body)
-        answer = self.fault.answer
-        return None if answer is None else httpx.Response(answer.status, headers=answer.headers, content=answer.content)
+            response = self.answer(request, body)
+        elif (answer := self.fault.answer) is not None:
+            response = httpx.Response(answer.status, headers=answer.headers, content=answer.content)
+        else:
+            return None
+        if response is None or self.operation != "retrieve_future" or b'"request_id":"x"' not in response.content:
+            return response
+        asked = json.dumps(json.loads(body)["request_id"]).encode()  # a status is of the request that is asked for
+        content = response.content.replace(b'"x"', asked)
+        return httpx.Response(response.status_code, headers={"content-type": "application/json"}, content=content)
 
 
 class Wire(httpx.AsyncBaseTransport):
@@ -110,7 +118,11 @@ class Wire(httpx.AsyncBaseTransport):
             response = await self._inner.handle_async_request(request)
         if scripted is not None:
             scripted.times -= 1
-            response = scripted.respond(request, body)
+            if response is not None and scripted.change is not None:
+                await response.aread()
+                response = scripted.change(response)
+            else:
+                response = scripted.respond(request, body)
             if scripted.form is None:
                 self._other_forms.note(request.headers, body, scripted.fault)
         if response is None:
@@ -153,6 +165,11 @@ class Wire(httpx.AsyncBaseTransport):
     def answer(self, operation: str, answer: Answer, *, after: int = 0) -> None:
         """Answer one request of an operation with a function, after ``after`` other requests."""
         self.faults.append(ScriptedFault(operation, Fault(kind="status"), after=after, answer=answer))
+
+    def spoil(self, operation: str, change: Callable[[httpx.Response], httpx.Response], times: int = 1) -> None:
+        """Change the server's next responses to an operation on their way."""
+        fault = Fault(kind="corrupt", applied=True)
+        self.faults.append(ScriptedFault(operation, fault, times, "something on the way spoils it", change=change))
 
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server receives them."""

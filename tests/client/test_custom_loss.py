@@ -247,9 +247,9 @@ def test_failing_loss(
 def test_forward_pass_without_logprobs(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, output: list[dict[str, Any]]
 ) -> None:
-    """If the server's cross entropy returns no usable log-probabilities, the step fails with an error that says so."""
-    wire.fail("retrieve_future", 200, body={"loss_fn_outputs": output, "metrics": {}})
-    with pytest.raises(ValueError, match=r"logprobs|outputs for 1 datums"):
+    """If the server's cross entropy returns no usable log-probabilities each time, the step fails, and the error says so."""
+    wire.fail("retrieve_future", 200, body={"loss_fn_outputs": output, "metrics": {}}, times=3)
+    with pytest.raises(tinker.APIResponseValidationError, match=r"data\[0\].* logprobs|no logprobs|0 outputs for 1 datums"):
         training.forward_backward_custom([datum()], NEVER).result(10)
 
 

@@ -197,6 +197,36 @@ def test_malformed_responses(training: tinker.TrainingClient, wire: Any, headers
     assert len(wire.requests("retrieve_future")) == before + 6
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (200, {"type": "try_again", "request_id": "another", "queue_state": "active"}, "of the request another, not of"),
+        (200, {"status": "complete_metadata", "request_id": "another", "response_payload_size": 9}, "of the request another"),
+        (200, {"type": "try_again", "queue_state": 7}, "Expected `str"),
+        (200, 7, "Expected `object`, got `int`"),
+    ],
+)
+def test_a_status_that_is_none(training: tinker.TrainingClient, wire: Any, status: int, body: object, fault: str) -> None:
+    """A status of another request, or one that cannot be read, is neither a sign of life nor a result: the third is an error."""
+    wire.fail("retrieve_future", status, body=body, times=2, outside="no answer makes sense")
+    assert training.optim_step(ADAM).result(10).metrics
+    wire.fail("retrieve_future", status, body=body, times=3, outside="no answer makes sense")
+    with pytest.raises(tinker.APIResponseValidationError, match=fault):
+        training.optim_step(ADAM).result(10)
+
+
+@pytest.mark.parametrize("body", [b"", b"7", b"<html>timeout</html>", b"[" * 1000 + b"]" * 1000, b'{"request_id": "another"}'])
+def test_a_408_that_says_nothing_of_the_request(training: tinker.TrainingClient, wire: Any, body: bytes) -> None:
+    """A 408 without a status of the request may be a proxy's: it is tried again like any failure, and not for ever."""
+    wire.fail("retrieve_future", 408, body=body, times=10**9, outside="what proxies answer")
+    with pytest.raises(tinker.APIStatusError) as caught:
+        training.optim_step(ADAM).result(30)
+    assert caught.value.status_code == 408
+    assert "attempts in" in caught.value.__notes__[0]
+    for fault in wire.faults:
+        fault.times = 0
+
+
 def test_unknown_fields_are_ignored(training: tinker.TrainingClient, wire: Any) -> None:
     """Fields unknown to this client are ignored."""
     promise = {"request_id": "f", "future_id": 3, "status": "new", "zone": {}}

@@ -213,13 +213,6 @@ def test_impossible_arguments_are_refused(
     assert wire.requests("asample") == []
 
 
-def test_ignored_options_fail_the_sample(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A sample fails if the server ignores an unknown option, instead of returning an incomplete result silently."""
-    wire.fail("retrieve_future", 200, body={"sequences": [{"stop_reason": "stop", "tokens": [1]}]})
-    with pytest.raises(tinker.TinkerError, match="ignored prompt_alt_tokens_k"):
-        sampler.sample(PROMPT, 1, PARAMS, prompt_alt_tokens_k=2).result(10)
-
-
 def test_sampler_needs_a_model_or_a_path(service: tinker.ServiceClient) -> None:
     """A sampling client without model and path, or with an invalid path, is refused at once."""
     with pytest.raises(ValueError, match="pass model_path for saved weights, or base_model"):

@@ -349,6 +349,28 @@ def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any)
     assert joined(list(client.sample_stream(PROMPT, 1, SHORT))) == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("count", "events", "fault"),
+    [
+        (2, [event(type="tokens", tokens=[1], stop_reason="stop"), DONE], "done after 1 of 2 samples"),
+        (
+            1,
+            [TOKEN, event(type="tokens", tokens=[1], index=1), DONE],
+            "tokens of sample 1, which has ended or was not asked for",
+        ),
+        (1, [event(type="tokens", tokens=[1], stop_reason="stop"), event(type="tokens", tokens=[2]), DONE], "which has ended"),
+        (1, [TOKEN, event(type="tokens", tokens=[1, 2], logprobs=[-0.5]), DONE], "2 tokens of sample 0 with 1 logprobs"),
+    ],
+)
+def test_a_stream_of_something_else(
+    client: tinker.SamplingClient, wire: Any, count: int, events: list[bytes], fault: str
+) -> None:
+    """A stream that lacks a sample, or whose tokens and log-probabilities do not fit what was asked, is an error."""
+    answer(wire, *events)
+    with pytest.raises(tinker.SampleStreamError, match=fault):
+        list(client.sample_stream(PROMPT, count, SHORT))
+
+
 def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
     """A server that sends only keep-alives times out after the time between tokens, which the user may set."""
 

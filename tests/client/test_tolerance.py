@@ -38,7 +38,7 @@ def test_every_2xx_is_a_success(service: tinker.ServiceClient, wire: Any, datum:
     training = service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("forward_backward", status, body={"request_id": "f"}, outside=OTHERS)
     wire.fail(
-        "retrieve_future", status, body={"loss_fn_output_type": "t", "loss_fn_outputs": [], "metrics": {}}, outside=OTHERS
+        "retrieve_future", status, body={"loss_fn_output_type": "t", "loss_fn_outputs": [{}], "metrics": {}}, outside=OTHERS
     )
     assert training.forward_backward([datum()], "cross_entropy").result(10).metrics == {}
 
@@ -109,7 +109,7 @@ def test_losses_of_other_servers_are_passed_on(silent: tinker.TrainingClient, wi
     inputs: Any = {"target_tokens": [2, 3, 4], "values": tinker.TensorData([0.1, 0.2, 0.3], "float32")}
     datum = tinker.Datum(PROMPT, inputs)
     wire.fail("forward_backward", 200, body={"request_id": "f"})
-    wire.fail("retrieve_future", 200, body={"loss_fn_output_type": "t", "loss_fn_outputs": [], "metrics": {}})
+    wire.fail("retrieve_future", 200, body={"loss_fn_output_type": "t", "loss_fn_outputs": [{}], "metrics": {}})
     silent.forward_backward([datum], "ppo_critic", {"value_clip": 0.2, "mode": "fast"}).result(10)  # type: ignore[arg-type]
     call = proto.decode_forward_backward(wire.requests("forward_backward")[0].body)
     assert (call.loss_fn, call.loss_fn_config) == ("ppo_critic", {"value_clip": 0.2, "mode": "fast"})

@@ -37,6 +37,8 @@ class EventReceiver:
     _prepared: PreparedRequest
     _outcome: Exception | str | None
     _until: float
+    _sample_count: int
+    _ended: dict[int, bool]  # whether each sample that has begun has ended
 
     def __init__(self, clock: Clock, admit: Admission, to: TokenQueue) -> None:
         self._clock, self._admit, self._to = clock, admit, to
@@ -51,6 +53,7 @@ class EventReceiver:
         self._prepared = prepared
         self._outcome = connection_error(prepared, ExchangeFailed("the stream ended before its last event"))
         self._until = self._clock.monotonic() + FIRST_TOKEN_SECONDS
+        self._sample_count, self._ended = getattr(prepared.record, "num_samples", 1), {}
 
     async def receive(self, headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
         """Take the events as they come."""
@@ -79,13 +82,24 @@ class EventReceiver:
         """Take one event; return whether it is the last."""
         event = json.decode(data.encode(), models.SampleStreamEvent)
         if event.type == "tokens":
+            self._check_tokens(event)
             self._until = self._clock.monotonic() + self._to.silence_seconds
             self._to.put(event)
         elif event.type == "done":
+            if len(self._ended) < self._sample_count:
+                raise ValueError(f"the stream is done after {len(self._ended)} of {self._sample_count} samples")
             self._outcome = None
         elif event.type == "failed":
             self._outcome = _to_failure(event)
         return event.type in ("done", "failed")
+
+    def _check_tokens(self, event: models.SampleStreamEvent) -> None:
+        """Raise ValueError unless these tokens are of a sample that goes on, and all of them have a log-probability or none."""
+        if event.index >= self._sample_count or self._ended.get(event.index):
+            raise ValueError(f"tokens of sample {event.index}, which has ended or was not asked for")
+        if event.logprobs and len(event.logprobs) != len(event.tokens):
+            raise ValueError(f"{len(event.tokens)} tokens of sample {event.index} with {len(event.logprobs)} logprobs")
+        self._ended[event.index] = event.stop_reason is not None
 
     def _is_late(self) -> bool:
         """Return whether the time without tokens is over; the outcome is then a timeout."""

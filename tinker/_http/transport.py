@@ -492,8 +492,12 @@ class _ObservedAttempt:
 
 def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
     """Return the typed value of a JSON response; bytes where it is none, None where the operation has no content."""
-    if kind is None or kind is bytes:
-        return cast("T", None if kind is None else response.content)
+    if kind is None:
+        return cast("T", None)
+    if not response.content:
+        raise invalid_response(response, f"the body is empty (status {response.status})")
+    if kind is bytes:
+        return cast("T", response.content)
     value = decode_json(response, kind)
     if check is not None and (fault := check(value)) is not None:
         raise invalid_response(response, fault)

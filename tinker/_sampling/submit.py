@@ -194,8 +194,7 @@ class SamplerConnection:
         self, future: APIFuture[list[float | None]], prompt: ModelInput, options: SampleOptions
     ) -> list[float | None]:
         response = await self._sample(future, prompt, options)
-        if response.prompt_logprobs is None:
-            raise _Unsupported("the server sent no prompt logprobs")
+        assert response.prompt_logprobs is not None
         return response.prompt_logprobs
 
     async def _sample(self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions) -> SampleResponse:
@@ -209,7 +208,7 @@ class SamplerConnection:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
             while True:
                 try:
-                    return _check_answer(options, await self._submit(context, admit, future, prompt, options))
+                    return await self._submit(context, admit, future, prompt, options)
                 except (APIStatusError, RequestFailedError) as error:
                     if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
                         raise lost from error
@@ -280,10 +279,11 @@ class SamplerConnection:
             submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
+            expected = sample_response(submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt))
             if completions is None:
-                result = context.results.wait(submission, _expect(submission), future)
+                result = context.results.wait(submission, expected, future)
             else:
-                result = self._wait_for_completion(completions, context, submission, number, future)
+                result = self._wait_for_completion(completions, context, submission, expected, number, future)
             if observers:
                 use = prompt_use(future, prompt)
                 result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
@@ -299,11 +299,12 @@ class SamplerConnection:
         completions: SessionPoller,
         context: SessionContext,
         submission: Reply[models.UntypedAPIFuture],
+        expected: ResultSpec[SampleResponse],
         number: int,
         future: APIFuture[Any],
     ) -> SampleResponse:
         """Wait until the shared poller reports the sample as done, then fetch the result."""
-        expected, request_id = _expect(submission), submission.value.request_id
+        request_id = submission.value.request_id
         size = await completions.wait(request_id, number)
         try:
             return await context.results.wait(submission, expected, future, result_nbytes=size)
@@ -331,23 +332,6 @@ class SamplerConnection:
             await self.runtime.transport.send(request, SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
-
-
-def _expect(submission: Reply[models.UntypedAPIFuture]) -> ResultSpec[SampleResponse]:
-    return sample_response(submission.value.sample_sequence_ids or [])
-
-
-class _Unsupported(TinkerError, RuntimeError):
-    """The server does not do what was asked of it."""
-
-
-def _check_answer(options: SampleOptions, response: SampleResponse) -> SampleResponse:
-    """Return the response; TinkerError when the server ignored what older servers do not know."""
-    if options.prompt_alt_tokens_k and response.prompt_alt_tokens is None:
-        raise _Unsupported("the server ignored prompt_alt_tokens_k; it does not support alternative tokens")
-    if options.target_prompt_logprobs is not None and response.target_prompt_logprobs is None:
-        raise _Unsupported("the server ignored target_prompt_logprobs; it does not support them")
-    return response
 
 
 def _has_failed(known: APIFuture[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
@@ -21,7 +22,6 @@ from tinker._http import (
     Reply,
     Retries,
     Transport,
-    decode_json,
     find_explanation,
     invalid_response,
     is_failed_result,
@@ -67,7 +67,8 @@ class NotRunError(RequestFailedError):
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
     """The result of one kind of request: its type by name, the record of its JSON form, and the public value of each form.
 
-    ``from_json`` takes the record; ``from_body``, where it is given, also the bytes that it was read from.
+    ``from_json`` takes the record; ``from_body``, where it is given, also the bytes that it was read from. ``find_fault`` says
+    why a value does not answer what was asked.
     """
 
     request_type: str
@@ -75,6 +76,7 @@ class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
     from_json: Callable[[Any], T]
     from_proto: Callable[[bytes], T] | None = None
     from_body: Callable[[Any, bytes], T] | None = None
+    find_fault: Callable[[T], str | None] | None = None
 
 
 def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
@@ -82,12 +84,20 @@ def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
     return ResultSpec(request_type, record, lambda value: cast("T", value))
 
 
-def loss_output(request_type: str) -> ResultSpec[ForwardBackwardOutput]:
+def loss_output(
+    request_type: str, find_fault: Callable[[ForwardBackwardOutput], str | None]
+) -> ResultSpec[ForwardBackwardOutput]:
     """Return the result of forward and forward_backward."""
-    return ResultSpec(request_type, models.ForwardBackwardOutput, json.public_loss_output, proto.decode_loss_output)
+    return ResultSpec(
+        request_type,
+        models.ForwardBackwardOutput,
+        json.public_loss_output,
+        proto.decode_loss_output,
+        find_fault=find_fault,
+    )
 
 
-def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
+def sample_response(sequence_ids: list[str], find_fault: Callable[[SampleResponse], str | None]) -> ResultSpec[SampleResponse]:
     """Return the result of a sample, whose sequences take the ids of the submit response."""
     return ResultSpec(
         "Sample",
@@ -95,6 +105,7 @@ def sample_response(sequence_ids: list[str]) -> ResultSpec[SampleResponse]:
         lambda value: json.public_sample(value, sequence_ids),
         lambda body: proto.decode_sample(body, sequence_ids),
         lambda value, body: json.public_sample(value, sequence_ids, body),
+        find_fault,
     )
 
 
@@ -189,9 +200,8 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
     async def _wait_after(self, error: APIError, started: float) -> None:
         """Wait until the poll after one that failed; raises the error if none follows, as where the request has failed."""
-        if isinstance(error, APIStatusError) and is_pending(error):
-            self._note_pending(error)
-            await self.pace.keep(started)
+        if is_pending(error) and (status := self._read_pending(error)) is not None:
+            await self._keep_waiting(status, started)
             return
         if isinstance(error, APIStatusError) and is_failed_result(error):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
@@ -218,19 +228,43 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
-        if response.media_type == proto.MEDIA_TYPE:
-            return self._from_proto(response)
-        status = _status(response)
-        if status is not None and status.error is None and status.status == _METADATA_ONLY:
-            self._note_size(status, response)
-            return None
-        if status is not None and await self._not_yet(status, started):
-            return None
-        record = decode_json(response, self.spec.record)
+        if (status := self._read_status(response)) is not None:
+            if status.error is None and status.status == _METADATA_ONLY:
+                self._note_size(status, response)
+                return None
+            if await self._not_yet(status, started):
+                return None
         try:
-            return self.spec.from_json(record) if self.spec.from_body is None else self.spec.from_body(record, response.content)
+            result = self._decode(response)
         except Exception as error:
             raise self._invalid(response, str(error)) from error
+        if self.spec.find_fault is not None and (fault := self.spec.find_fault(result)) is not None:
+            raise self._invalid(response, fault)
+        return result
+
+    def _read_status(self, response: RawResponse) -> models.FutureStatus | None:
+        """Read the future's status from a small JSON response; None where there can be none."""
+        if response.media_type == proto.MEDIA_TYPE or not 0 < len(response.content) <= _STATUS_NBYTES:
+            return None
+        try:
+            status = json.decode(response.content, models.FutureStatus)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._invalid(response, str(error)) from error
+        if status.request_id not in (None, self.request_id):
+            raise self._invalid(response, f"the status is of the request {status.request_id}, not of {self.request_id}")
+        return status
+
+    def _decode(self, response: RawResponse) -> T:
+        """Return the result in a response; any exception where there is none."""
+        spec, body = self.spec, response.content
+        if not body:
+            raise ValueError(f"the body is empty (status {response.status})")
+        if response.media_type == proto.MEDIA_TYPE:
+            if spec.from_proto is None:
+                raise ValueError("the body is protobuf instead of JSON")
+            return spec.from_proto(body)
+        record = json.decode(body, spec.record)
+        return spec.from_json(record) if spec.from_body is None else spec.from_body(record, body)
 
     def _invalid(self, response: RawResponse, fault: str) -> APIError:
         return invalid_response(response, fault, self.future.operation)
@@ -242,34 +276,29 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         self._note_sign()
         self.result_nbytes = max(0, status.response_payload_size or 0)
 
-    def _from_proto(self, response: RawResponse) -> T:
-        if self.spec.from_proto is None:
-            raise self._invalid(response, "the body is protobuf instead of JSON")
-        try:
-            return self.spec.from_proto(response.content)
-        except Exception as error:
-            raise self._invalid(response, str(error)) from error
-
     async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
         """Return whether another poll is needed; raises when the request failed."""
         if status.error is not None:
             kind = RequestFailedError if status.failed_operation is None else NotRunError
             raise self._result_error(status.error, status.category, kind, status.failed_operation)
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
-            self._note_sign()
-            self._report_queue(status)
-            await self.pace.keep(started)
+            await self._keep_waiting(status, started)
             return True
         if status.status == "failed":
             raise self._result_error(status.detail, status.category)
         return False
 
-    def _note_pending(self, error: APIStatusError) -> None:
+    async def _keep_waiting(self, status: models.FutureStatus, started: float) -> None:
         self._note_sign()
-        try:
-            self._report_queue(msgspec.convert(error.body, models.FutureStatus))
-        except msgspec.ValidationError:
-            pass  # the state is a courtesy; the status alone says that the request is pending
+        self._report_queue(status)
+        await self.pace.keep(started)
+
+    def _read_pending(self, error: APIError) -> models.FutureStatus | None:
+        """Return what a 408 says about the request; None where it may be a proxy's, which knows nothing about it."""
+        with contextlib.suppress(msgspec.ValidationError):
+            status = msgspec.convert(error.body, models.FutureStatus)
+            return status if status.request_id in (None, self.request_id) else None
+        return None
 
     def _result_error(
         self,
@@ -315,13 +344,3 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 def _detail(error: APIStatusError) -> object:
     """Return the server's text of a failure, else the body as it is."""
     return find_explanation(error.body) or error.body or str(error)
-
-
-def _status(response: RawResponse) -> models.FutureStatus | None:
-    """Read the future's status from a small JSON response; None when it is large or not an object."""
-    if len(response.content) > _STATUS_NBYTES:
-        return None
-    try:
-        return json.decode(response.content, models.FutureStatus)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

@@ -56,6 +56,8 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     results: ResultPoller
     wire: Negotiation
+    # The metrics and fields that every result of a loss had so far, by its name and whether it was forward only.
+    result_names: dict[tuple[str, bool], frozenset[str]] = {}
 
     async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""

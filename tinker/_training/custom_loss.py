@@ -39,7 +39,7 @@ from tinker.types.tensor_data import TensorData, dimensions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FORWARD = LossJob("cross_entropy", None, forward_only=True)
+_FORWARD = LossJob("cross_entropy", None, forward_only=True, needs_logprobs=True)
 _BACKWARD = LossJob("cross_entropy", None, forward_only=False)
 _LOSS, _SURROGATE = "loss:sum", "surrogate_loss:sum"
 
@@ -177,18 +177,11 @@ class SubmittedStep(msgspec.Struct, frozen=True):
 
 def _logprobs(data: Sequence[Datum], output: ForwardBackwardOutput) -> Logprobs:
     """Return the log-probabilities of each datum, writable and in the shape of its targets."""
-    if len(output.loss_fn_outputs) != len(data):
-        raise ValueError(f"the server returned {len(output.loss_fn_outputs)} outputs for {len(data)} datums")
-    found: Logprobs = []
-    for index, (datum, fields) in enumerate(zip(data, output.loss_fn_outputs, strict=True)):
-        shape = dimensions(datum.loss_fn_inputs["target_tokens"])
-        if "logprobs" not in fields:
-            raise ValueError(f"the server's cross_entropy returned no logprobs (data[{index}]: {', '.join(fields) or 'empty'})")
-        values = np.array(fields["logprobs"].to_numpy(), np.float32)
-        if values.size != np.prod(shape, dtype=int):
-            raise ValueError(f"data[{index}]: the server returned {values.size} logprobs for targets of shape {shape}")
-        found.append(values.reshape(shape))
-    return found
+    shapes = (dimensions(datum.loss_fn_inputs["target_tokens"]) for datum in data)
+    return [
+        np.array(fields["logprobs"].to_numpy(), np.float32).reshape(shape)
+        for fields, shape in zip(output.loss_fn_outputs, shapes, strict=True)
+    ]
 
 
 def _set_weights(datum: Datum, gradient: NDArray[np.float32]) -> Datum:

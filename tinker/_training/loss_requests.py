@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -28,7 +29,7 @@ from tinker.futures import APIFuture
 from tinker.observing import TokensUsed
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
-from tinker.types.tensor_data import TensorData
+from tinker.types.tensor_data import TensorData, dimensions
 
 # Bodies beyond this are encoded off the loop thread.
 _LARGE_NBYTES = 1 << 20
@@ -38,11 +39,12 @@ SubmitReply: TypeAlias = Reply[models.UntypedAPIFuture]
 
 
 class LossJob(msgspec.Struct, frozen=True):
-    """The loss and its settings, shared by all chunks."""
+    """The loss and its settings, shared by all chunks. With ``needs_logprobs``, a result must have one for each target."""
 
     loss_fn: str
     config: dict[str, float | str] | None
     forward_only: bool
+    needs_logprobs: bool = False
 
 
 class _Chunk(msgspec.Struct):
@@ -50,6 +52,7 @@ class _Chunk(msgspec.Struct):
 
     data: Sequence[Datum]
     nbytes: int
+    is_doubted: bool = False  # its result lacked what others have, and was asked for again
     _encoded: memoryview | None = None
     _densified: _Chunk | None = None
 
@@ -165,11 +168,15 @@ class LossRequests(msgspec.Struct, frozen=True):
         """Wait for the chunks and put their results together."""
         if len(accepted) == 1:
             return combine([await self._result(self.chunks[0], accepted[0], future)])
-        pairs = enumerate(zip(self.chunks, accepted, strict=True))
-        results = await run_together({index: self._result_or_stop(chunk, one, future) for index, (chunk, one) in pairs})
+        pairs = list(zip(self.chunks, accepted, strict=True))
+        results = await run_together({index: self._result_or_stop(*pair, future) for index, pair in enumerate(pairs)})
         outputs = [one for one in results.values() if not isinstance(one, NotRunError)]
         if len(outputs) < len(results):
             raise next(one for one in results.values() if isinstance(one, NotRunError))
+        self.context.result_names[self._kind] = frozenset[str]().union(*map(_names, outputs))
+        for index, (pair, output) in enumerate(zip(pairs, outputs, strict=True)):
+            if self._find_fault(pair[0], output) is not None:  # the first of them had no other to be held against
+                outputs[index] = await self._result(*pair, future)
         return combine(outputs)
 
     async def _result_or_stop(
@@ -182,12 +189,44 @@ class LossRequests(msgspec.Struct, frozen=True):
             return error
 
     def _result(self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
-        expected = loss_output("Forward" if self.job.forward_only else "ForwardBackward")
+        kind = "Forward" if self.job.forward_only else "ForwardBackward"
+        expected = loss_output(kind, partial(self._find_fault, chunk))
         result = self.context.results.wait(accepted, expected, future)
         if not (observers := self.transport.observers):
             return result
         use = _use(future, [chunk])
         return meter(observers, future, use, lambda _: use, result)
+
+    @property
+    def _kind(self) -> tuple[str, bool]:
+        """Return what decides which metrics and fields a result has."""
+        return self.job.loss_fn, self.job.forward_only
+
+    def _find_fault(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
+        """Return why an output is not the whole result of a chunk. What is missing twice is taken for not computed."""
+        if (count := len(output.loss_fn_outputs)) != len(chunk.data):
+            return f"{count} outputs for {len(chunk.data)} datums"
+        if self.job.needs_logprobs and (fault := self._find_missing_logprobs(chunk, output)) is not None:
+            return fault
+        names, expected = _names(output), self.context.result_names
+        usual = expected.get(self._kind, names)
+        everything = usual.union(*output.loss_fn_outputs)
+        if (missing := sorted(everything - names)) and not chunk.is_doubted:
+            chunk.is_doubted = True
+            return f"no {', '.join(missing)}, which others of this loss have"
+        expected[self._kind] = usual & names
+        return None
+
+    def _find_missing_logprobs(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
+        before = itertools.takewhile(lambda one: one is not chunk, self.chunks)
+        first = sum(len(one.data) for one in before)
+        for index, (datum, fields) in enumerate(zip(chunk.data, output.loss_fn_outputs, strict=True), first):
+            shape = dimensions(datum.loss_fn_inputs["target_tokens"])
+            if "logprobs" not in fields:
+                return f"the server's {self.job.loss_fn} returned no logprobs (data[{index}]: {', '.join(fields) or 'empty'})"
+            if (count := fields["logprobs"].values.size) != math.prod(shape):
+                return f"data[{index}]: {count} logprobs for targets of shape {shape}"
+        return None
 
     async def _send_chunk(
         self, chunk: _Chunk, target: RunTarget, accepted: list[_Chunk], number: int, numbers: Numbers | None = None
@@ -227,6 +266,12 @@ class LossRequests(msgspec.Struct, frozen=True):
 
 def _use(future: APIFuture[Any], chunks: Iterable[_Chunk]) -> TokensUsed:
     return training_use(future, (datum.model_input for chunk in chunks for datum in chunk.data))
+
+
+def _names(output: ForwardBackwardOutput) -> frozenset[str]:
+    """Return the names of the metrics, and of the fields that each output has."""
+    fields = map(frozenset, output.loss_fn_outputs)
+    return frozenset(output.metrics) | frozenset(next(fields, ())).intersection(*fields)
 
 
 def _dense(datum: Datum) -> Datum:

@@ -1,0 +1,207 @@
+"""An answer is a result only if it is one: what something on the way has cut, emptied or replaced is never taken for a result."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import tinker
+
+Connect = Callable[..., tinker.ServiceClient]
+Change = Callable[[httpx.Response], httpx.Response]
+ADAM = tinker.AdamParams()
+PROMPT = tinker.ModelInput.from_ints([104, 105, 106, 107])
+PARAMS = tinker.SamplingParams(max_tokens=4, stop=[], seed=1)
+TARGETS = tinker.TensorData.from_numpy(np.zeros((3, 1), np.int64))
+
+
+def data(count: int) -> list[tinker.Datum]:
+    """Return datums whose outputs all differ."""
+    return [
+        tinker.Datum(PROMPT, {"target_tokens": [1 + i % 400, 2, 3, 4], "weights": [1.0] * 4})  # type: ignore[dict-item]
+        for i in range(count)
+    ]
+
+
+class Clients:
+    """A training client and a sampler of one session, both ready."""
+
+    def __init__(self, service: tinker.ServiceClient, *, is_json: bool) -> None:
+        self.scores: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2, "topk_sample_logprobs": 2}
+        if not is_json:
+            self.scores |= {"target_prompt_logprobs": TARGETS, "prompt_alt_tokens_k": 1}
+        self.training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+        self.sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
+        self.names = itertools.count()
+        self.saved = self.training.save_state("saved").result(10).path
+
+
+def double(_: Any, logprobs: list[Any]) -> Any:
+    loss = sum(one.sum() for one in logprobs) * 2
+    return loss, {"double:sum": loss.item()}
+
+
+def summarize_custom(clients: Clients, count: int) -> object:
+    output = clients.training.forward_backward_custom(data(count), double).result(30)
+    return summarize_losses(output)
+
+
+def summarize_losses(output: tinker.ForwardBackwardOutput) -> object:
+    return [one["logprobs"].tolist() for one in output.loss_fn_outputs], dict(output.metrics)
+
+
+def summarize_sample(response: tinker.SampleResponse) -> object:
+    """Return all of a response but the ids of its sequences, which are those of the request."""
+    sequences = [(one.stop_reason, one.tokens, one.logprobs, one.topk_logprobs) for one in response.sequences]
+    targets, drawn = response.target_prompt_logprobs, response.prompt_alt_tokens
+    tensors = [tensor.tolist() for tensor in (targets, drawn and drawn.tokens) if tensor is not None]
+    return sequences, response.prompt_logprobs, response.topk_prompt_logprobs, tensors
+
+
+#: What is done, and what must come of it each time: no call changes what another computes.
+CALLS: dict[str, Callable[[Clients], object]] = {
+    "forward": lambda it: summarize_losses(it.training.forward(data(2), "cross_entropy").result(30)),
+    "forward_backward": lambda it: summarize_losses(it.training.forward_backward(data(2), "cross_entropy").result(30)),
+    "forward_backward of several requests": lambda it: summarize_losses(
+        it.training.forward_backward(data(5), "cross_entropy").result(30)
+    ),
+    "forward_backward_custom": lambda it: summarize_custom(it, 2),
+    "sample": lambda it: summarize_sample(it.sampler.sample(PROMPT, 3, PARAMS).result(30)),
+    "sample and scores": lambda it: summarize_sample(it.sampler.sample(PROMPT, 3, PARAMS, **it.scores).result(30)),
+    "compute_logprobs": lambda it: it.sampler.compute_logprobs(PROMPT).result(30),
+}
+#: What changes the run, and the fields that its result must have.
+REQUIRED = {"save_state": {"path"}, "save_weights_for_sampler": {"path"}}
+STEPS: dict[str, Callable[[Clients], object]] = {
+    "optim_step": lambda it: it.training.optim_step(ADAM).result(30),
+    "save_state": lambda it: it.training.save_state("again", overwrite=True).result(30),
+    "save_weights_for_sampler": lambda it: it.training.save_weights_for_sampler(f"s{next(it.names)}").result(30),
+    "load_state": lambda it: it.training.load_state(it.saved).result(30),
+    "load_state_with_optimizer": lambda it: it.training.load_state_with_optimizer(it.saved).result(30),
+}
+
+
+def emptied(status: int) -> Change:
+    def change(response: httpx.Response) -> httpx.Response:
+        return httpx.Response(status, headers={"content-type": response.headers["content-type"]}, content=b"")
+
+    return change
+
+
+def with_content(response: httpx.Response, content: bytes) -> httpx.Response:
+    return httpx.Response(response.status_code, headers={"content-type": response.headers["content-type"]}, content=content)
+
+
+def spoilt(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield what is left of a result when something on the way takes a part of it, and what is missing."""
+    if not content.startswith(b"{"):
+        fields = list(proto_fields(content))
+        yield from ((f"all fields after the first {count}", b"".join(fields[:count])) for count in range(len(fields)))
+        yield from ((f"field {at}", b"".join(fields[:at] + fields[at + 1 :])) for at in range(len(fields)))
+        return
+    whole = json.loads(content)
+    yield from without_a_part(whole, whole)
+
+
+def without_a_part(whole: Any, part: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yield JSON without each of its fields in turn, at any depth of objects, and with each list shortened or empty."""
+    keys: list[Any] = list(part) if isinstance(part, dict) else [*range(len(part))][:1]
+    for key in keys:
+        value = part[key]
+        for kept in ([], value[:-1]) if isinstance(value, list) and value else ():
+            part[key] = kept
+            yield f"{path}{key}: {len(kept)} of {len(value)}", json.dumps(whole).encode()
+        if isinstance(part, dict):
+            del part[key]
+            yield f"{path}{key}", json.dumps(whole).encode()
+        part[key] = value
+        if isinstance(value, dict | list) and "topk" not in str(key):  # of which a server may send fewer
+            yield from without_a_part(whole, value, f"{path}{key}.")
+
+
+def proto_fields(content: bytes) -> Iterator[bytes]:
+    """Split a message into its fields, which are all of a length or a number."""
+    at = 0
+    while at < len(content):
+        begin, kind = at, content[at] & 7
+        at, number = read_number(content, at + 1)
+        at += number if kind == 2 else 0
+        yield content[begin:at]
+
+
+def read_number(content: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = content[at]
+        number, shift, at = number | (byte & 0x7F) << shift, shift + 7, at + 1
+        if byte < 0x80:
+            return at, number
+
+
+@pytest.fixture(params=["proto", "json"])
+def clients(request: pytest.FixtureRequest, connect: Connect, wire: Any) -> Clients:
+    """Return the clients, on either wire, of a server that takes two datums in one request."""
+
+    def limit(response: httpx.Response) -> httpx.Response:
+        return httpx.Response(200, json={**response.json(), "fwdbwd_max_chunk_len": 2})
+
+    wire.spoil("client/config", limit)
+    return Clients(connect(wire=request.param), is_json=request.param == "json")
+
+
+def results(wire: Any, call: Callable[[Clients], object], clients: Clients) -> tuple[object, list[bytes]]:
+    """Make a call; return what came of it, and the results as the server sent them."""
+    before = len(wire.requests("retrieve_future"))
+    outcome = call(clients)
+    return outcome, [one.answer for one in wire.requests("retrieve_future")[before:] if b"try_again" not in one.answer]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_part_of_a_result_is_asked_for_again(clients: Clients, wire: Any, call: str) -> None:
+    """Whatever is missing from a result on its way, the result is the whole one: the poll is repeated."""
+    expected, sent = results(wire, CALLS[call], clients)
+    for number, (what, _) in enumerate(spoilt(sent[0])):
+
+        def spoil(response: httpx.Response, number: int = number) -> httpx.Response:
+            return with_content(response, list(spoilt(response.content))[number][1])
+
+        wire.spoil("retrieve_future", spoil)
+        assert CALLS[call](clients) == expected, what
+
+
+@pytest.mark.parametrize("change", [emptied(204), emptied(200)], ids=["204", "empty"])
+@pytest.mark.parametrize("call", {**CALLS, **STEPS})
+def test_nothing_is_no_result(clients: Clients, wire: Any, call: str, change: Change) -> None:
+    """An answer without a body is asked for again, three times; then it is a typed error."""
+    ask = {**CALLS, **STEPS}[call]
+    if call in CALLS:
+        expected = ask(clients)
+        wire.spoil("retrieve_future", change, 2)
+        assert ask(clients) == expected
+    if "several" in call:
+        return  # which of them would be asked three times is not known
+    wire.spoil("retrieve_future", change, 3)
+    with pytest.raises(tinker.APIResponseValidationError, match="body is empty"):
+        ask(clients)
+
+
+@pytest.mark.parametrize("call", STEPS)
+def test_a_step_without_a_field(clients: Clients, wire: Any, call: str) -> None:
+    """A result without a field that the contract requires is a typed error; without an optional one it is a result."""
+    whole = results(wire, STEPS[call], clients)[1][0]
+    for name in json.loads(whole):
+        content = json.dumps({key: value for key, value in json.loads(whole).items() if key != name}).encode()
+        is_required = name in REQUIRED.get(call, ())
+        wire.spoil("retrieve_future", partial(with_content, content=content), 3 if is_required else 1)
+        if not is_required:
+            STEPS[call](clients)
+            continue
+        with pytest.raises(tinker.APIResponseValidationError, match=name):
+            STEPS[call](clients)
