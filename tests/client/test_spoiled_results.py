@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tinker
+from tinker.testing.faults import split_fields
 
 Connect = Callable[..., tinker.ServiceClient]
 Change = Callable[[httpx.Response], httpx.Response]
@@ -102,7 +103,7 @@ def with_content(response: httpx.Response, content: bytes) -> httpx.Response:
 def spoilt(content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield what is left of a result when something on the way takes a part of it, and what is missing."""
     if not content.startswith(b"{"):
-        fields = list(proto_fields(content))
+        fields = split_fields(content)
         yield from ((f"all fields after the first {count}", b"".join(fields[:count])) for count in range(len(fields)))
         yield from ((f"field {at}", b"".join(fields[:at] + fields[at + 1 :])) for at in range(len(fields)))
         return
@@ -124,25 +125,6 @@ def without_a_part(whole: Any, part: Any, path: str = "") -> Iterator[tuple[str,
         part[key] = value
         if isinstance(value, dict | list) and "topk" not in str(key):  # of which a server may send fewer
             yield from without_a_part(whole, value, f"{path}{key}.")
-
-
-def proto_fields(content: bytes) -> Iterator[bytes]:
-    """Split a message into its fields, which are all of a length or a number."""
-    at = 0
-    while at < len(content):
-        begin, kind = at, content[at] & 7
-        at, number = read_number(content, at + 1)
-        at += number if kind == 2 else 0
-        yield content[begin:at]
-
-
-def read_number(content: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = content[at]
-        number, shift, at = number | (byte & 0x7F) << shift, shift + 7, at + 1
-        if byte < 0x80:
-            return at, number
 
 
 @pytest.fixture(params=["proto", "json"])

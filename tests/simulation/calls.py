@@ -44,10 +44,13 @@ class Unknown:
 
 
 class Call:
-    """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing)."""
+    """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing). A loss has ``outputs``."""
 
-    def __init__(self, index: int, kind: str, future: Any, seen: frozenset[int | str], path: str = "") -> None:
+    def __init__(
+        self, index: int, kind: str, future: Any, seen: frozenset[int | str], path: str = "", outputs: int = 0
+    ) -> None:
         self.index, self.kind, self.future, self.seen, self.path = index, kind, future, seen, path
+        self.outputs = outputs
         self.is_cancelled = False
         self.is_received = False
 
@@ -98,9 +101,9 @@ class Run:
         """Return the tag of the next call."""
         return SHARES * (len(self.calls) + 1)
 
-    def add(self, kind: str, future: Any, path: str = "") -> Call:
+    def add(self, kind: str, future: Any, path: str = "", *, outputs: int = 0) -> Call:
         """Note a call. Failures that were received before it are known."""
-        call = Call(len(self.calls), kind, future, self.received, path)
+        call = Call(len(self.calls), kind, future, self.received, path, outputs)
         self.calls.append(call)
         return call
 
@@ -139,12 +142,16 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ what must hold
 
     def check_ended(self) -> None:
-        """Every future ends, with a result or an error of this package."""
+        """Every future ends, with the whole result or an error of this package."""
         for call in self.calls:
             if not call.future.done():
                 raise Violation(f"every future ends: {call.future!r} does not")
             if call.error is not None and not isinstance(call.error, tinker.TinkerError | ValueError):
                 raise Violation(f"every error is typed: {call.error!r}")
+            if call.outputs and call.has_succeeded:
+                result = call.future.result(0)
+                if len(result.loss_fn_outputs) != call.outputs or not result.metrics:
+                    raise Violation(f"results are whole: {call.future!r} has {str(result)[:200]}")
 
     def check_stops(self) -> None:
         """A call is not sent only if its caller did not know of a failure before it."""

@@ -9,7 +9,8 @@ silent        the server carries the request out, and nothing comes back
 late          as lost, but the request arrives after the client has given it up
 twice         the request arrives a second time, some time later
 slow          the response takes long
-garbage       the body of the response is no JSON and no protobuf
+garbage       the body of the response is no JSON and no protobuf; of each third one, nothing is left, and of another
+              third, if it is a result in protobuf, some of its fields
 cut           the connection breaks in the middle of the response
 status        another response in place of the server's, before or after it carried the request out
 refused       no connection can be made
@@ -29,6 +30,7 @@ from simulation.server import Request, Response, SimulatedServer
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, RawResponse, late
 from tinker._wire import proto
 from tinker.errors import ClientClosedError
+from tinker.testing.faults import split_fields
 
 FAULTS = (
     *("reset", "reset after", "lost", "silent", "late", "twice", "slow", "garbage", "cut", "refused"),
@@ -208,11 +210,22 @@ class Exchange:
         elif fault == "status 503 after":
             network.later(self._answer_status)
         elif fault == "garbage":
-            network.later(self._deliver, Response(response.status, response.headers, b"\xff" * 20))
+            network.later(self._deliver, self._spoil(response))
         elif fault == "slow":
             network.loop.call_later(1.0 + 80.0 * network.loop.random.random() ** 2, self._deliver, response)
         elif fault != "silent":
             network.later(self._deliver, response)
+
+    def _spoil(self, response: Response) -> Response:
+        """Return what a proxy leaves of a response."""
+        if self._number % 3 == 0:
+            self._network.reached["a response is emptied"] += 1
+            return Response(204, response.headers, b"")
+        if self._number % 3 == 1 and response.headers.get("content-type") == proto.MEDIA_TYPE:
+            self._network.reached["a result is shortened"] += 1
+            fields = split_fields(response.content)
+            return Response(response.status, response.headers, b"".join(fields[: self._number % len(fields)]))
+        return Response(response.status, response.headers, b"\xff" * 20)
 
     def _answer_status(self) -> None:
         assert self._fault is not None

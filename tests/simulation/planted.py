@@ -13,6 +13,11 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "                self.received = self._now()\n",
         "                self.received = self._now() + 2\n",
     ),
+    "a result is not held against its data": (
+        "tinker/_training/loss_requests.py",
+        "        if (count := len(output.loss_fn_outputs)) != len(chunk.data):\n",
+        "        if (count := len(output.loss_fn_outputs)) > len(chunk.data):\n",
+    ),
     "the journal is written after the answer": (
         "tinker/local/operations/submission.py",
         "            write_down(state, call, model.model_id, undo, request_id=request_id, number=number)\n",

@@ -40,6 +40,8 @@ SOMETIMES: tuple[str, ...] = (
         "storm of 503",
         "clock jump",
         "disk full",
+        "a response is emptied",
+        "a result is shortened",
         "a stream breaks",
         "a stream fails",
         "a stream ends",

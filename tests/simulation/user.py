@@ -126,12 +126,12 @@ class User:
 
     async def gradient(self, number: float) -> None:
         run = self._run(number)
-        run.add("G", run.client.forward_backward([datum(run.next_tag)], "cross_entropy"))
+        run.add("G", run.client.forward_backward([datum(run.next_tag)], "cross_entropy"), outputs=1)
 
     async def batch(self, number: float) -> None:
         run = self._run(number)
         data = [datum(run.next_tag + place) for place in range(2 + int(number * 100) % (SHARES - 2))]
-        run.add("G", run.client.forward_backward(data, "cross_entropy"))
+        run.add("G", run.client.forward_backward(data, "cross_entropy"), outputs=len(data))
 
     async def step(self, number: float) -> None:
         run = self._run(number)
@@ -139,11 +139,11 @@ class User:
 
     async def forward(self, number: float) -> None:
         run = self._run(number)
-        run.add("V", run.client.forward([datum(run.next_tag)], "cross_entropy"))
+        run.add("V", run.client.forward([datum(run.next_tag)], "cross_entropy"), outputs=1)
 
     async def custom(self, number: float) -> None:
         run = self._run(number)
-        run.add("G", run.client.forward_backward_custom([datum(run.next_tag)], own_loss))
+        run.add("G", run.client.forward_backward_custom([datum(run.next_tag)], own_loss), outputs=1)
 
     async def old_run(self, number: float) -> None:
         """Train a run that was left, perhaps of a service that was closed."""
