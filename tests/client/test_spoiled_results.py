@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tinker
-from tinker.testing.faults import split_fields
+from tinker._wire import proto
 
 Connect = Callable[..., tinker.ServiceClient]
 Change = Callable[[httpx.Response], httpx.Response]
@@ -103,7 +103,7 @@ def with_content(response: httpx.Response, content: bytes) -> httpx.Response:
 def spoilt(content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield what is left of a result when something on the way takes a part of it, and what is missing."""
     if not content.startswith(b"{"):
-        fields = split_fields(content)
+        fields = proto.split_fields(content)
         yield from ((f"all fields after the first {count}", b"".join(fields[:count])) for count in range(len(fields)))
         yield from ((f"field {at}", b"".join(fields[:at] + fields[at + 1 :])) for at in range(len(fields)))
         return

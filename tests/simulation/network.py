@@ -30,7 +30,6 @@ from simulation.server import Request, Response, SimulatedServer
 from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, RawResponse, late
 from tinker._wire import proto
 from tinker.errors import ClientClosedError
-from tinker.testing.faults import split_fields
 
 FAULTS = (
     *("reset", "reset after", "lost", "silent", "late", "twice", "slow", "garbage", "cut", "refused"),
@@ -223,7 +222,7 @@ class Exchange:
             return Response(204, response.headers, b"")
         if self._number % 3 == 1 and response.headers.get("content-type") == proto.MEDIA_TYPE:
             self._network.reached["a result is shortened"] += 1
-            fields = split_fields(response.content)
+            fields = proto.split_fields(response.content)
             return Response(response.status, response.headers, b"".join(fields[: self._number % len(fields)]))
         return Response(response.status, response.headers, b"\xff" * 20)
 

@@ -658,6 +658,12 @@ def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
     return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
 
 
+def split_fields(body: bytes) -> list[bytes]:
+    """Split a message into its fields."""
+    ends = [0, *(end for *_, end in _Reader(bytearray(body)).fields())]
+    return [body[start:end] for start, end in itertools.pairwise(ends)]
+
+
 def decode_loss_output(body: bytes) -> ForwardBackwardOutput:
     """Read a ``ForwardBackwardOutput``; the arrays view one copy of ``body`` and are writable."""
     reader = _Reader(bytearray(body))

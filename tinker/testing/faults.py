@@ -7,7 +7,7 @@
     hang          no more data arrives, but the connection stays open (for ``seconds``, if given)
     delay         the request reaches the server after ``seconds``
     truncate      the head and the first half of the body arrive, then the connection (HTTP/2: the stream) breaks
-    corrupt       the response body is garbage of the same length, is empty, or lacks its last fields (protobuf)
+    corrupt       the response body is garbage of the same length, or some fields of protobuf are left of it, or nothing
     slow          the response body arrives in pieces, each after ``seconds``
     header        the response has a header whose bytes are not ASCII
     deep          the response body is JSON nested a hundred thousand levels deep
@@ -71,7 +71,8 @@ class Fault:
     """One fault. None for ``seconds`` or ``count`` means forever.
 
     ``answer`` replaces the server's response, as in a ``status`` fault. ``header`` is added to the server's response, and
-    ``body`` replaces its body. ``kept_fields`` is the number of fields that are left of a protobuf body. ``count`` is the number of bytes that trickle, or of responses with the status ``informs``.
+    ``body`` replaces its body. ``kept_fields`` is the number of fields that are left of a protobuf body; nothing is left of
+    another one. ``count`` is the number of bytes that trickle, or of responses with the status ``informs``.
     With ``error_code``, a ``drop`` resets the stream of HTTP/2 instead of breaking its connection.
     """
 
@@ -127,8 +128,9 @@ def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerRes
         return fault.answer
     if answer is None or fault is None:
         return answer
-    if fault.kept_fields is not None and answer.headers.get("content-type") == proto.MEDIA_TYPE:
-        return attrs.evolve(answer, content=b"".join(split_fields(answer.content)[: fault.kept_fields]))
+    if fault.kept_fields is not None:
+        fields = proto.split_fields(answer.content) if answer.headers.get("content-type") == proto.MEDIA_TYPE else []
+        return attrs.evolve(answer, content=b"".join(fields[: fault.kept_fields]))
     if fault.kind == "corrupt" or fault.body is not None:
         return attrs.evolve(answer, content=garble(answer.content) if fault.body is None else fault.body)
     if fault.header is not None:
@@ -314,8 +316,8 @@ def chances(
         if kind in ("header", "deep"):
             return _unusual(kind, draw)
         if kind == "corrupt":
-            faults = (Fault(kind=kind, applied=True, body=b""), Fault(kind=kind, applied=True, kept_fields=draw.randrange(3)))
-            return draw.choice((Fault(kind=kind, applied=True), *faults))
+            left = draw.randrange(4)  # of the body: garbage, or so many fields but one, of which JSON has none
+            return Fault(kind=kind, applied=True, kept_fields=left - 1 if left else None)
         seconds = draw.uniform(0.0, longest_seconds)
         if kind in ("slow", "trickle", "inform"):
             informs = draw.choice(_INFORMATIONAL)
@@ -337,22 +339,6 @@ def _unusual(kind: FaultKind, draw: random.Random) -> Fault:
 def garble(content: bytes) -> bytes:
     """Return as many bytes that are neither JSON nor protobuf nor text."""
     return b"\xff" * len(content)
-
-
-def split_fields(content: bytes) -> list[bytes]:
-    """Split a protobuf message into its fields."""
-    ends = [0]
-    while ends[-1] < len(content):
-        tag, at = _read_varint(content, ends[-1])
-        number, after = _read_varint(content, at)
-        ends.append({0: after, 1: at + 8, 2: after + number, 5: at + 4}[tag & 7])
-    return [content[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def _read_varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return the number that starts here, and where the next one starts."""
-    end = next(place for place in range(at, len(content)) if content[place] < 0x80) + 1
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(content[at:end])), end
 
 
 def pieces(content: bytes, count: int = SLOW_PIECES) -> list[bytes]:
