@@ -138,7 +138,9 @@ def kill(engine: ReplicatedEngine, rank: int) -> None:
     os.kill(engine.workers.call_one(rank, "describe").pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize(
+    "loss", [pytest.param(name, marks=pytest.mark.numeric if name == "ppo" else ()) for name in sorted(LOSSES)]
+)
 def test_training_is_equal_to_that_of_one_process(one: TorchEngine, two: ReplicatedEngine, loss: str) -> None:
     """Outputs, metrics, gradient norms and weights are those of one process, also where a process has no data."""
     both(one, two, lambda engine: engine.create_adapter(loss, SPEC))

@@ -76,6 +76,7 @@ def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks:
 # What custom losses compute
 
 
+@pytest.mark.numeric
 def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
     """A traced cross entropy gives the built-in's loss and log-probabilities and, after a step, the same weights."""
     session = api.session()
@@ -126,6 +127,7 @@ def containers(logprobs: Any, target_tokens: Any) -> Any:
     return both.prod() + known.square().mean() + 0.0 * places.sum(), {}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("fn", [policy, indexing, containers])
 def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..., Any]) -> None:
     """A graph has the value and gradient that torch computes for the function itself, summed over the datums."""

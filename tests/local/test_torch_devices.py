@@ -92,6 +92,7 @@ def score(engine: TorchEngine, name: str) -> Any:
     return sample_jobs(engine, [job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
 
 
+@pytest.mark.numeric
 def test_log_probabilities_are_those_of_the_cpu(engine: TorchEngine, expected: TorchEngine) -> None:
     """After a step of training, log-probabilities differ from those of float32 on the CPU by rounding only."""
     kind = kind_of(engine)

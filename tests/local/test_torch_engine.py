@@ -192,6 +192,7 @@ def stable_reinforce(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) ->
     return -(weight * logprobs * inputs["advantages"]).sum()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("expected", [cross_entropy, importance_sampling, ppo, gspo, stable_reinforce])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_updates_equal_plain_autograd_and_adamw(
@@ -210,6 +211,7 @@ def test_updates_equal_plain_autograd_and_adamw(
     assert_same(weights(engine, name), reference.factors)
 
 
+@pytest.mark.numeric
 def test_a_step_is_adamw_of_the_gradient(engine: TorchEngine) -> None:
     """Weights after three steps are, bit by bit, those of torch's AdamW with the engine's gradients, however small those are."""
     expected = {name: tensor.clone().requires_grad_() for name, tensor in weights(engine, "a").items()}
@@ -224,6 +226,7 @@ def test_a_step_is_adamw_of_the_gradient(engine: TorchEngine) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(engine, "a").items())
 
 
+@pytest.mark.numeric
 def test_two_targets_per_position(engine: TorchEngine, model_directory: Path) -> None:
     """``[N, K]`` targets with ``[N, K]`` weights sum over all cells, and the logprobs have the same shape."""
     reference = Reference(model_directory, weights(engine, "a"), SMOOTH)
@@ -235,6 +238,7 @@ def test_two_targets_per_position(engine: TorchEngine, model_directory: Path) ->
     assert_same(weights(engine, "a"), reference.factors)
 
 
+@pytest.mark.numeric
 def test_logprobs_are_those_of_the_targets(engine: TorchEngine, model_directory: Path) -> None:
     """``logprobs`` is float32 and equals the log-softmax at the target, for weights of zero as well."""
     data = supervised(8, 3)
@@ -247,6 +251,7 @@ def test_logprobs_are_those_of_the_targets(engine: TorchEngine, model_directory:
         assert_near(output["logprobs"], expected, terms_of_pass(8))
 
 
+@pytest.mark.numeric
 def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs keep their order and the update is the same when every datum runs alone."""
     data = supervised(9, 4, 12, 4)
@@ -262,6 +267,7 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
     assert_same(weights(engine, "a"), expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
 def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: str) -> None:
     """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
@@ -285,6 +291,7 @@ def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: st
     assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0, "weights:sum": 0.0}
 
 
+@pytest.mark.numeric
 def test_gradients_accumulate_until_the_step(engine: TorchEngine, model_directory: Path) -> None:
     """Two calls and one step are one step on all data, and the step clears the gradient."""
     first, second = supervised(5, 6), supervised(7, seed=3)
@@ -297,6 +304,7 @@ def test_gradients_accumulate_until_the_step(engine: TorchEngine, model_director
     assert engine.optim_step("a", ADAM)["grad_norm:mean"] == 0.0
 
 
+@pytest.mark.numeric
 def test_clipping_scales_the_whole_gradient(engine: TorchEngine, model_directory: Path) -> None:
     """``grad_clip_norm`` bounds the global norm; the metric is the norm before that."""
     data, adam = supervised(5, 6), attrs.evolve(ADAM, grad_clip_norm=0.5, eps=1.0)
@@ -314,6 +322,7 @@ def test_forward_leaves_no_gradient(engine: TorchEngine) -> None:
     assert engine.optim_step("a", ADAM)["grad_norm:mean"] == 0.0
 
 
+@pytest.mark.numeric
 def test_an_adapter_begins_as_the_base_model(engine: TorchEngine) -> None:
     """A fresh adapter gives the base model's logprobs."""
     prompt = rows(10)[0].tokens
@@ -342,6 +351,7 @@ def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> N
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "b").items())
 
 
+@pytest.mark.numeric
 def test_a_loss_is_the_same_alone_and_in_company(engine: TorchEngine) -> None:
     """Small losses of several adapters in one pass have the results and gradients that they have alone, but for rounding."""
     engine.create_adapter("b", AdapterSpec(rank=4, seed=8, lora_alpha=8))
@@ -570,6 +580,7 @@ def test_saved_without_optimizer_says_so(engine: TorchEngine, tmp_path: Path) ->
         engine.load("c", tmp_path, optimizer=True)
 
 
+@pytest.mark.numeric
 def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_path: Path) -> None:
     """``PeftModel.from_pretrained`` gives the same logits as the engine, output head included."""
     nudge(engine, "a")
@@ -614,6 +625,7 @@ def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Pa
 # Dimuon
 
 
+@pytest.mark.numeric
 def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngine, tmp_path: Path) -> None:
     """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter takes the same step."""
     nudge(engine, "a")
@@ -635,6 +647,7 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
     assert_same(weights(engine, "a"), weights(engine, "c"))
 
 
+@pytest.mark.numeric
 def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
     """As long as the gradient stays the same, so does the momentum, whatever share of it is kept."""
     nudge(engine, "a")
@@ -729,6 +742,7 @@ def test_temperature_zero_takes_the_likeliest_token(engine: TorchEngine) -> None
     assert result.topk_prompt[0][len(greedy.tokens) :, 0].tolist() == sampled.tokens.tolist()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("change", [{}, {"temperature": 0.3}, {"top_k": 3}, {"top_p": 0.5}])
 def test_logprobs_are_the_models_own(engine: TorchEngine, change: dict[str, float]) -> None:
     """Whatever temperature, top_k and top_p, the reported logprobs are those of the plain model (temperature 1)."""
@@ -818,6 +832,7 @@ def test_draws_follow_the_distribution() -> None:
     assert (1000 * counts - 1000 * torch.tensor([1, 4, 9, 16]) / 30).abs().max() <= 1  # the ends of the even steps
 
 
+@pytest.mark.numeric
 def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
     """Position 0 is NaN, position i is the logprob of token i given those before; top-k rows agree."""
     nudge(engine, "a")
@@ -837,6 +852,7 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
         assert logprobs[row][ids[row] == tokens[row]] == near(result.prompt_logprobs[row])
 
 
+@pytest.mark.numeric
 def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngine) -> None:
     """Targets and draws have the log-probabilities of the whole table; draws follow it, and are greedy at temperature 0."""
     nudge(engine, "a")

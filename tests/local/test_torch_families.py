@@ -107,6 +107,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     engine.drop_adapter("a")
 
 
+@pytest.mark.numeric
 def test_training_equals_peft(trained: Trained) -> None:
     """Log-probabilities of rows of unlike length, and the gradient of every matrix, are those of PEFT row by row."""
     data = [example(length) for length in (5, 14, 1)]
@@ -249,6 +250,7 @@ def test_flags_choose_what_is_adapted(trained: Trained) -> None:
     assert len(stacks) == 4 * len([name for name in names["train_mlp"] if name.endswith(".experts")])
 
 
+@pytest.mark.numeric
 def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
     """The momentum of each expert's two matrices is orthogonalised separately, as in numpy one after the other."""
     engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path), device="cpu")

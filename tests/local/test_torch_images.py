@@ -148,6 +148,7 @@ def test_positions_are_those_of_the_model(seeing: Seeing) -> None:
     assert further.tolist() == [len(tokens) + 1 + int(delta)] * 3
 
 
+@pytest.mark.numeric
 def test_training_equals_peft(seeing: Seeing) -> None:
     """Log-probabilities of rows with and without images in one call, and every matrix's gradient, are PEFT's."""
     values = [show(WIDE), show(last=9), show(TALL, SMALL, seed=5), show(SMALL, last=8)]

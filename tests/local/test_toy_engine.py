@@ -70,6 +70,7 @@ def sample(engine: ToyEngine, text: bytes = b"h", **fields: Any) -> SampleResult
 # Losses and gradients
 
 
+@pytest.mark.numeric
 def test_a_fresh_adapter_is_the_base_model(engine: ToyEngine) -> None:
     """Before the first step the adapter's logprobs are those of the base model, whatever its rank and seed."""
     base = sample(engine, b"hello", prompt_logprobs=True).prompt_logprobs
@@ -97,6 +98,7 @@ def test_the_distribution_sums_to_one(vocabulary: int) -> None:
     assert loss.outputs[0]["logprobs"][0] == near(float(logprobs[0, 0]))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
     """Each loss has the gradient of central differences on every LoRA matrix."""
@@ -128,6 +130,7 @@ def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
         assert slope == near_slope(float((gradient * direction).sum()), step, direction.size, size)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("loss_fn", "low", "high"), [("cispo", 0.8, 1.2), ("stable_reinforce", 0.0, 2.0)])
 def test_a_ratio_that_is_a_constant(engine: ToyEngine, loss_fn: str, low: float, high: float) -> None:
     """The gradient is that of cross entropy with the clipped ratio times the advantage as weights."""
@@ -146,6 +149,7 @@ def test_a_ratio_that_is_a_constant(engine: ToyEngine, loss_fn: str, low: float,
         assert_near(gradient[name], expected, 5, float(np.abs(today).max() * np.abs(expected).max()))  # `today` is float32
 
 
+@pytest.mark.numeric
 def test_losses_over_sequences_and_records_have_their_documented_values(engine: ToyEngine) -> None:
     """gspo clips the geometric mean of the marked ratios; truncated REINFORCE cuts ratios at 2 and pulls to the sampler."""
     one = rl_example(engine)
@@ -167,6 +171,7 @@ def test_losses_over_sequences_and_records_have_their_documented_values(engine: 
     assert metrics["truncated_reinforce/clipped:sum"] == (ratios > 2).sum() == 1
 
 
+@pytest.mark.numeric
 def test_losses_have_their_documented_values(engine: ToyEngine) -> None:
     """The sums over tokens follow the published formulas, with clip thresholds 0.8 and 1.2 and beta 0.05 by default."""
     one = rl_example(engine)
@@ -204,6 +209,7 @@ def test_the_loss_divided_by_the_weights_does_not_depend_on_them(engine: ToyEngi
     assert tenth["loss:sum"] / tenth["weights:sum"] == near(whole["loss:sum"] / whole["weights:sum"], 5)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
 def test_metrics_leave_out_what_teaches_nothing(engine: ToyEngine, loss_fn: str) -> None:
     """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
@@ -267,6 +273,7 @@ def test_several_targets_for_each_position(engine: ToyEngine) -> None:
         np.testing.assert_array_equal(wide.outputs[0]["logprobs"][:, column], narrow)
 
 
+@pytest.mark.numeric
 def test_gradients_accumulate_until_a_step(engine: ToyEngine) -> None:
     """Two calls and one step are one call with both datums and one step; a forward adds nothing."""
     engine.create_adapter("b", SPEC)
@@ -283,6 +290,7 @@ def test_gradients_accumulate_until_a_step(engine: ToyEngine) -> None:
 # Optimizer
 
 
+@pytest.mark.numeric
 def test_steps_follow_adam(engine: ToyEngine) -> None:
     """Two steps with clipping and decoupled weight decay match the textbook; a step without a gradient counts it as zero."""
     params = Adam(learning_rate=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.5, grad_clip_norm=0.01)
@@ -476,6 +484,7 @@ def test_the_end_of_text_stops_by_default_only(engine: ToyEngine) -> None:
     assert (free.stop_reason, len(free.tokens)) == ("length", 3000)
 
 
+@pytest.mark.numeric
 def test_prompts_are_scored(engine: ToyEngine) -> None:
     """Prompt logprobs and their top-k table agree with what training reports for the same tokens."""
     result = sample(engine, tokens=TOKENS, max_tokens=0, prompt_logprobs=True, topk_prompt_logprobs=512)
@@ -493,6 +502,7 @@ def test_prompts_are_scored(engine: ToyEngine) -> None:
     assert len(result.sequences[0].tokens) == 0
 
 
+@pytest.mark.numeric
 def test_chosen_tokens_of_a_prompt_are_scored(engine: ToyEngine) -> None:
     """Each target gets the log-probability that the whole table has for it, in the order asked, also twice."""
     targets = PromptTargets(positions=np.array([3, 1, 3]), tokens=np.array([7, 101, 7]))
@@ -537,6 +547,7 @@ def test_questions_about_the_prompt_change_no_continuation(engine: ToyEngine) ->
 # Dimuon
 
 
+@pytest.mark.numeric
 def test_newton_schulz_makes_singular_values_alike() -> None:
     """Of a matrix with singular values from 1 to 1/1000, all come near 1, and the singular vectors stay."""
     rng = np.random.default_rng(0)
@@ -555,6 +566,7 @@ def test_each_matrix_of_a_stack_has_the_length_of_its_rank() -> None:
     assert_near(np.linalg.norm(orthogonal_direction(stack), axis=(1, 2)), [math.sqrt(3)] * 2, 12, unit=FLOAT64)
 
 
+@pytest.mark.numeric
 def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: ToyEngine) -> None:
     """Each matrix moves by learning_rate * sqrt(rank), whatever the size of its gradient; one without gradient stays."""
     before = {name: tensor.copy() for name, tensor in engine._adapter("a").tensors.items()}
@@ -707,6 +719,7 @@ def test_impossible_sizes_are_refused(engine: ToyEngine) -> None:
         ToyEngine(vocabulary=1)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
 def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
     """Terms and derivatives of torch tensors equal those of numpy arrays."""
@@ -723,6 +736,7 @@ def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
         assert_near(here, there, 10, unit=FLOAT64)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", sorted({*LOSS_FORMS} - {"cispo", "gspo", "stable_reinforce"}))
 def test_slopes_are_the_derivatives_of_the_terms(loss_fn: str) -> None:
     """The slope of each term is torch's gradient, where no factor counts as constant."""

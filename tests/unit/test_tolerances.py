@@ -22,6 +22,7 @@ def sums(terms: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[float]:
     return [*found, float(terms.sum())]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("count", [2, 30, 1000, 14_000])
 @pytest.mark.parametrize("seed", range(5))
 def test_rounding_is_within_the_tolerance_and_a_missing_term_is_not(count: int, seed: int) -> None:
@@ -33,6 +34,7 @@ def test_rounding_is_within_the_tolerance_and_a_missing_term_is_not(count: int, 
     assert all(found * 1.001 != near(exact, count) for found in sums(terms))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("seed", range(5))
 def test_terms_that_cancel_are_measured_by_their_size(seed: int) -> None:
     """A sum near zero is held to the size of its terms; a sign that is wrong in one of them is found."""
