@@ -27,7 +27,7 @@ WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
 #: Of pytest-xdist, one more than there are cores, since tests also wait; `-- -n 0` for none.
 WORKERS = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
-#: Of PyTorch and the libraries that it calls, and of numpy's: as if on an old processor, on one without AVX-512, and on this one.
+#: Of PyTorch, the libraries that it calls and that of numpy: as on an old processor, on one without AVX-512, and on this one.
 PROCESSORS = {
     "default": {
         "ATEN_CPU_CAPABILITY": "default",
@@ -182,12 +182,12 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def numerics(session: nox.Session) -> None:
-    """The tests with the marker `numeric`, as on an old processor, on one with AVX2 and on this one, with one thread and two."""
+    """The tests with the marker `numeric`, as on an old processor, one with AVX2 and this one, with one thread and with two."""
     install_wheel(session, "local,ray,zstd", *dependencies("test"))
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
-    in_one_process = [path for path in files if "replicas" not in path]  # two processes take long to start, on two cores
+    few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take a while, in one thread
     for name in [name for name in PROCESSORS if name != "avx2" or has_avx2()]:
-        for threads, chosen in (("1", files), ("2", in_one_process)):
+        for threads, chosen in (("1", files), ("2", few)):
             session.log(f"as on the processor `{name}`, threads: {threads}")
             variables = {**PROCESSORS[name], "OMP_NUM_THREADS": threads}
             session.run("pytest", "-n", "0", "-m", "numeric and not soak", *chosen, *session.posargs, env=variables)

@@ -3,9 +3,9 @@
     python benchmarks/compare.py --ours venv-a/bin/python --official venv-b/bin/python
 
 Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all rounds, "ours / official", and
-what share the first is of the second. With ``--processors own avx2 sse`` each round is also made as on a processor without AVX-512
-and on one without AVX, and every figure is the range from the least to the most of these medians. Exits 1 when a share of the CPU
-is above ``--at-most``.
+what share the first is of the second. With ``--processors own avx2 sse`` each round is also made as on a processor without
+AVX-512 and on one without AVX, and every figure is the range from the least to the most of these medians. Exits 1 when a share
+of the CPU is above ``--at-most``.
 """
 
 from __future__ import annotations
