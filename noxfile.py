@@ -185,7 +185,7 @@ def numerics(session: nox.Session) -> None:
     """The tests with the marker `numeric`, as on an old processor, one with AVX2 and this one, with one thread and with two."""
     install_wheel(session, "local,ray,zstd", *dependencies("test"))
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
-    few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take a while, in one thread
+    few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take long to start
     for name in [name for name in PROCESSORS if name != "avx2" or has_avx2()]:
         for threads, chosen in (("1", files), ("2", few)):
             session.log(f"as on the processor `{name}`, threads: {threads}")
