@@ -2,10 +2,10 @@
 
     python benchmarks/measure.py samples --base-url http://127.0.0.1:8000
 
-A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of one unit of the row. CPU is
-that of the whole process, all threads, user and system; the peak is that of its resident memory until then. Where the process is
-not a new one, ``pages`` is how many pages of memory the unit touched first. Only what both
-clients offer to users is used, but for the command line, which is ours.
+A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of one unit of the row. CPU
+is that of the whole process, all threads, user and system; the peak is that of its resident memory until then. Where the
+process is not a new one, ``pages`` is how many pages of memory the unit touched first. Only what both clients offer to users
+is used, but for the command line, which is ours.
 """
 
 from __future__ import annotations

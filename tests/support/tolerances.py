@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 FLOAT32, FLOAT64 = 2.0**-24, 2.0**-53
-BFLOAT16, FLOAT16 = 2.0**-9, 2.0**-12
+BFLOAT16, FLOAT16 = 2.0**-8, 2.0**-11
 DEVIATIONS = 6.0
 
 
