@@ -27,6 +27,22 @@ WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
 #: Of pytest-xdist, one more than there are cores, since tests also wait; `-- -n 0` for none.
 WORKERS = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch in each worker: more threads than cores wait for each other
+#: Of PyTorch, the libraries that it calls and that of numpy: as on an old processor, on one without AVX-512, and on this one.
+PROCESSORS = {
+    "default": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "OPENBLAS_CORETYPE": "Nehalem",
+    },
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
+    "own": {},
+}
 ALL_EXAMPLES = {"EXAMPLES": "all"}  # of tests/contract/test_server.py, which tries a few of each operation otherwise
 LOCKS = ROOT / "locks"
 HAS_UV = shutil.which("uv") is not None
@@ -162,6 +178,25 @@ def tests(session: nox.Session) -> None:
     install_wheel(session, "local,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
+
+
+@nox.session
+def numerics(session: nox.Session) -> None:
+    """The tests with the marker `numeric`, as on an old processor, one with AVX2 and this one, with one thread and with two."""
+    install_wheel(session, "local,ray,zstd", *dependencies("test"))
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
+    few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take long to start
+    for name in [name for name in PROCESSORS if name != "avx2" or has_avx2()]:
+        for threads, chosen in (("1", files), ("2", few)):
+            session.log(f"as on the processor `{name}`, threads: {threads}")
+            variables = {**PROCESSORS[name], "OMP_NUM_THREADS": threads}
+            session.run("pytest", "-n", "0", "-m", "numeric and not soak", *chosen, *session.posargs, env=variables)
+
+
+def has_avx2() -> bool:
+    """Whether the processor has AVX2: PyTorch and numpy's library use what they are told to, whether it is there or not."""
+    flags = Path("/proc/cpuinfo")
+    return flags.exists() and "avx2" in flags.read_text()
 
 
 @nox.session

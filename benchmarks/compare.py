@@ -3,20 +3,23 @@
     python benchmarks/compare.py --ours venv-a/bin/python --official venv-b/bin/python
 
 Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all rounds, "ours / official", and
-what share the first is of the second. Exits 1 when a share of the CPU is above ``--at-most``.
+what share the first is of the second. With ``--processors own avx2 sse`` each round is also made as on a processor without
+AVX-512 and on one without AVX, and every figure is the range from the least to the most of these medians. Exits 1 when a share
+of the CPU is above ``--at-most``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +34,19 @@ WIRES = {
     "plain": "plain HTTP",
     "toy": "plain HTTP",
     "": "",
+}
+
+
+# What the C library copies with, and numpy computes with. Names that this machine's do not know have no effect.
+_NO_AVX_512 = "-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD"
+_NO_NUMPY_512 = "X86_V4 AVX512_ICL AVX512_SPR"
+PROCESSORS = {
+    "own": {},
+    "avx2": {"GLIBC_TUNABLES": f"glibc.cpu.hwcaps={_NO_AVX_512}", "NPY_DISABLE_CPU_FEATURES": _NO_NUMPY_512},
+    "sse": {
+        "GLIBC_TUNABLES": f"glibc.cpu.hwcaps={_NO_AVX_512},-AVX2,-AVX,-ERMS,-FSRM",
+        "NPY_DISABLE_CPU_FEATURES": f"{_NO_NUMPY_512} X86_V3",
+    },
 }
 
 
@@ -54,8 +70,9 @@ TASKS = {
     "command": Task("command", "toy", ("ours",)),
 }
 
-# (task, variant) -> quantity -> client -> every value measured
-Values = dict[tuple[str, str], dict[str, dict[str, list[float]]]]
+# (task, variant) -> quantity -> client -> processor -> every value measured
+ByProcessor = dict[str, list[float]]
+Values = dict[tuple[str, str], dict[str, dict[str, ByProcessor]]]
 
 
 # --------------------------------------------------------------------------------------------------------------------- running
@@ -91,20 +108,20 @@ def run(arguments: argparse.Namespace) -> Values:
         for python in pythons.values():
             measure(python, "import", "none", trust)
         for number in range(arguments.rounds):
-            for name in arguments.tasks:
-                task = TASKS[name]
+            for name, processor in itertools.product(arguments.tasks, arguments.processors):
+                task, variables = TASKS[name], {**trust, **PROCESSORS[processor]}
                 for client in task.clients if task.wire in urls else ():
-                    print(f"round {number + 1} of {arguments.rounds}: {name}, {client}", file=sys.stderr)
-                    _add(values, name, client, measure(pythons[client], task.row, urls[task.wire], trust))
+                    print(f"round {number + 1} of {arguments.rounds}: {name}, {client}, {processor}", file=sys.stderr)
+                    _add(values, name, client, processor, measure(pythons[client], task.row, urls[task.wire], variables))
     return values
 
 
-def _add(values: Values, task: str, client: str, measured: dict[str, list[dict[str, float]]]) -> None:
+def _add(values: Values, task: str, client: str, processor: str, measured: dict[str, list[dict[str, float]]]) -> None:
     for variant, measurements in measured.items():
         for measurement in measurements:
             for quantity, value in measurement.items():
                 by_client = values.setdefault((task, variant), {}).setdefault(quantity, {})
-                by_client.setdefault(client, []).append(value)
+                by_client.setdefault(client, {}).setdefault(processor, []).append(value)
 
 
 # -------------------------------------------------------------------------------------------------------------------- showing
@@ -120,18 +137,25 @@ def table(values: Values) -> str:
     return "\n".join(lines)
 
 
-def _cells(by_client: dict[str, list[float]]) -> str:
-    ours, *official = (_figure(statistics.median(by_client[client])) for client in CLIENTS if client in by_client)
-    return f" {ours} / {official[0]} | {share(by_client):.2f} |" if official else f" {ours} | |"
+def _cells(by_client: dict[str, ByProcessor]) -> str:
+    medians = [map(statistics.median, by_client[client].values()) for client in CLIENTS if client in by_client]
+    ours, *official = (_range(map(_figure, sorted(one))) for one in medians)
+    return f" {ours} / {official[0]} | {_range(f'{one:.2f}' for one in shares(by_client))} |" if official else f" {ours} | |"
 
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def share(by_client: dict[str, list[float]]) -> float:
-    """Return what part of the official figure ours is; 0 where there is no official one."""
-    return statistics.median(by_client["ours"]) / statistics.median(by_client["official"]) if "official" in by_client else 0.0
+def _range(figures: Iterable[str]) -> str:
+    least, *_, most = [*figures] * 2
+    return least if least == most else f"{least} to {most}"
+
+
+def shares(by_client: dict[str, ByProcessor]) -> list[float]:
+    """Return what part of the official figure ours is, on each processor, the least first; 0 where there is no official one."""
+    ours, official = by_client["ours"], by_client.get("official")
+    return sorted(statistics.median(ours[one]) / statistics.median(official[one]) if official else 0.0 for one in ours)
 
 
 def main() -> int:
@@ -141,6 +165,7 @@ def main() -> int:
     parser.add_argument("--official", required=True, help="python of the environment with the official one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--processors", nargs="+", choices=PROCESSORS, default=["own"])
     parser.add_argument("--sample-delay", type=float, default=0.2, help="seconds the server takes for a sample")
     parser.add_argument("--at-most", type=float, default=1.0, help="largest share of the official CPU that is not behind")
     arguments = parser.parse_args()
@@ -148,7 +173,7 @@ def main() -> int:
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     print(table(values))
     print(f"\nPython {platform.python_version()}, {os.cpu_count()} cores, load {load}, medians over {arguments.rounds} rounds")
-    behind = [f"{task}, {variant}" for (task, variant), one in values.items() if share(one["cpu"]) > arguments.at_most]
+    behind = [f"{task}, {variant}" for (task, variant), one in values.items() if shares(one["cpu"])[-1] > arguments.at_most]
     for one in behind:
         print(f"behind: {one}", file=sys.stderr)
     return 1 if behind else 0

@@ -2,9 +2,10 @@
 
     python benchmarks/measure.py samples --base-url http://127.0.0.1:8000
 
-A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of one unit of the row. CPU is
-that of the whole process, all threads, user and system; the peak is that of its resident memory until then. Only what both
-clients offer to users is used, but for the command line, which is ours.
+A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of one unit of the row. CPU
+is that of the whole process, all threads, user and system; the peak is that of its resident memory until then. Where the
+process is not a new one, ``pages`` is how many pages of memory the unit touched first. Only what both clients offer to users
+is used, but for the command line, which is ours.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ os._exit(0)
 def timed(work: Callable[[], object], count: int = 1, who: int = resource.RUSAGE_SELF) -> Measurement:
     """One call, garbage of earlier ones collected before, divided by the number of units."""
     gc.collect()
+    pages = resource.getrusage(who).ru_minflt
     wall, cpu = time.perf_counter(), _cpu_seconds(who)
     work()
     cpu, wall = _cpu_seconds(who) - cpu, time.perf_counter() - wall
-    peak = resource.getrusage(who).ru_maxrss / 1024  # kilobytes on Linux
-    return {"cpu": cpu * 1000 / count, "wall": wall * 1000 / count, "peak": peak}
+    used = resource.getrusage(who)
+    peak, pages = used.ru_maxrss / 1024, used.ru_minflt - pages  # kilobytes on Linux
+    return {"cpu": cpu * 1000 / count, "wall": wall * 1000 / count, "peak": peak, "pages": pages / count}
 
 
 def _cpu_seconds(who: int) -> float:

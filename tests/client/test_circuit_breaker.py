@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.tolerances import FLOAT64, near
 
 import tinker
 from tinker.observing import CircuitChange, Event
@@ -41,7 +42,7 @@ def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: An
         run.optim_step(ADAM).result(10)
     assert isinstance(caught.value.__cause__, tinker.InternalServerError)
     assert caught.value.circuit == TRAINING
-    assert caught.value.retry_after == pytest.approx(30)
+    assert caught.value.retry_after == near(30, 2, 1e4, FLOAT64)  # a difference of times of the clock
     with pytest.raises(tinker.CircuitOpenError) as again:
         run.optim_step(ADAM).result(10)
     assert again.value.__cause__ is None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tolerances import near
 
 pytest.importorskip("torch")
 
@@ -67,8 +68,8 @@ def test_custom_cross_entropy_trains_like_the_servers(service: tinker.ServiceCli
         own.optim_step(ADAM)
     expected = plain.forward_backward(data, "cross_entropy").result(10)
     result = own.forward_backward_custom(data, loss_fn).result(10)
-    assert result.loss == pytest.approx(expected.loss)
-    assert result.metrics["surrogate_loss:sum"] == pytest.approx(expected.loss)
+    assert result.loss == near(expected.loss, 5)
+    assert result.metrics["surrogate_loss:sum"] == near(expected.loss, 5)
     assert result.metrics["datums"] == 2
     assert [one["logprobs"].tolist() for one in result.loss_fn_outputs] == [
         one["logprobs"].tolist() for one in expected.loss_fn_outputs
@@ -366,9 +367,9 @@ def test_traced_loss_is_computed_here(service: tinker.ServiceClient, datum: Make
         client.optim_step(ADAM)
     expected = plain.forward_backward(data, "cross_entropy").result(10).loss
     metrics = own.forward_backward_custom(data, handle).result(10).metrics
-    assert metrics["loss:sum"] == pytest.approx(expected)
-    assert metrics["custom/nll:sum"] == pytest.approx(expected)
-    assert metrics["custom/nll:mean"] == pytest.approx(expected / 2)
+    assert metrics["loss:sum"] == near(expected, 5)
+    assert metrics["custom/nll:sum"] == near(expected, 5)
+    assert metrics["custom/nll:mean"] == near(expected / 2, 5)
     assert wire.requests("create_custom_loss") == []
 
 

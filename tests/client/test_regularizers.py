@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tolerances import FLOAT64, near
 
 pytest.importorskip("torch")
 
@@ -42,6 +43,7 @@ from tinker.regularizers import (
 MakeDatum = Callable[..., tinker.Datum]
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams(learning_rate=0.05)
+SMOOTH = tinker.AdamParams(learning_rate=1.0, eps=1.0)  # a step in which an error of a gradient stays as small as it is
 
 
 def add(datum: tinker.Datum, **inputs: Any) -> tinker.Datum:
@@ -97,9 +99,9 @@ def test_a_named_base_trains_like_the_servers(service: tinker.ServiceClient, dat
     for _ in range(3):
         expected = plain.forward_backward(data, name, config).result(10)
         found = own.forward_backward_custom(data, regularized(name, [], loss_fn_config=config)).result(10)
-        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert found.loss == near(expected.loss, 5, 40.0)  # five terms, log-probabilities near 6 times a ratio or 3
         for client in (plain, own):
-            client.optim_step(ADAM).result(10)
+            client.optim_step(SMOOTH).result(10)
 
 
 @pytest.mark.parametrize(("fn", "mode"), [(squares, "inline"), (squares, "thread"), (squares_later, "async"), (squares_in_numpy, "inline"), (squares_in_numpy, "thread")])  # fmt: skip
@@ -111,7 +113,7 @@ def test_terms_train_in_every_mode(service: tinker.ServiceClient, datum: MakeDat
     for _ in range(3):
         expected = one.forward_backward_custom(data, whole).result(10)
         found = other.forward_backward_custom(data, loss).result(10)
-        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert found.loss == near(expected.loss, 5, 40.0)
         assert found.metrics["reg/squares/datums"] == 2
         for client in (one, other):
             client.optim_step(ADAM).result(10)
@@ -138,7 +140,7 @@ def test_every_term_trains_all_data(training: tinker.TrainingClient, wire: Any, 
         gradients: list[Any] = []
         metrics = training.forward_backward_custom(data, watch(loss, gradients)).result(10).metrics
         assert all(np.abs(gradient).sum() > 0 for gradient in gradients), term
-        assert 0 < metrics["reg/term/grad_norm"] == pytest.approx(metrics["total_grad_norm"]), term
+        assert 0 < metrics["reg/term/grad_norm"] == near(metrics["total_grad_norm"], 24), term
 
 
 def test_a_mask_that_only_a_term_takes(training: tinker.TrainingClient) -> None:
@@ -217,11 +219,11 @@ def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
         "total_grad_norm": np.linalg.norm(gradients[0] + 0.5 * gradients[1] + 2 * gradients[2]),
         "loss:sum": 0.5 * (x**2).sum() - 3 * x.sum(),
     }
-    assert {name: value for name, value in metrics.items() if name in expected} == pytest.approx(expected, rel=1e-5)
+    assert {name: value for name, value in metrics.items() if name in expected} == near(expected, 10, float((x**2).sum()))
     assert metrics.keys() - expected.keys() == {"surrogate_loss:sum", "tokens:sum", "weights:sum"}
     assert all(type(value) is float for value in metrics.values())
     breakdown = LossBreakdown.from_metrics(metrics)
-    assert breakdown.total == pytest.approx(metrics["loss:sum"])
+    assert breakdown.total == near(metrics["loss:sum"], 3, unit=FLOAT64)
     assert list(breakdown.terms) == ["squares", "l1"]
     assert breakdown.terms["squares"].metrics == {"datums": 2.0}
     assert breakdown.terms["l1"].grad_norm_weighted == metrics["reg/l1/grad_norm_weighted"]
@@ -288,7 +290,7 @@ def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     for one in (loss, loss, loss, loss.at_step(8), loss):
         output = training.forward_backward_custom([datum()], one)
         weights.append(None if output.exception(10) else output.result(10).metrics["reg/shaky/weight"])
-    assert weights == pytest.approx([0.3, None, 0.4, 0.8, 0.5])
+    assert weights == [one if one is None else near(one, unit=FLOAT64) for one in (0.3, None, 0.4, 0.8, 0.5)]
     assert loss.at_step(8).terms == loss.terms
 
 

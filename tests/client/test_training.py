@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tolerances import FLOAT64, near
 
 import tinker
 
@@ -197,7 +198,7 @@ def test_both_forms_compute_the_same(
     assert [len(one["logprobs"].tolist()) for one in output.loss_fn_outputs] == [3, 2]
     assert forward.loss_fn_outputs[0]["logprobs"].tolist() == output.loss_fn_outputs[0]["logprobs"].tolist()
     by_hand = -sum(sum(one["logprobs"].tolist()) for one in output.loss_fn_outputs)
-    assert output.loss == pytest.approx(by_hand, rel=1e-5)
+    assert output.loss == near(by_hand, 5)
 
 
 @pytest.mark.parametrize("status", [400, 415, 422])
@@ -255,7 +256,7 @@ def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient],
     calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")][:3]
     assert [(call.seq_id, len(call.data)) for call in calls] == [(2, 2), (3, 1), (1, 2)]
     assert wire.requests("optim_step")[0].seq_id == 4
-    assert future.result(10).loss == pytest.approx(whole.loss)
+    assert future.result(10).loss == near(whole.loss, 15)
     assert [one["logprobs"].tolist() for one in future.result().loss_fn_outputs] == [
         one["logprobs"].tolist() for one in whole.loss_fn_outputs
     ]
@@ -284,7 +285,9 @@ def test_large_bodies_arrive_in_every_form(
     expected = plain.result(60).loss
     wire.fail("client/config", 200, body=config)
     client = connect(**arguments).create_lora_training_client("tinker/toy", rank=4, seed=1)
-    assert client.forward_backward(large, "cross_entropy").result(60).loss == pytest.approx(expected)
+    assert client.forward_backward(large, "cross_entropy").result(60).loss == near(
+        expected, 6, unit=FLOAT64
+    )  # of six datums, in one call or in several
     headers = wire.requests("forward_backward")[-1].request.headers
     assert (headers["content-type"], headers.get("content-encoding")) == (media_type, encoding)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
 from support.google_messages import google_messages
+from support.tolerances import near
 
 from codegen.files import ROOT, load
 from codegen.follow import DIFFERENCES, compare_document, compare_facts
@@ -253,5 +254,5 @@ def is_same(field: Any, value: Any, expected: Any, form: str) -> bool:
         numbers = [np.nan if item is None else item for item in expected]
         return bool(np.array_equal(np.frombuffer(value, form), np.array(numbers, form), equal_nan=True))
     if isinstance(expected, float):
-        return bool(value == pytest.approx(expected))
+        return bool(value == near(expected))
     return bool((list(value) if isinstance(expected, list) else value) == expected)

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from support.api import Api, custom_loss_body, datum, loss_body, node
+from support.tolerances import assert_near, near
 
 from tinker.local.engines.protocol import LossResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
@@ -75,6 +76,7 @@ def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks:
 # What custom losses compute
 
 
+@pytest.mark.numeric
 def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
     """A traced cross entropy gives the built-in's loss and log-probabilities and, after a step, the same weights."""
     session = api.session()
@@ -82,13 +84,13 @@ def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
     data = [datum(TOKENS, TARGETS, weights=[0.0, 1.0, 0.5, 2.0]), datum([1], [2], weights=[1.0])]
     built_in = api.result(api.loss(one, 1, data=data))
     traced_one = api.result(api.loss(other, 1, **custom(upload(api, session), *data)))
-    assert traced_one["metrics"]["loss:sum"] == pytest.approx(built_in["metrics"]["loss:sum"], rel=1e-5)
+    assert traced_one["metrics"]["loss:sum"] == near(built_in["metrics"]["loss:sum"], 5)
     assert traced_one["metrics"]["custom/nll:sum"] == traced_one["metrics"]["loss:sum"]
     assert traced_one["loss_fn_outputs"] == built_in["loss_fn_outputs"]
-    norms = [api.result(api.step(model, 2, learning_rate=0.1))["metrics"]["grad_norm:mean"] for model in (one, other)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    norms = [api.result(api.step(model, 2, learning_rate=1.0, eps=1.0))["metrics"]["grad_norm:mean"] for model in (one, other)]
+    assert norms[0] == near(norms[1], 5)
     after = [api.result(api.loss(model, 3, data=data))["metrics"]["loss:sum"] for model in (one, other)]
-    assert after[0] == pytest.approx(after[1], rel=1e-5)
+    assert after[0] == near(after[1], 5)
 
 
 class NotingEngine(ToyEngine):
@@ -125,6 +127,7 @@ def containers(logprobs: Any, target_tokens: Any) -> Any:
     return both.prod() + known.square().mean() + 0.0 * places.sum(), {}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("fn", [policy, indexing, containers])
 def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..., Any]) -> None:
     """A graph has the value and gradient that torch computes for the function itself, summed over the datums."""
@@ -143,12 +146,13 @@ def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..
     arguments = [torch.tensor(values) for values in given.values()] or [torch.tensor(TARGETS)]
     loss, metrics = fn(logprobs, *arguments)
     loss.backward()
-    assert result["metrics"].pop("loss:sum") == pytest.approx(2 * float(loss.detach()), rel=1e-5)
+    size = 2 * float(logprobs.detach().square().sum())  # the terms are products of two numbers like them
+    assert result["metrics"].pop("loss:sum") == near(2 * float(loss.detach()), 8, size)
     assert logprobs.grad is not None
     for weights in engine.weights:
-        np.testing.assert_allclose(weights, -logprobs.grad.numpy(), rtol=1e-5, atol=1e-7)
+        assert_near(weights, -logprobs.grad, 8, size)
     expected = {name: float(value.detach()) * (2 if name.endswith(":sum") else 1) for name, value in metrics.items()}
-    assert result["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert result["metrics"] == near(expected, 8, size)
 
 
 def test_several_targets_for_each_position(api: Api) -> None:
@@ -162,7 +166,7 @@ def test_several_targets_for_each_position(api: Api) -> None:
     one = {**datum([5, 6], [0, 0]), "loss_fn_inputs": {"target_tokens": table}}
     result = loss_of(api, session, spread, one, logprobs=2)
     logprobs = torch.tensor(result["loss_fn_outputs"][0]["logprobs"]["data"]).reshape(2, 2)
-    assert result["metrics"]["loss:sum"] == pytest.approx(float(logprobs.std(dim=-1).sum()), rel=1e-5)
+    assert result["metrics"]["loss:sum"] == near(float(logprobs.std(dim=-1).sum()), 4, float(logprobs.abs().sum()))
 
 
 def test_forward_alone_leaves_no_gradient(api: Api) -> None:

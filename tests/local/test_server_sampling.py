@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.api import PROTO, Api, CountingEngine, GatedEngine, MakeApi, datum, sample_body
+from support.tolerances import assert_near
 
 from tinker._wire import proto
 from tinker.local.engines.opening import PACKAGED_FOLDER
@@ -88,7 +88,7 @@ def test_a_sample_is_the_same_over_json_and_protobuf(api: Api) -> None:
     packed = proto.decode_sample(api.retrieve(future, headers=PROTO).content)
     (sequence,) = plain["sequences"]
     assert packed.sequences[0].tokens == sequence["tokens"]
-    np.testing.assert_allclose(packed.sequences[0].logprobs or [], sequence["logprobs"])
+    assert list(packed.sequences[0].logprobs or []) == sequence["logprobs"]
     assert packed.sequences[0].stop_reason == sequence["stop_reason"] == "length"
     assert plain["prompt_logprobs"][0] is None
     assert packed.prompt_logprobs == plain["prompt_logprobs"]
@@ -295,10 +295,10 @@ def test_chosen_tokens_of_the_prompt_are_scored(api: Api) -> None:
     tables = [dict(row or ()) for row in one.topk_prompt_logprobs or ()]
     assert one.target_prompt_logprobs is not None
     expected = [[tables[1][101], tables[1][7]], [0.0, tables[2][108]]]
-    np.testing.assert_allclose(one.target_prompt_logprobs.to_numpy(), expected, rtol=1e-5)
+    assert_near(one.target_prompt_logprobs.to_numpy(), expected)
     assert other.target_prompt_logprobs is not None
     assert (other.target_prompt_logprobs.sparse_crow_indices, other.target_prompt_logprobs.shape) == ([0, 1, 2], [2, 2])
-    np.testing.assert_allclose(other.target_prompt_logprobs.values, [expected[0][0], expected[1][1]], rtol=1e-5)
+    assert_near(other.target_prompt_logprobs.values, [expected[0][0], expected[1][1]])
 
 
 def test_alternatives_of_the_prompt_are_drawn(api: Api) -> None:
@@ -314,7 +314,7 @@ def test_alternatives_of_the_prompt_are_drawn(api: Api) -> None:
     assert (drawn.tokens.dtype, drawn.tokens.shape, drawn.logprobs.shape) == ("int64", [2, 4], [2, 4])
     tables = [dict(row or ()) for row in first.topk_prompt_logprobs or ()][1:]
     known = [[table[token] for token in row] for table, row in zip(tables, drawn.tokens.to_numpy().tolist())]
-    np.testing.assert_allclose(drawn.logprobs.to_numpy(), known, rtol=1e-5)
+    assert_near(drawn.logprobs.to_numpy(), known)
 
 
 def test_what_json_has_no_field_for_is_a_failure(api: Api) -> None:

@@ -15,6 +15,7 @@ for needed in ("torch", "transformers", "peft"):
 import torch
 from click.testing import CliRunner
 from support.tiny_models import sample_jobs, write_tiny_llama
+from support.tolerances import BFLOAT16, FLOAT16, FLOAT32, assert_near, terms_of_pass, tolerance
 
 import tinker
 from tinker.cli import main
@@ -25,7 +26,8 @@ from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices, find_place
 
 KINDS: tuple[DType, ...] = ("float32", "bfloat16", "float16")
-TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2, "float16": 2e-2}  # of log-probabilities near -5.5, against float32 on CPU
+STAGES = 2 * 12 + 3  # what a pass computes after each other in this model, of two layers, and rounds to the dtype
+UNITS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def train(engine: TorchEngine) -> None:
     for number, name in enumerate(("a", "b")):
         engine.create_adapter(name, AdapterSpec(rank=4 + 4 * number, seed=number, train_unembed=number == 0))
         engine.forward_backward(name, data(9, 5, 17), "ppo", {}, backward=True)
-        engine.optim_step(name, Adam(learning_rate=1e-3, grad_clip_norm=1.0))
+        engine.optim_step(name, Adam(learning_rate=0.1, eps=1.0, grad_clip_norm=1.0))
 
 
 def step(engine: TorchEngine, name: str) -> None:
@@ -90,15 +92,18 @@ def score(engine: TorchEngine, name: str) -> Any:
     return sample_jobs(engine, [job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
 
 
+@pytest.mark.numeric
 def test_log_probabilities_are_those_of_the_cpu(engine: TorchEngine, expected: TorchEngine) -> None:
     """After a step of training, log-probabilities differ from those of float32 on the CPU by rounding only."""
-    limit = TOLERANCES[kind_of(engine)]
+    kind = kind_of(engine)
+    # In half precision a sum is float32, and rounds once at its end, on one of the two sides only; logits are about 1.
+    terms, size = (terms_of_pass(40), 6.0) if kind == "float32" else (STAGES // 2 + 1, 1.0)
     for name in ("a", "b"):
-        np.testing.assert_allclose(score(engine, name)[1:], score(expected, name)[1:], atol=limit)
+        assert_near(score(engine, name)[1:], score(expected, name)[1:], terms, size, UNITS[kind])
     given = data(9, 30)
     one, other = (e.forward_backward("a", given, "importance_sampling", {}, backward=False) for e in (engine, expected))
     for mine, theirs in zip(one.outputs, other.outputs, strict=True):
-        np.testing.assert_allclose(mine["logprobs"], theirs["logprobs"], atol=limit)
+        assert_near(mine["logprobs"], theirs["logprobs"], terms, size, UNITS[kind])
 
 
 def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
@@ -139,8 +144,8 @@ def test_every_score_of_a_prompt_is_read(engine: TorchEngine) -> None:
     assert result.prompt_logprobs is not None
     assert result.topk_prompt is not None
     assert result.alternatives is not None
-    np.testing.assert_allclose(result.target_logprobs, result.prompt_logprobs[1:], atol=1e-4)
-    assert (result.topk_prompt[1][1:, 0] >= result.prompt_logprobs[1:] - 1e-4).all()
+    assert_near(result.target_logprobs, result.prompt_logprobs[1:], 2)
+    assert (result.topk_prompt[1][1:, 0] >= result.prompt_logprobs[1:] - tolerance(2, 6.0)).all()
 
 
 def test_a_saved_run_goes_on_here(engine: TorchEngine, tmp_path: Path) -> None:
@@ -151,7 +156,7 @@ def test_a_saved_run_goes_on_here(engine: TorchEngine, tmp_path: Path) -> None:
     engine.load("d", tmp_path, optimizer=True)
     for name in ("c", "d"):
         step(engine, name)
-    np.testing.assert_allclose(score(engine, "d")[1:], score(engine, "c")[1:], atol=1e-3)
+    np.testing.assert_array_equal(score(engine, "d")[1:], score(engine, "c")[1:])
     for name in ("c", "d"):
         engine.drop_adapter(name)
 
@@ -160,7 +165,7 @@ def test_a_model_is_spread_by_transformers(source: Path, expected: TorchEngine) 
     """With a device map the model trains and samples, on however many devices there are."""
     engine = TorchEngine(source, device_map="auto", dtype="float32")
     train(engine)
-    np.testing.assert_allclose(score(engine, "a")[1:], score(expected, "a")[1:], atol=2e-3)
+    assert_near(score(engine, "a")[1:], score(expected, "a")[1:], terms_of_pass(40))
     assert len(sample_jobs(engine, [job(weights=engine.snapshot("b"))])[0].sequences[0].tokens) == 8
 
 
@@ -225,7 +230,7 @@ def test_the_query_of_a_url_says_where_to_compute(source: Path, tmp_path: Path, 
     engine = TorchEngine(source, device="cpu", dtype="bfloat16")
     expected = sample_jobs(engine, [job(tokens=tokens_of(20), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert expected is not None
-    np.testing.assert_allclose(np.array(result[1:], np.float32), expected[1:], atol=1e-6)
+    np.testing.assert_array_equal(np.array(result[1:], np.float32), expected[1:])
     close_in_process()
 
 

@@ -27,6 +27,7 @@ import peft
 import torch
 import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
+from support.tolerances import assert_near, near, share, terms_of_gradient, terms_of_pass, tolerance
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tinker.local.engines.inputs import shape_logits
@@ -50,6 +51,7 @@ from tinker.local.engines.torch.lora import LoraWeights
 
 SPEC = AdapterSpec(rank=4, seed=7)
 ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)
+SMOOTH = attrs.evolve(ADAM, learning_rate=0.1, eps=10.0)  # a step in which an error of a gradient stays as small as it is
 Expected = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 
 
@@ -142,25 +144,27 @@ class Reference:
         out = torch.func.functional_call(self.model, dense, kwargs={"input_ids": tokens}, tie_weights=False)
         return torch.log_softmax(out.logits[0], dim=-1)
 
-    def step(self, data: list[TrainingExample], loss: Expected, clip: float = 0.0) -> float:
-        """Sum the loss over the data, step, and return the sum."""
+    def step(self, data: list[TrainingExample], loss: Expected, clip: float = 0.0) -> tuple[float, float]:
+        """Sum the loss over the data, step, and return the sum, and the size of what its terms round in."""
         self.optimizer.zero_grad()
-        total = torch.zeros(())
+        total, found = torch.zeros(()), list[torch.Tensor]()
         for example in data:
             inputs = {name: torch.from_numpy(np.asarray(value)) for name, value in example.loss_inputs.items()}
             targets = inputs["target_tokens"].reshape(len(example.tokens), -1)
-            total = total + loss(self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape), inputs)
+            found.append(self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape))
+            found[-1].retain_grad()
+            total = total + loss(found[-1], inputs)
         total.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(self.factors.values(), clip)
         self.optimizer.step()
-        return total.item()
+        return total.item(), sum(float((one.grad * one).detach().abs().sum()) for one in found if one.grad is not None)
 
 
 def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(actual[name], tensor.detach(), rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        assert_near(actual[name], tensor, terms_of_gradient(17, 32), name=name)
 
 
 def cross_entropy(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -188,34 +192,53 @@ def stable_reinforce(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) ->
     return -(weight * logprobs * inputs["advantages"]).sum()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("expected", [cross_entropy, importance_sampling, ppo, gspo, stable_reinforce])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_updates_equal_plain_autograd_and_adamw(
     engine: TorchEngine, model_directory: Path, name: str, expected: Expected
 ) -> None:
     """Three steps on mixed lengths give the same loss and weights as dense autograd with torch's AdamW."""
-    reference = Reference(model_directory, weights(engine, name), ADAM)
+    reference = Reference(model_directory, weights(engine, name), SMOOTH)
     for step in range(3):
         data = (supervised if expected is cross_entropy else rows)(5, 17, 1, 9, seed=step)
         for datum in data if expected is gspo else []:
             datum.loss_inputs["sequence_ratio_mask"] = (np.arange(len(datum.tokens)) % 2 == 0).astype(np.float32)
         result = engine.forward_backward(name, data, expected.__name__, {}, backward=True)
-        engine.optim_step(name, ADAM)
-        assert result.metrics["loss:sum"] == pytest.approx(reference.step(data, expected), rel=1e-4)
+        engine.optim_step(name, SMOOTH)
+        loss, size = reference.step(data, expected)
+        assert result.metrics["loss:sum"] == near(loss, terms_of_pass(17) + 32, size)
     assert_same(weights(engine, name), reference.factors)
 
 
+@pytest.mark.numeric
+def test_a_step_is_adamw_of_the_gradient(engine: TorchEngine) -> None:
+    """Weights after three steps are, bit by bit, those of torch's AdamW with the engine's gradients, however small those are."""
+    expected = {name: tensor.clone().requires_grad_() for name, tensor in weights(engine, "a").items()}
+    options = {"lr": ADAM.learning_rate, "betas": (ADAM.beta1, ADAM.beta2), "eps": ADAM.eps}
+    optimizer = torch.optim.AdamW(expected.values(), weight_decay=ADAM.weight_decay, **options)
+    for step in range(3):
+        engine.forward_backward("a", rows(5, 17, seed=step), "ppo", {}, backward=True)
+        for tensor, part in zip(expected.values(), engine._adapter("a").gradient or [], strict=True):
+            tensor.grad = part.clone()
+        engine.optim_step("a", ADAM)
+        optimizer.step()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(engine, "a").items())
+
+
+@pytest.mark.numeric
 def test_two_targets_per_position(engine: TorchEngine, model_directory: Path) -> None:
     """``[N, K]`` targets with ``[N, K]`` weights sum over all cells, and the logprobs have the same shape."""
-    reference = Reference(model_directory, weights(engine, "a"), ADAM)
+    reference = Reference(model_directory, weights(engine, "a"), SMOOTH)
     data = [*supervised(6, columns=3), *supervised(4, seed=1)]
     result = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    engine.optim_step("a", ADAM)
+    engine.optim_step("a", SMOOTH)
     reference.step(data, cross_entropy)
     assert [output["logprobs"].shape for output in result.outputs] == [(6, 3), (4,)]
     assert_same(weights(engine, "a"), reference.factors)
 
 
+@pytest.mark.numeric
 def test_logprobs_are_those_of_the_targets(engine: TorchEngine, model_directory: Path) -> None:
     """``logprobs`` is float32 and equals the log-softmax at the target, for weights of zero as well."""
     data = supervised(8, 3)
@@ -225,38 +248,41 @@ def test_logprobs_are_those_of_the_targets(engine: TorchEngine, model_directory:
         targets = torch.from_numpy(example.loss_inputs["target_tokens"])[:, None]
         expected = reference.logprobs(example).gather(1, targets)[:, 0].detach().numpy()
         assert output["logprobs"].dtype == np.float32
-        np.testing.assert_allclose(output["logprobs"], expected, atol=1e-4)
+        assert_near(output["logprobs"], expected, terms_of_pass(8))
 
 
+@pytest.mark.numeric
 def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs keep their order and the update is the same when every datum runs alone."""
     data = supervised(9, 4, 12, 4)
     together = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    engine.optim_step("a", ADAM)
+    engine.optim_step("a", SMOOTH)
     expected = weights(engine, "a")
     engine.create_adapter("a", SPEC)
     monkeypatch.setattr("tinker.local.engines.torch.passes.MAX_MICRO_BATCH_TOKENS", 1)
     alone = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    engine.optim_step("a", ADAM)
+    engine.optim_step("a", SMOOTH)
     for one, other in zip(alone.outputs, together.outputs):
-        np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=1e-4)
+        assert_near(one["logprobs"], other["logprobs"], terms_of_pass(12))
     assert_same(weights(engine, "a"), expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
 def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: str) -> None:
     """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
     data = rows(6, 4)
     plain = [TrainingExample(tokens=d.tokens, loss_inputs={"target_tokens": d.loss_inputs["target_tokens"]}) for d in data]
     now = engine.forward_backward("a", plain, "cross_entropy", {}, backward=False).outputs
+    rounding = tolerance(terms_of_pass(6), max(float(np.abs(output["logprobs"]).max()) for output in now))
     for datum, output in zip(data, now, strict=True):
         datum.loss_inputs["logprobs"][:] = output["logprobs"]
         for name in ("logprobs", "advantages"):
             datum.loss_inputs[name][:2] = 0.0
     metrics = engine.forward_backward("a", data, loss_fn, {}, backward=True).metrics
     assert metrics["tokens:sum"] == 6
-    assert (metrics["ratio:min"], metrics["ratio:max"]) == pytest.approx((1.0, 1.0), abs=1e-4)
-    assert 0 <= metrics["sampler_logprob_gap:mean"] <= metrics["sampler_logprob_gap:max"] < 1e-4
+    assert (metrics["ratio:min"], metrics["ratio:max"]) == near((1.0, 1.0), magnitude=rounding)
+    assert 0 <= metrics["sampler_logprob_gap:mean"] <= metrics["sampler_logprob_gap:max"] < rounding
     assert metrics.get("clipped:sum") == (None if loss_fn == "importance_sampling" else 0.0)
     for datum in data:
         datum.loss_inputs["advantages"][:] = 0.0
@@ -265,18 +291,20 @@ def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: st
     assert metrics == {"loss:sum": 0.0, "tokens:sum": 0.0, "weights:sum": 0.0}
 
 
+@pytest.mark.numeric
 def test_gradients_accumulate_until_the_step(engine: TorchEngine, model_directory: Path) -> None:
     """Two calls and one step are one step on all data, and the step clears the gradient."""
     first, second = supervised(5, 6), supervised(7, seed=3)
-    reference = Reference(model_directory, weights(engine, "a"), ADAM)
+    reference = Reference(model_directory, weights(engine, "a"), SMOOTH)
     for data in (first, second):
         engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    engine.optim_step("a", ADAM)
+    engine.optim_step("a", SMOOTH)
     reference.step(first + second, cross_entropy)
     assert_same(weights(engine, "a"), reference.factors)
     assert engine.optim_step("a", ADAM)["grad_norm:mean"] == 0.0
 
 
+@pytest.mark.numeric
 def test_clipping_scales_the_whole_gradient(engine: TorchEngine, model_directory: Path) -> None:
     """``grad_clip_norm`` bounds the global norm; the metric is the norm before that."""
     data, adam = supervised(5, 6), attrs.evolve(ADAM, grad_clip_norm=0.5, eps=1.0)
@@ -294,6 +322,7 @@ def test_forward_leaves_no_gradient(engine: TorchEngine) -> None:
     assert engine.optim_step("a", ADAM)["grad_norm:mean"] == 0.0
 
 
+@pytest.mark.numeric
 def test_an_adapter_begins_as_the_base_model(engine: TorchEngine) -> None:
     """A fresh adapter gives the base model's logprobs."""
     prompt = rows(10)[0].tokens
@@ -304,7 +333,7 @@ def test_an_adapter_begins_as_the_base_model(engine: TorchEngine) -> None:
     base, *adapters = [result.prompt_logprobs for result in sample_jobs(engine, jobs)]
     assert base is not None
     for logprobs in adapters:
-        np.testing.assert_allclose(logprobs, base, atol=1e-5)
+        np.testing.assert_array_equal(logprobs, base)
 
 
 def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> None:
@@ -322,6 +351,7 @@ def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> N
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights(engine, "b").items())
 
 
+@pytest.mark.numeric
 def test_a_loss_is_the_same_alone_and_in_company(engine: TorchEngine) -> None:
     """Small losses of several adapters in one pass have the results and gradients that they have alone, but for rounding."""
     engine.create_adapter("b", AdapterSpec(rank=4, seed=8, lora_alpha=8))
@@ -347,7 +377,7 @@ def test_a_loss_is_the_same_alone_and_in_company(engine: TorchEngine) -> None:
     engine.expect_losses(calls)
     assert engine._expected.keys() == {"a", "b", "c"}
     for mine, wanted in zip(compute(), alone, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+        assert_near(mine, wanted, terms_of_gradient(12, 24))
     assert not engine._expected
 
 
@@ -365,7 +395,7 @@ def test_what_is_expected_is_forgotten(engine: TorchEngine) -> None:
     once = engine.optim_step("a", ADAM)
     engine.create_adapter("a", SPEC)
     engine.forward_backward("a", supervised(8), "cross_entropy", {}, backward=True)
-    assert engine.optim_step("a", ADAM) == pytest.approx(once)
+    assert engine.optim_step("a", ADAM) == once
 
 
 def test_flags_choose_the_modules(engine: TorchEngine) -> None:
@@ -395,7 +425,7 @@ def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
         nudge(engine, "a")
         results = sample_jobs(engine, [prompt, attrs.evolve(prompt, weights=engine.snapshot("a"))])
         np.testing.assert_array_equal(results[0].prompt_logprobs, before)
-        assert not np.allclose(results[1].prompt_logprobs[1:], before[1:], atol=1e-4)
+        assert np.abs(results[1].prompt_logprobs[1:] - before[1:]).max() > 1e-4
 
 
 def test_an_architecture_without_linear_modules_is_refused(tmp_path: Path) -> None:
@@ -550,6 +580,7 @@ def test_saved_without_optimizer_says_so(engine: TorchEngine, tmp_path: Path) ->
         engine.load("c", tmp_path, optimizer=True)
 
 
+@pytest.mark.numeric
 def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_path: Path) -> None:
     """``PeftModel.from_pretrained`` gives the same logits as the engine, output head included."""
     nudge(engine, "a")
@@ -563,7 +594,7 @@ def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_pa
     job = SampleJob(tokens=prompt, weights=engine.snapshot("a"), max_tokens=0, prompt_logprobs=True)
     logprobs = sample_jobs(engine, [job])[0].prompt_logprobs
     assert logprobs is not None
-    np.testing.assert_allclose(logprobs[1:], expected.numpy(), atol=1e-4)
+    assert_near(logprobs[1:], expected, terms_of_pass(10))
 
 
 def test_nothing_is_pickled(engine: TorchEngine, tmp_path: Path) -> None:
@@ -594,6 +625,7 @@ def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Pa
 # Dimuon
 
 
+@pytest.mark.numeric
 def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngine, tmp_path: Path) -> None:
     """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter takes the same step."""
     nudge(engine, "a")
@@ -606,7 +638,8 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
 
     step("a")
     for name, tensor in engine._adapter("a").weights.tensors.items():
-        assert float((tensor - before[name]).detach().norm()) == pytest.approx(0.01 * SPEC.rank**0.5, rel=1e-3)
+        moved, rounding = float((tensor - before[name]).detach().norm()), float(tensor.detach().norm())
+        assert moved == near(0.01 * SPEC.rank**0.5, tensor.numel(), rounding)
     engine.save("a", tmp_path, optimizer=True)
     engine.load("c", tmp_path, optimizer=True)
     step("a")
@@ -614,6 +647,7 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
     assert_same(weights(engine, "a"), weights(engine, "c"))
 
 
+@pytest.mark.numeric
 def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
     """As long as the gradient stays the same, so does the momentum, whatever share of it is kept."""
     nudge(engine, "a")
@@ -623,8 +657,9 @@ def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
         engine.optim_step("a", Dimuon(learning_rate=0.0, beta1=beta1))
         found.append([adapter.optimizer.state[tensor]["momentum"].clone() for tensor in adapter.weights.tensors.values()])
     assert float(found[0][0].norm()) > 0
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+    for beta1 in (1, 2):
+        for one, other in zip(found[beta1], found[0], strict=True):
+            assert_near(one, other, 3)
 
 
 # Sampling
@@ -707,6 +742,7 @@ def test_temperature_zero_takes_the_likeliest_token(engine: TorchEngine) -> None
     assert result.topk_prompt[0][len(greedy.tokens) :, 0].tolist() == sampled.tokens.tolist()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("change", [{}, {"temperature": 0.3}, {"top_k": 3}, {"top_p": 0.5}])
 def test_logprobs_are_the_models_own(engine: TorchEngine, change: dict[str, float]) -> None:
     """Whatever temperature, top_k and top_p, the reported logprobs are those of the plain model (temperature 1)."""
@@ -715,7 +751,7 @@ def test_logprobs_are_the_models_own(engine: TorchEngine, change: dict[str, floa
     whole = np.concatenate([job(engine).tokens, sampled.tokens])
     again = sample_jobs(engine, [job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert again is not None
-    np.testing.assert_allclose(sampled.logprobs, again[len(job(engine).tokens) :], atol=1e-4)
+    assert_near(sampled.logprobs, again[len(job(engine).tokens) :], terms_of_pass(18))
 
 
 def test_top_k_and_top_p_leave_only_likely_tokens(engine: TorchEngine) -> None:
@@ -726,7 +762,7 @@ def test_top_k_and_top_p_leave_only_likely_tokens(engine: TorchEngine) -> None:
     p = only(engine, job(engine, top_p=0.4, topk_sample_logprobs=258, max_tokens=40))
     assert p.topk is not None
     for logprob, row in zip(p.logprobs, p.topk[1]):
-        assert np.exp(row[row > logprob + 1e-6].astype(np.float64)).sum() < 0.4 + 1e-4
+        assert np.exp(row[row > logprob].astype(np.float64)).sum() < 0.4 + tolerance(258, 0.4)
 
 
 def test_min_p_leaves_out_unlikely_tokens(engine: TorchEngine) -> None:
@@ -739,8 +775,8 @@ def test_min_p_leaves_out_unlikely_tokens(engine: TorchEngine) -> None:
 
     assert least() < 0.5
     for also in ({}, {"top_k": 40}, {"top_p": 0.9}, {"seed": 3}):
-        assert least(min_p=0.5, **also) >= 0.5 - 1e-6
-    assert least(min_p=0.5, temperature=2.0) >= 0.25 - 1e-6  # the part is that of the flattened distribution
+        assert least(min_p=0.5, **also) >= 0.5 - tolerance(1, 5.0)  # of two log-probabilities near 5
+    assert least(min_p=0.5, temperature=2.0) >= 0.25 - tolerance(1, 5.0)  # the part is that of the flattened distribution
 
 
 @pytest.mark.parametrize("penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 2.0, "frequency_penalty": -0.5}])
@@ -753,7 +789,7 @@ def test_penalties_of_drawn_tokens(engine: TorchEngine, penalty: dict[str, float
     for at, token in enumerate(found.tokens.tolist()):
         row = np.empty(258)
         row[found.topk[0][at]] = found.topk[1][at]
-        assert found.logprobs[at] == pytest.approx(row[token], abs=1e-5)
+        assert found.logprobs[at] == near(row[token])
         for drawn, count in collections.Counter(found.tokens[:at].tolist()).items():
             row[drawn] -= penalty.get("presence_penalty", 0) + count * penalty.get("frequency_penalty", 0)
         assert token == row.argmax()
@@ -793,9 +829,10 @@ def test_draws_follow_the_distribution() -> None:
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1, temperature=0.5)
     runs = [DecodingRun(one, Stops([], frozenset(), str), iter([(i + 0.5) / 1000])) for i in range(1000)]
     counts = torch.bincount(draw(logprobs, runs), minlength=4) / 1000
-    torch.testing.assert_close(counts, torch.tensor([1, 4, 9, 16]) / 30, atol=2e-3, rtol=0)
+    assert (1000 * counts - 1000 * torch.tensor([1, 4, 9, 16]) / 30).abs().max() <= 1  # the ends of the even steps
 
 
+@pytest.mark.numeric
 def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
     """Position 0 is NaN, position i is the logprob of token i given those before; top-k rows agree."""
     nudge(engine, "a")
@@ -806,15 +843,16 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
     assert result.prompt_logprobs is not None
     assert result.topk_prompt is not None
     assert np.isnan(result.prompt_logprobs[0])
-    np.testing.assert_allclose(result.prompt_logprobs[1:], expected, atol=1e-5)
+    assert_near(result.prompt_logprobs[1:], expected, terms_of_pass(9))
     ids, logprobs = result.topk_prompt
     assert (ids.shape, logprobs.shape) == ((9, 258), (9, 258))
     assert ids[0].tolist() == [0] * 258
     assert set(logprobs[0].tolist()) == {-99999.0}
     for row in range(1, 9):
-        assert logprobs[row][ids[row] == tokens[row]] == pytest.approx(expected[row - 1], abs=1e-5)
+        assert logprobs[row][ids[row] == tokens[row]] == near(result.prompt_logprobs[row])
 
 
+@pytest.mark.numeric
 def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngine) -> None:
     """Targets and draws have the log-probabilities of the whole table; draws follow it, and are greedy at temperature 0."""
     nudge(engine, "a")
@@ -825,13 +863,13 @@ def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngi
     table = np.zeros((9, 258), np.float32)
     np.put_along_axis(table, asked.topk_prompt[0].astype(np.int64), asked.topk_prompt[1], axis=1)
     assert asked.target_logprobs is not None
-    np.testing.assert_allclose(asked.target_logprobs, table[[8, 2], [5, 9]], atol=1e-6)
+    assert_near(asked.target_logprobs, table[[8, 2], [5, 9]], 2)
     assert asked.alternatives is not None
     ids, logprobs = asked.alternatives
     assert ids.shape == logprobs.shape == (8, 2000)
-    np.testing.assert_allclose(logprobs, np.take_along_axis(table[1:], ids.astype(np.int64), axis=1), atol=1e-6)
+    assert_near(logprobs, np.take_along_axis(table[1:], ids.astype(np.int64), axis=1), 2)
     likeliest = int(table[4].argmax())
-    assert (ids[3] == likeliest).mean() == pytest.approx(np.exp(table[4, likeliest]), abs=0.05)
+    assert (ids[3] == likeliest).mean() == share(float(np.exp(table[4, likeliest])), 2000)
     assert greedy.alternatives is not None
     assert (greedy.alternatives[0] == table[1:].argmax(axis=1, keepdims=True)).all()
 

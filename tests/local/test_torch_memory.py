@@ -20,6 +20,7 @@ for needed in ("torch", "transformers", "peft"):
 import torch
 import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
+from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
@@ -94,12 +95,12 @@ def compute(engine: TorchEngine, loss: str = "ppo", lengths: tuple[int, ...] = (
 
 
 def assert_same(one: tuple[Any, list[Any], Any], other: tuple[Any, list[Any], Any]) -> None:
-    np.testing.assert_allclose(one[0], other[0], atol=1e-5)
+    terms = terms_of_gradient(31, 80)
+    assert_near(one[0], other[0], terms_of_pass(31))
     assert len(one[1]) == len(other[1]) > 0
     for mine, theirs in zip(one[1], other[1], strict=True):
-        largest = theirs.abs().max().item()  # what rounds off, differently on each processor, is a part of the largest terms
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * max(1.0, largest))
-    assert one[2] == pytest.approx(other[2], rel=1e-4)
+        assert_near(mine, theirs, terms)
+    assert one[2] == near(other[2], terms, float(np.abs(other[0]).sum()))
 
 
 # The head
@@ -122,7 +123,7 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: 
         table = torch.log_softmax(plain(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0], dim=-1)
     found = sample_jobs(engine, [SampleJob(tokens=tokens, weights=None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
     assert found is not None
-    np.testing.assert_allclose(found[1:], table[range(19), tokens[1:]], atol=1e-4)
+    assert_near(found[1:], table[range(19), tokens[1:]], terms_of_pass(20))
 
 
 def test_parts_hold_few_logits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +167,7 @@ def test_a_head_that_is_more_than_a_head_is_computed_as_a_whole(llama: Path) -> 
     assert not split.is_split
     with torch.no_grad():
         states = split.run(input_ids=tokens, use_cache=False).states
-        torch.testing.assert_close(split.logits(states), model(input_ids=tokens).logits)
+        assert_near(split.logits(states), model(input_ids=tokens).logits, terms_of_pass(6))
     assert SplitModel(transformers.LlamaForCausalLM.from_pretrained(llama).eval()).is_split
 
 
@@ -274,7 +275,7 @@ def test_what_does_not_fit_is_tried_in_smaller_parts(tight: tuple[Any, TightMemo
         result = training.forward_backward(data, "cross_entropy").result()
         assert memory.failures == 1
         for found, expected in zip(result.loss_fn_outputs, each, strict=True):
-            np.testing.assert_allclose(found["logprobs"].to_numpy(), expected, atol=1e-5)
+            assert_near(found["logprobs"].to_numpy(), expected, terms_of_pass(16))
     assert training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"] > 0
 
 
@@ -329,7 +330,7 @@ def test_prompts_in_pieces_give_the_results_of_whole_ones(llama: Path, monkeypat
             if theirs is None:
                 assert mine is None
             else:
-                np.testing.assert_allclose(mine, theirs, atol=1e-5)
+                assert_near(mine, theirs, terms_of_pass(104))
 
 
 def test_samples_that_run_take_turns_with_the_pieces(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +388,7 @@ def test_runs_that_wait_share_a_pass(llama: Path, tmp_path: Path, durability: Du
         alone = [client.forward([datum(12, seed)], "cross_entropy").result(60).loss for seed, client in enumerate(clients)]
         state._worker.submit_task(wait_for_three)
         futures = [client.forward_backward([datum(12, seed)], "cross_entropy") for seed, client in enumerate(clients)]
-        assert [future.result(60).loss for future in futures] == pytest.approx(alone)
+        assert [future.result(60).loss for future in futures] == near(alone, terms_of_pass(12) + 12)
         norms = [client.optim_step(tinker.AdamParams()).result(60).metrics for client in clients]
     assert len({tuple(norm.items()) for norm in norms if norm}) == 3
     assert engine.together == ([3] if durability == "save" else [])
@@ -426,4 +427,4 @@ def test_many_samples() -> None:
     early = count_lines(lambda: add(500))
     add(49_000)
     assert prefixes.nbytes <= 1 << 17
-    assert count_lines(lambda: add(500)) == pytest.approx(early, rel=0.05)
+    assert abs(count_lines(lambda: add(500)) / early - 1) < 0.05

@@ -17,6 +17,7 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from support import fake_vllm
 from support.fake_vllm import GENERATE, LOAD, FakeVLLM, event, likely, refuse, running
+from support.tolerances import near
 from tinker_wire import models
 
 import tinker
@@ -73,7 +74,7 @@ def test_samples_are_those_of_the_own_sampler(client: tinker.ServiceClient, fake
     assert fake.asked[0]["model"] in fake.loaded
     for one, other in zip(theirs.sequences, mine.sequences, strict=True):
         assert (one.tokens, one.stop_reason) == (other.tokens, other.stop_reason)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+        assert one.logprobs == near(other.logprobs)
         assert one.topk_logprobs == other.topk_logprobs
 
 

@@ -37,11 +37,11 @@ def test_a_day(tmp_path: Path) -> None:
             clock.advance(HOUR)
             assert training.optim_step(ADAM).exception(30) is None
             assert sampling.sample(PROMPT, 1, PARAMS).exception(30) is None
-        assert len(server.requests("session_heartbeat")) == pytest.approx(24 * HOUR / HEARTBEAT_SECONDS, abs=5)
+        assert abs(len(server.requests("session_heartbeat")) - 24 * HOUR / HEARTBEAT_SECONDS) <= 5
         assert max(gaps(server, "session_heartbeat")) < HEARTBEAT_SECONDS + 1
-        assert len(server.requests("client_dynamic_config")) == pytest.approx(24 * HOUR / 300, abs=2)
+        assert abs(len(server.requests("client_dynamic_config")) - 24 * HOUR / 300) <= 2
         assert max(gaps(server, "client_dynamic_config")) < 301
-        assert len(server.requests("auth_token")) == pytest.approx(24 * 2, abs=3)
+        assert abs(len(server.requests("auth_token")) - 24 * 2) <= 3
         assert {exchange.status for exchange in server.exchanges} == {200}
         for exchange in server.exchanges:
             carried = exchange.headers["x-api-key"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.tolerances import near
 
 import tinker
 from tinker.testing import FaultyServer, ScriptedSample, toy_server
@@ -60,7 +61,7 @@ def test_logprobs_are_real_unless_scripted(server: FaultyServer, sampler: tinker
     server.script_samples([" 4", ScriptedSample(" 4", logprobs=[-0.5, -0.25], stop_reason="length")])
     real, scripted = sampler.sample(PROMPT, 2, PARAMS).result(30).sequences
     whole = tinker.ModelInput.from_ints([*PROMPT.to_ints(), *real.tokens])
-    assert list(real.logprobs or []) == pytest.approx(sampler.compute_logprobs(whole).result(30)[-2:], abs=1e-5)
+    assert list(real.logprobs or []) == near(sampler.compute_logprobs(whole).result(30)[-2:])
     assert (scripted.logprobs, scripted.stop_reason) == ([-0.5, -0.25], "length")
     server.script_logprobs(lambda tokens: [-token / 1024 for token in tokens[1:]])
     assert sampler.compute_logprobs(tinker.ModelInput.from_ints([1, 512, 256])).result(30) == [None, -0.5, -0.25]
