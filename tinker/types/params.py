@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import msgspec
@@ -12,13 +13,10 @@ from tinker_wire import limits, models
 from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
 from tinker_wire.models import ListedLossFnType as LossFnType
 
+from tinker._checks import warn
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
-from tinker_records import RecordType, advise
-
-if TYPE_CHECKING:
-    from tinker_records import Record
-
+from tinker_records import Record, RecordType, advise, is_misspelled
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (limits.SAMPLING_PARAMS_MAX_TOKENS_MINIMUM, math.inf),
@@ -42,19 +40,39 @@ class _NamesChecked(RecordType):
             if args:
                 first = cls.__struct_fields__[0]
                 raise TypeError(f"{cls.__name__} takes no positional arguments: write {cls.__name__}({first}=...)")
-            _check_names(cls, values)
-            return super().__call__(*args, **values)
+            return super().__call__(**_select_known(cls, values))
 
 
-def _check_names(kind: type[Record], values: Mapping[str, object]) -> None:
-    for name in values.keys() - {*kind.__struct_fields__, kind.__struct_config__.tag_field}:
-        advice = advise(kind.__name__, name, kind.__struct_fields__)
-        if "extra" in kind.__struct_fields__ and advice.endswith("."):  # which names all fields
+class _Params(Record, frozen=True, metaclass=_NamesChecked):
+    """Base of parameters, whose names are checked wherever they come from."""
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        return super()._of_fields(_select_known(cls, fields))
+
+    def _replace(self, update: dict[str, Any]) -> Self:
+        return super()._replace(_select_known(type(self), update))
+
+
+def _select_known(kind: type[Record], values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values that a type has. TypeError for another name; SamplingParams ignores one unless it is misspelled."""
+    __tracebackhide__ = True
+    known = {*kind.__struct_fields__, kind.__struct_config__.tag_field}
+    for name in values.keys() - known:
+        is_ignored = "extra" in known and not is_misspelled(name, kind.__struct_fields__)
+        advice = advise(kind.__name__, name, kind.__struct_fields__, verb="ignores" if is_ignored else "has no")
+        if not is_ignored:
+            raise TypeError(advice)
+        if advice.endswith("."):  # which names all fields
             advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
-        raise TypeError(advice)
+        _warn_once(advice)
+    return {name: value for name, value in values.items() if name in known}
 
 
-class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
+_warn_once = cache(warn)
+
+
+class AdamParams(_Params, models.AdamParams, frozen=True):
     """Parameters of one Adam step with decoupled weight decay.
 
     Raises ValueError if a value cannot be read as a number or is out of range.
@@ -67,11 +85,6 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
         weight_decay (float): The decoupled weight decay, 0 by default.
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
-
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        _check_names(cls, fields)
-        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
@@ -96,7 +109,7 @@ def _check_number(
         raise ValueError(f"{what} at least {least:g}{'' if below == math.inf else f' and below {below:g}'}, got {value}")
 
 
-class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
+class DimuonParams(_Params, models.DimuonParams, frozen=True):
     """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
 
     Attributes:
@@ -104,11 +117,6 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
-
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        _check_names(cls, fields)
-        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
@@ -118,7 +126,7 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
         _check_number(self, "beta1", self.beta1, least=0, below=1)
 
 
-class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
+class LoraConfig(_Params, models.LoraConfig, frozen=True):
     """Configuration of a LoRA adapter: its rank, and the parts of the model that it adapts.
 
     Raises ValueError if a value cannot be read as a number or is out of range.
@@ -149,7 +157,7 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
         return _hide_unset(super()._field_values(), {"lora_alpha", "target_modules"})
 
 
-class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
+class SamplingParams(_Params, models.SamplingParams, frozen=True, kw_only=True):
     """Parameters of sampling.
 
     Raises ValueError if a value cannot be read as a number or is out of range, or a stop has the wrong type.
@@ -185,11 +193,6 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
     if TYPE_CHECKING:  # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
         stop: str | Sequence[str] | Sequence[int] | None = None
     _shown_types: ClassVar[Mapping[str, object]] = {"stop": str | Sequence[str] | Sequence[int] | None}
-
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        _check_names(cls, fields)
-        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
