@@ -39,6 +39,15 @@ STARVED = "this process got little processor time: the machine is busy or was su
 _IMPORT_SYSTEM = "<frozen importlib"
 
 
+def get_waiting_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop in which somebody awaits. RuntimeError where it is not one of asyncio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        elsewhere = "from trio, write `await trio.to_thread.run_sync(future.result)`"
+        raise RuntimeError(f"this can be awaited in a loop of asyncio only, and none runs here; {elsewhere}") from None
+
+
 class _TaskOwner(Protocol[T]):
     """The future that the outcome of a task goes to."""
 

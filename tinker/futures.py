@@ -1,4 +1,4 @@
-"""APIFuture, the result of every operation. Await it in any event loop or block on it in any thread, any number of times."""
+"""APIFuture, the result of every operation. Await it in any loop of asyncio or block on it in any thread, as often as you like."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
 from tinker._futures import OperationProgress, Receipt
-from tinker._loop import loop_thread, must_pass
+from tinker._loop import get_waiting_loop, loop_thread, must_pass
 from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
 from tinker.observing import QueueObserver, Timings
@@ -31,7 +31,7 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 class APIFuture(Described, concurrent.futures.Future[T]):
     """The result of an operation that has been submitted.
 
-    ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
+    ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or raise the operation's error. It is a
     ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the
     task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and counts.
 
@@ -188,6 +188,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         check_timeout(timeout)
         if timeout is None:
             return await self
+        get_waiting_loop()
         try:
             async with asyncio.timeout(timeout):
                 return await self
@@ -245,7 +246,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         """Wait until the future has succeeded or failed. Cancelling this wait does not cancel the future."""
         if not self.done():
             self._refuse_to_wait()
-            loop = asyncio.get_running_loop()
+            loop = get_waiting_loop()
             waiter: asyncio.Future[None] = loop.create_future()
             super().add_done_callback(partial(_wake, loop, waiter))
             await waiter

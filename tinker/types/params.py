@@ -40,7 +40,7 @@ class _NamesChecked(RecordType):
             if args:
                 first = cls.__struct_fields__[0]
                 raise TypeError(f"{cls.__name__} takes no positional arguments: write {cls.__name__}({first}=...)")
-            return super().__call__(**_select_known(cls, values))
+            return super().__call__(**_keep_fields(cls, values))
 
 
 class _Params(Record, frozen=True, metaclass=_NamesChecked):
@@ -48,13 +48,13 @@ class _Params(Record, frozen=True, metaclass=_NamesChecked):
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        return super()._of_fields(_select_known(cls, fields))
+        return super()._of_fields(_keep_fields(cls, fields))
 
     def _replace(self, update: dict[str, Any]) -> Self:
-        return super()._replace(_select_known(type(self), update))
+        return super()._replace(_keep_fields(type(self), update))
 
 
-def _select_known(kind: type[Record], values: Mapping[str, object]) -> dict[str, Any]:
+def _keep_fields(kind: type[Record], values: Mapping[str, object]) -> dict[str, Any]:
     """Return the values that a type has. TypeError for another name; SamplingParams ignores one unless it is misspelled."""
     __tracebackhide__ = True
     known = {*kind.__struct_fields__, kind.__struct_config__.tag_field}
