@@ -1,4 +1,4 @@
-"""APIFuture, the result of every operation. Await it in any loop of asyncio or block on it in any thread, as often as you like."""
+"""APIFuture, the result of every operation. Await it in any loop of asyncio or block on it in any thread, repeatedly."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 class APIFuture(Described, concurrent.futures.Future[T]):
     """The result of an operation that has been submitted.
 
-    ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or raise the operation's error. It is a
-    ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the
-    task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and counts.
+    ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or raise the operation's error. It
+    is a ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or
+    the task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and counts.
 
     An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
     called with the future. An error that is never received is logged when the future is garbage-collected, or at exit.
