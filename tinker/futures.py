@@ -32,8 +32,9 @@ class APIFuture(Described, concurrent.futures.Future[T]):
     """The result of an operation that has been submitted.
 
     ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or raise the operation's error. It
-    is a ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or
-    the task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and counts.
+    is a ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it,
+    or the task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and
+    counts.
 
     An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
     called with the future. An error that is never received is logged when the future is garbage-collected, or at exit.
