@@ -44,8 +44,7 @@ def get_waiting_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        elsewhere = "from trio, write `await trio.to_thread.run_sync(future.result)`"
-        raise RuntimeError(f"this can be awaited in a loop of asyncio only, and none runs here; {elsewhere}") from None
+        raise RuntimeError("await needs a loop of asyncio; from trio: await trio.to_thread.run_sync(future.result)") from None
 
 
 class _TaskOwner(Protocol[T]):

@@ -56,7 +56,7 @@ def test_awaited_outside_of_asyncio(how: str) -> None:
         await WAITS[how](future)
 
     future: tinker.APIFuture[Any] = tinker.APIFuture("sample")
-    with pytest.raises(RuntimeError, match=r"loop of asyncio only.*`await trio\.to_thread\.run_sync"):
+    with pytest.raises(RuntimeError, match=r"loop of asyncio; from trio: await trio\.to_thread\.run_sync"):
         wait(future).send(None)
     assert future.cancel()
 

@@ -64,14 +64,7 @@ async def _is_known(runtime: Runtime, run_id: str) -> bool:
 
 def adapter_of(save: SavePoint, policy: RecoveryPolicy, metadata: dict[str, object] | None) -> SavedAdapter:
     """Return what makes a run from a save."""
-    return SavedAdapter(
-        path=save.path,
-        base_model=None,
-        user_metadata=metadata,
-        weights_access_token=None,
-        optimizer=None,
-        with_optimizer=policy.with_optimizer,
-    )
+    return SavedAdapter(path=save.path, user_metadata=metadata, with_optimizer=policy.with_optimizer)
 
 
 @attrs.define

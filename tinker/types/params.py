@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 import msgspec
 import msgspec.structs
 from tinker_wire import limits, models
-from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
-from tinker_wire.models import ListedLossFnType as LossFnType
+from tinker_wire.models import AdamOptimizerConfig as AdamOptimizerConfig
+from tinker_wire.models import DimuonOptimizerConfig as DimuonOptimizerConfig
+from tinker_wire.models import OptimizerConfig as OptimizerConfig
 
 from tinker._checks import warn
 from tinker.types._numpy import np
@@ -72,7 +73,27 @@ def _keep_fields(kind: type[Record], values: Mapping[str, object]) -> dict[str, 
 _warn_once = cache(warn)
 
 
-class AdamParams(_Params, models.AdamParams, frozen=True):
+#: The least value of a number of an optimizer, and what it is below; others are only finite.
+_STEP_RANGES = {"learning_rate": (0.0, math.inf), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0), "eps": (0.0, math.inf)}
+
+
+class _StepParams(_Params, frozen=True):
+    """Base of the parameters of optimizers; ValueError for a number with which no step can be made."""
+
+    def __post_init__(self) -> None:
+        __tracebackhide__ = True
+        convert_numbers(self)
+        for name in self.__struct_fields__:
+            what, value = f"{type(self).__name__}.{name} must be", getattr(self, name)
+            least, below = _STEP_RANGES.get(name, (-math.inf, math.inf))
+            if not math.isfinite(value):
+                raise ValueError(f"{what} finite, got {value}")
+            if not least <= value < below:
+                upper = "" if below == math.inf else f" and below {below:g}"
+                raise ValueError(f"{what} at least {least:g}{upper}, got {value}")
+
+
+class AdamParams(_StepParams, models.AdamParams, frozen=True):
     """Parameters of one Adam step with decoupled weight decay.
 
     Raises ValueError if a value cannot be read as a number or is out of range.
@@ -86,30 +107,8 @@ class AdamParams(_Params, models.AdamParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
-    def __post_init__(self) -> None:
-        __tracebackhide__ = True
-        convert_numbers(self)
-        _check_number(self, "learning_rate", self.learning_rate, least=0)
-        _check_number(self, "beta1", self.beta1, least=0, below=1)
-        _check_number(self, "beta2", self.beta2, least=0, below=1)
-        _check_number(self, "eps", self.eps, least=0)
-        _check_number(self, "weight_decay", self.weight_decay)
-        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
 
-
-def _check_number(
-    params: AdamParams | DimuonParams, name: str, value: float, *, least: float = -math.inf, below: float = math.inf
-) -> None:
-    """Raise ValueError for a number with which no step can be made."""
-    __tracebackhide__ = True
-    what = f"{type(params).__name__}.{name} must be"
-    if not math.isfinite(value):
-        raise ValueError(f"{what} finite, got {value}")
-    if not least <= value < below:
-        raise ValueError(f"{what} at least {least:g}{'' if below == math.inf else f' and below {below:g}'}, got {value}")
-
-
-class DimuonParams(_Params, models.DimuonParams, frozen=True):
+class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
     """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
 
     Attributes:
@@ -117,13 +116,6 @@ class DimuonParams(_Params, models.DimuonParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
-
-    def __post_init__(self) -> None:
-        __tracebackhide__ = True
-        convert_numbers(self)
-        _check_number(self, "learning_rate", self.learning_rate, least=0)
-        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
-        _check_number(self, "beta1", self.beta1, least=0, below=1)
 
 
 class LoraConfig(_Params, models.LoraConfig, frozen=True):
@@ -268,16 +260,5 @@ def _stops(stop: object) -> str | list[str] | list[int] | None:
     raise ValueError(f"SamplingParams.stop: expected only strings or only token ids, got {stop!r}")
 
 
+LossFnType: TypeAlias = models.ListedLossFnType
 OptimParams: TypeAlias = AdamParams | DimuonParams
-
-__all__ = [
-    "AdamOptimizerConfig",
-    "AdamParams",
-    "DimuonOptimizerConfig",
-    "DimuonParams",
-    "LoraConfig",
-    "LossFnType",
-    "OptimParams",
-    "OptimizerConfig",
-    "SamplingParams",
-]
