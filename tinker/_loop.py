@@ -39,14 +39,6 @@ STARVED = "this process got little processor time: the machine is busy or was su
 _IMPORT_SYSTEM = "<frozen importlib"
 
 
-def get_waiting_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop in which somebody awaits. RuntimeError where it is not one of asyncio."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError("await needs a loop of asyncio; from trio: await trio.to_thread.run_sync(future.result)") from None
-
-
 class _TaskOwner(Protocol[T]):
     """The future that the outcome of a task goes to."""
 

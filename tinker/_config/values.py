@@ -133,8 +133,7 @@ def read_base_url(url: object) -> str:
 
 def lower_scheme(url: str) -> str:
     """Return an address with its scheme in lower case, which means the same."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme.lower()}://{rest}" if separator else url
+    return re.sub("^[^:]+://", lambda scheme: scheme[0].lower(), url)
 
 
 def _normal_host(parts: SplitResult) -> str:

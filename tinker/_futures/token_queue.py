@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 from tinker_wire import models
 
-from tinker._loop import get_waiting_loop
+from tinker._clock import get_waiting_loop
 from tinker.types.results import SampleResponse
 
 #: The time between tokens, where the user does not say.

@@ -81,7 +81,8 @@ class RecoveryAttempts:
         last = error
         while self.count < self.policy.attempts:
             self.count += 1
-            await self.runtime.transport.sleep(max(self.policy.delay(self.count), _delay_of(last)))
+            least = last.retry_after if isinstance(last, CircuitOpenError) else 0.0
+            await self.runtime.transport.sleep(max(self.policy.delay(self.count), least))
             try:
                 run, save = await self._attempt(run_id, choose)
                 return run, self._describe(run, save, run_id, error)
@@ -120,7 +121,3 @@ class RecoveryAttempts:
         if observers := self.runtime.transport.observers:
             change = RecoveryChange(run_id=run_id, stage=stage, attempt=self.count, path=path, error=error)
             observers.notify(change)
-
-
-def _delay_of(error: Exception) -> float:
-    return error.retry_after if isinstance(error, CircuitOpenError) else 0.0

@@ -88,8 +88,7 @@ class AttrsValue(Value):
             if field.name.startswith("_"):
                 continue
             default: Any = field.default
-            made = isinstance(default, attrs.Factory)  # type: ignore[arg-type]
-            factory = cast("Callable[[], object]", default.factory) if made else None
+            factory = cast("Callable[[], object]", default.factory) if isinstance(default, attrs.Factory) else None  # type: ignore[arg-type]
             yield FieldInfo(field.name, field.type, default is attrs.NOTHING, default, factory, field.kw_only)
 
 

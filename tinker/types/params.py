@@ -83,14 +83,17 @@ class _StepParams(_Params, frozen=True):
     def __post_init__(self) -> None:
         __tracebackhide__ = True
         convert_numbers(self)
-        for name in self.__struct_fields__:
-            what, value = f"{type(self).__name__}.{name} must be", getattr(self, name)
+        for name, value in self._numbers().items():
+            what = f"{type(self).__name__}.{name} must be"
             least, below = _STEP_RANGES.get(name, (-math.inf, math.inf))
             if not math.isfinite(value):
                 raise ValueError(f"{what} finite, got {value}")
             if not least <= value < below:
                 upper = "" if below == math.inf else f" and below {below:g}"
                 raise ValueError(f"{what} at least {least:g}{upper}, got {value}")
+
+    def _numbers(self) -> Mapping[str, float]:
+        raise NotImplementedError
 
 
 class AdamParams(_StepParams, models.AdamParams, frozen=True):
@@ -107,6 +110,10 @@ class AdamParams(_StepParams, models.AdamParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
+    def _numbers(self) -> Mapping[str, float]:
+        decays = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "weight_decay": self.weight_decay}
+        return {"learning_rate": self.learning_rate, **decays, "grad_clip_norm": self.grad_clip_norm}
+
 
 class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
     """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
@@ -116,6 +123,9 @@ class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
+
+    def _numbers(self) -> Mapping[str, float]:
+        return {"learning_rate": self.learning_rate, "grad_clip_norm": self.grad_clip_norm, "beta1": self.beta1}
 
 
 class LoraConfig(_Params, models.LoraConfig, frozen=True):
