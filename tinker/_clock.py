@@ -24,6 +24,14 @@ def _call_later(seconds: float, function: Callable[[], object]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, function)
 
 
+def get_waiting_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop in which somebody awaits. RuntimeError where it is not one of asyncio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("await needs a loop of asyncio; from trio: await trio.to_thread.run_sync(future.result)") from None
+
+
 class Clock(msgspec.Struct, frozen=True):
     """``monotonic`` in seconds, ``wall`` in seconds since 1970, ``random`` uniform in [0, 1).
 

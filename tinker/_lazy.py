@@ -40,7 +40,7 @@ class LazyNames:
     @cached_property
     def _homes(self) -> dict[str, tuple[str, str]]:
         """Return the module of each name, and its name there. The module of a submodule is the package."""
-        names: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": _record_import}}
+        names: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": _Recorded}}
         exec(self._code, names)  # noqa: S102  (our own code)
         homes = {name: (value.module, value.name) for name, value in names.items() if isinstance(value, _Recorded)}
         return {name: home for name, home in homes.items() if home[1].isidentifier() and home[0] not in _OF_THE_MECHANISM}
@@ -82,15 +82,10 @@ def _is_installed(module: str) -> bool:
 
 
 class _Recorded:
-    """Where an import would find a module or a name."""
+    """Where an import would find a module or a name. The class stands in for ``__import__``, and loads nothing."""
 
-    def __init__(self, module: str, name: str = "") -> None:
+    def __init__(self, module: str, *_: object, name: str = "") -> None:
         self.module, self.name = module, name
 
     def __getattr__(self, name: str) -> _Recorded:
-        return _Recorded(self.module, name)
-
-
-def _record_import(module: str, *_: object) -> _Recorded:
-    """Stand in for ``__import__``: load nothing."""
-    return _Recorded(module)
+        return _Recorded(self.module, name=name)

@@ -1,4 +1,4 @@
-"""APIFuture, the result of every operation. Await it in any event loop or block on it in any thread, any number of times."""
+"""APIFuture, the result of every operation. Await it in any loop of asyncio or block on it in any thread, repeatedly."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
+from tinker._clock import get_waiting_loop
 from tinker._futures import OperationProgress, Receipt
 from tinker._loop import loop_thread, must_pass
 from tinker._validate import check_timeout
@@ -31,9 +32,10 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 class APIFuture(Described, concurrent.futures.Future[T]):
     """The result of an operation that has been submitted.
 
-    ``await future`` and ``future.result(timeout)`` return the result or raise the operation's error. It is a
-    ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the
-    task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and counts.
+    ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or raise the operation's error. It
+    is a ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it,
+    or the task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and
+    counts.
 
     An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
     called with the future. An error that is never received is logged when the future is garbage-collected, or at exit.
@@ -189,7 +191,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         if timeout is None:
             return await self
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(get_waiting_loop().time() + timeout):
                 return await self
         except TimeoutError:
             if self.done() and not self.cancelled():
@@ -245,7 +247,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         """Wait until the future has succeeded or failed. Cancelling this wait does not cancel the future."""
         if not self.done():
             self._refuse_to_wait()
-            loop = asyncio.get_running_loop()
+            loop = get_waiting_loop()
             waiter: asyncio.Future[None] = loop.create_future()
             super().add_done_callback(partial(_wake, loop, waiter))
             await waiter

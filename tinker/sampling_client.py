@@ -304,15 +304,9 @@ class SamplingClient(Signposted, ReadyClient):
 
 
 def open_sampling_client(
-    runtime: Runtime,
-    *,
-    base_model: str | None,
-    model_path: str | None,
-    retry_config: RetryConfig | None,
-    record_stability_info: bool,
+    runtime: Runtime, source: StoredModel, retry_config: RetryConfig | None, record_stability_info: bool
 ) -> SamplingClient:
     """Open a sampling client on a base model or saved weights, with a new sampling session."""
-    source = StoredModel(base_model=base_model, model_path=model_path)
     policy = sampling_policy(retry_config)
     return SamplingClient(
         SamplerConnection(runtime, "create_sampling_client", source, policy=policy, record_stability_info=record_stability_info)

@@ -16,6 +16,7 @@ from tinker._clock import Clock
 from tinker._config import Config, load_later, show_url
 from tinker._http import ONE_SHOT, SUBMIT
 from tinker._runtime import Runtime, is_of_this_process, log_unfinished, open_runtime, run
+from tinker._sampling import StoredModel
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
 from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer, check_rank
@@ -327,13 +328,8 @@ class ServiceClient(Signposted, Described):
             if base_model is not None:
                 warn(f"base_model={base_model!r} has no effect: saved weights have their base model")
             base_model = None
-        return open_sampling_client(
-            self._runtime(),
-            base_model=base_model,
-            model_path=model_path,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
+        source = StoredModel(base_model=base_model, model_path=model_path)
+        return open_sampling_client(self._runtime(), source, retry_config, record_stability_info)
 
     # -------------------------------------------------------------------------------------------------------------- service
 

@@ -11,7 +11,7 @@ from tinker import _tokenizers
 from tinker._checks import read_flag, warn
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
 from tinker._http import sampling_policy
-from tinker._sampling import SamplerConnection
+from tinker._sampling import SamplerConnection, StoredModel
 from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
 from tinker._validate import (
     check_context_lengths,
@@ -460,13 +460,8 @@ class TrainingClient(Signposted, ReadyClient):
             ValueError: The path has no scheme.
         """
         check_model_path("model_path", model_path, "sampler_weights")
-        return open_sampling_client(
-            self._run.runtime,
-            base_model=None,
-            model_path=model_path,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
+        source = StoredModel(model_path=model_path)
+        return open_sampling_client(self._run.runtime, source, retry_config, record_stability_info)
 
     # --------------------------------------------------------------------------------------------------------- information
 

@@ -85,12 +85,17 @@ _ALIASES = {
     "max_seq_length": "max_length",
     **dict.fromkeys(("local_dir", "output_dir"), "directory"),
     "lr": "learning_rate",
-    **dict.fromkeys(("max_completion_length", "max_new_tokens"), "max_tokens"),
+    **dict.fromkeys(
+        ("max_completion_length", "max_completion_tokens", "max_length", "max_new_tokens", "max_output_tokens"), "max_tokens"
+    ),
     **dict.fromkeys(("model", "model_id", "model_name", "model_name_or_path"), "base_model"),
-    **dict.fromkeys(("n", "num_generations", "num_return_sequences"), "num_samples"),
+    **dict.fromkeys(("best_of", "n", "num_generations", "num_return_sequences"), "num_samples"),
     "params": "sampling_params",
     **dict.fromkeys(("checkpoint", "checkpoint_path", "path"), "model_path"),
+    "prompt_logprobs": "include_prompt_logprobs",
+    **dict.fromkeys(("encoder_repetition_penalty", "repeat_penalty"), "repetition_penalty"),
     **dict.fromkeys(("stop_sequences", "stop_strings", "stop_token_ids"), "stop"),
+    "top_logprobs": "topk_sample_logprobs",
 }
 #: Arguments of other libraries that nothing here has, and why.
 ABSENT: Mapping[str, str] = {
@@ -102,10 +107,13 @@ ABSENT: Mapping[str, str] = {
     **dict.fromkeys(("min_new_tokens", "min_tokens"), "answers have no minimum length"),
     **dict.fromkeys(("eos_token_id", "pad_token_id"), "the server knows the special tokens; `stop` takes others"),
     "gradient_checkpointing": "it is an option of the server: `tinker serve --recompute always`",
-    "logprobs": "every sampled sequence has its logprobs",
+    "include_stop_str_in_output": "the stop that ends a sequence is part of its tokens",
+    "logit_bias": "single tokens cannot be made more or less likely",
+    **dict.fromkeys(("logprobs", "return_logprobs"), "every sampled sequence has its logprobs"),
     "lora_dropout": "adapters have no dropout",
     "num_beams": "beam search is not supported",
     "skip_special_tokens": "pass it to decode()",
+    **dict.fromkeys(("top_a", "top_h"), "there are top_k, top_p and min_p"),
 }
 #: Arguments, by their name here, that belong to another call.
 _ELSEWHERE = {
@@ -117,7 +125,7 @@ _ELSEWHERE = {
     "gradient_accumulation_steps": "call forward_backward several times before optim_step()",
     **dict.fromkeys(("max_length", "max_seq_length"), "cut the tokens of the examples"),
     "learning_rate": "pass AdamParams(learning_rate=...) to optim_step()",
-    "num_samples": "pass num_samples to sample()",
+    **{one: f"pass {one} to sample()" for one in ("include_prompt_logprobs", "num_samples", "topk_sample_logprobs")},
 }
 
 
@@ -130,7 +138,16 @@ def find_meant(name: str, known: Collection[str], likeness: float = LIKENESS) ->
     return _ALIASES[name] if _ALIASES.get(name) in known else find_closest(name, known, likeness)
 
 
-def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = ()) -> str:
+def is_misspelled(name: str, known: Iterable[str]) -> bool:
+    """Return whether a name is a known one with a mistake in it, and not that of another library.
+
+    >>> is_misspelled("max_token", ["max_tokens"]), is_misspelled("min_tokens", ["max_tokens"])
+    (True, False)
+    """
+    return name not in _ALIASES and name not in ABSENT and find_closest(name, known) is not None
+
+
+def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = (), verb: str = "has no") -> str:
     """Return what is said of an argument that a type does not have: why, the name that was meant, or all names.
 
     A name that was ``given`` beside it was not meant.
@@ -141,11 +158,11 @@ def advise(kind: str, name: str, known: Iterable[str], given: Collection[str] = 
     names = sorted(known)
     free = [one for one in names if one not in given]
     here = _ALIASES.get(name, name)
-    if here not in names and (why := ABSENT.get(name) or _ELSEWHERE.get(here)):
-        return f"{kind} has no {name!r}; {why}"
+    if here not in names and (why := ABSENT.get(name) or _ELSEWHERE.get(name) or _ELSEWHERE.get(here)):
+        return f"{kind} {verb} {name!r}; {why}"
     meant = [one for one in here.split() if one in free] or list(filter(None, [find_closest(name, free)]))
     advice = f"did you mean {' and '.join(map(repr, meant))}?" if meant else f"it has {', '.join(names)}."
-    return f"{kind} has no {name!r}; {advice}"
+    return f"{kind} {verb} {name!r}; {advice}"
 
 
 def explain_change(kind: str, name: str, known: Collection[str]) -> str:

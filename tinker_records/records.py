@@ -93,7 +93,8 @@ class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             yield FieldInfo(config.tag_field, Literal[config.tag], False, config.tag, init=False)
         for field in msgspec.structs.fields(cls):
             factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
-            yield FieldInfo(field.name, field.type, field.required, field.default, factory)
+            shown = cls._shown_types.get(field.name, field.type)  # pyright: ignore[reportPrivateUsage]
+            yield FieldInfo(field.name, shown, field.required, field.default, factory)
 
     def __repr__(self) -> str:
         secret, values = self._secret_fields, self._field_values()

@@ -16,6 +16,8 @@ from tinker_records.names import NamesChecked
 if TYPE_CHECKING:
     import dataclasses
 
+    from pydantic.fields import FieldInfo as PydanticField
+
 Mode: TypeAlias = Literal["python", "json"]
 Plain: TypeAlias = dict[str, Any]  # by a name, as values have a method that is called ``dict``
 
@@ -39,6 +41,17 @@ class _Fields:
 
     def __get__(self, instance: object, owner: Any) -> dict[str, dataclasses.Field[Any]]:
         return cast("dict[str, dataclasses.Field[Any]]", _dataclass_of(owner).__dataclass_fields__)
+
+
+class _ModelFields:
+    """The same fields in pydantic's words; missing, as `hasattr` says, where pydantic is not installed."""
+
+    def __get__(self, instance: object, owner: Any) -> dict[str, PydanticField]:
+        try:
+            from pydantic.fields import FieldInfo as PydanticField
+        except ImportError:
+            raise AttributeError(f"{owner.__name__}.model_fields needs pydantic: pip install pydantic") from None
+        return {info.name: PydanticField(annotation=info.type, **_describe_default(info)) for info in owner._field_infos()}
 
 
 class _Parameters:
@@ -80,7 +93,7 @@ class Value(metaclass=_ValueType):
     __slots__ = ()
     __dataclass_fields__: ClassVar[Any] = _Fields()
     __dataclass_params__: ClassVar[Any] = _Parameters()
-    model_fields: ClassVar[Any] = _Fields()
+    model_fields: ClassVar[Any] = _ModelFields()
 
     def _repr_html_(self) -> str:
         """Return a table of the fields, which notebooks show."""
@@ -211,20 +224,18 @@ def _dataclass_of(kind: Any) -> Any:
     import dataclasses
 
     same = kind.__eq__ is not object.__eq__
-    fields = [(info.name, info.type, dataclasses.field(**_describe(info))) for info in kind._field_infos()]
+    fields = [
+        (info.name, info.type, dataclasses.field(kw_only=info.kw_only, init=info.init, **_describe_default(info)))
+        for info in kind._field_infos()
+    ]
     return dataclasses.make_dataclass(kind.__name__, fields, eq=same, frozen=True)
 
 
-def _describe(info: FieldInfo) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"kw_only": info.kw_only, "init": info.init}
-    if info.factory is not None:
-        default = info.factory()
-        return (
-            {**arguments, "default": default}
-            if isinstance(default, Hashable)
-            else {**arguments, "default_factory": info.factory}
-        )
-    return arguments if info.required else {**arguments, "default": info.default}
+def _describe_default(info: FieldInfo) -> Plain:
+    if info.factory is None:
+        return {} if info.required else {"default": info.default}
+    default = info.factory()
+    return {"default": default} if isinstance(default, Hashable) else {"default_factory": info.factory}
 
 
 def _serialize(value: Value, info: Any) -> dict[str, Any]:

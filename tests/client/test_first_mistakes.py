@@ -72,6 +72,7 @@ def check(service: tinker.ServiceClient, wire: Any, written: str, text: str, mor
 
 def run(written: str, values: dict[str, Any]) -> str:
     """Return the exception of code, with its notes, and the warnings."""
+    tinker.types.params._warn_once.cache_clear()  # other tests in this process make the same mistakes
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         told = _run(written, values)

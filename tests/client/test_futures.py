@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.cases import for_each
 
 import tinker
+from tinker._futures import TokenQueue
 from tinker._loop import loop_thread
 
 ADAM = tinker.AdamParams()
@@ -32,6 +34,31 @@ def test_awaited_from_any_loop_any_number_of_times(training: tinker.TrainingClie
         assert pool.submit(future.result, 5).result() is future.result(5)
     assert future.future() is future
     assert concurrent.futures.wait([future], 5).done == {future}
+
+
+WAITS: dict[str, Callable[[tinker.APIFuture[Any]], Any]] = {
+    "await": lambda future: future,
+    "result_async": lambda future: future.result_async(),
+    "result_async with a limit": lambda future: future.result_async(5),
+    "coroutine": lambda future: future.coroutine(),
+    "progress": lambda future: tinker.progress([future]),
+    "progress, one by one": lambda future: anext(aiter(tinker.progress([future]))),
+    "progress of coroutines": lambda future: anext(aiter(tinker.progress([future.coroutine()]))),
+    "stream": lambda future: anext(tinker.SampleStream(future, TokenQueue(), None)),
+}
+
+
+@for_each("how", WAITS)
+def test_awaited_outside_of_asyncio(how: str) -> None:
+    """Where another library runs the coroutines, such as trio, an await says that it needs asyncio, and what to write."""
+
+    async def wait(future: tinker.APIFuture[Any]) -> None:
+        await WAITS[how](future)
+
+    future: tinker.APIFuture[Any] = tinker.APIFuture("sample")
+    with pytest.raises(RuntimeError, match=r"loop of asyncio; from trio: await trio\.to_thread\.run_sync"):
+        wait(future).send(None)
+    assert future.cancel()
 
 
 def test_callback(training: tinker.TrainingClient) -> None:

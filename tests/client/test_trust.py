@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import re
 import socket
 import ssl
@@ -141,6 +142,22 @@ def test_a_custom_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_
     configured = trusting(monkeypatch, way, ca_file, tmp_path)
     with serving(tmp_path, server_context(protocol)) as url:
         assert ask(url, **configured)
+
+
+@pytest.mark.parametrize(("variable", "what"), [("SSL_CERT_FILE", "file"), ("SSL_CERT_DIR", "folder")])
+@pytest.mark.parametrize("instead", ["nothing", "the other kind", "a list"])
+def test_a_variable_that_names_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str, instead: str
+) -> None:
+    """The system's variables may name what does not exist, as conda's do; the refusal of a certificate then says so."""
+    path = tmp_path / "named"
+    if instead == "the other kind":
+        path.mkdir() if what == "file" else path.touch()
+    named = f"{path}{os.pathsep}{path}" if instead == "a list" else str(path)
+    monkeypatch.setenv(variable, named)
+    with serving(tmp_path, server_context("http/1.1")) as url:
+        said = refuse(url)
+    assert said.endswith(f"(TINKER_CA_FILE, SSL_CERT_FILE); there is no {what} {named}, which {variable} names.")
 
 
 def test_an_authority_is_added_to_the_system_s(ca_file: Path) -> None:

@@ -57,7 +57,9 @@ def test_an_address_must_be_text() -> None:
         ("http://host", "http://host"),
         ("https://host:8443/a/b/", "https://host:8443/a/b"),
         ("http://[::1]:8000/", "http://[::1]:8000"),
-        ("HTTP://host".lower(), "http://host"),
+        ("HTTP://host", "http://host"),
+        ("Https://Host/A", "https://host/A"),
+        ("LOCAL://toy?profile=skyrl", "local://toy?profile=skyrl"),
         ("local://", "local://"),
         ("local://toy?profile=skyrl", "local://toy?profile=skyrl"),
         ("http://user:hush@host:1/x", "http://host:1/x"),
@@ -95,6 +97,14 @@ def test_the_password_of_the_environment() -> None:
     assert "Authorization" in _config.load_config(environ=environ).headers
     assert "Authorization" not in _config.load_config(base_url="http://other/x", environ=environ).headers
     assert "Authorization" not in _config.load_config(base_url="local://toy", environ=environ).headers
+
+
+@pytest.mark.parametrize("name", ["TINKER_PROXY", "HTTPS_PROXY", "all_proxy"])
+@pytest.mark.parametrize("scheme", ["HTTP", "Https", "SOCKS5", "Socks5h"])
+def test_the_scheme_of_a_proxy_has_no_case(name: str, scheme: str) -> None:
+    """The address of a proxy begins with its scheme in capitals or not; the rest, which may be a password, is kept."""
+    config = _config.load_config(base_url="https://host", environ={name: f"{scheme}://Me:Hush@Proxy:1"})
+    assert config.proxies.of("https://host") == f"{scheme.lower()}://Me:Hush@Proxy:1"
 
 
 @pytest.mark.parametrize("seconds", ["3", True, [1], 1j])

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,11 +56,21 @@ def test_modules_need_no_import_of_their_own() -> None:
     subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
 
 
-def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect() -> None:
+def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that imports the internals which it changes, and takes their absence for no client at all, causes a warning."""
+    monkeypatch.setitem(sys.modules, "twinkle_client", ModuleType("twinkle_client"))
     effect = r"init_tinker_client\(\) has no effect on this client.*default_headers_overrides"
     with pytest.warns(UserWarning, match=effect), pytest.raises(ImportError, match="InternalClientHolder"):
         from tinker.lib.internal_client_holder import InternalClientHolder  # type: ignore[attr-defined] # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["InternalClientHolder", "ClientConnectionPoolType", "_private"])
+def test_a_program_that_loads_no_such_package_is_told_nothing_about_it(name: str) -> None:
+    """A guarded import of an internal name is an ImportError that names it, without advice about somebody else's package."""
+    assert "twinkle_client" not in sys.modules
+    with warnings.catch_warnings(record=True) as told, pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+        exec(f"from tinker.lib.internal_client_holder import {name}")
+    assert not told
 
 
 def test_the_older_name_of_the_table_of_top_tokens() -> None:

@@ -11,14 +11,13 @@ import base64
 import datetime
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import msgspec
-from tinker_wire import models
 
 from tinker._checkpoints.adapter import LocalAdapter
 from tinker._checkpoints.download import PIECE_NBYTES, explain_failures, read_checksums
@@ -42,6 +41,7 @@ from tinker.errors import APIError, TinkerError
 
 if TYPE_CHECKING:
     import httpx
+    from tinker_wire.clients import RestOperations
 
 # An upload with less than this left is not gone on with.
 FRESH_SECONDS = 60.0
@@ -50,16 +50,6 @@ _DIGEST_HEADER = "Content-Digest"
 
 #: Told the file, how many of its bytes have been taken for sending, and how many it has.
 UploadWatch: TypeAlias = Callable[[str, int, int], None]
-
-
-class UploadOperations(Protocol):
-    """The two operations of the contract, as RestClient has them."""
-
-    def external_weights_upload_start(
-        self, base_model: str, lora_config: models.LoraConfig, destination_project_id: str | None = None
-    ) -> Awaitable[models.ExternalWeightsUploadStartResult]: ...
-
-    def external_weights_upload_finish(self, upload_id: str) -> Awaitable[models.ExternalWeightsUploadFinishResult]: ...
 
 
 class UploadNote(msgspec.Struct):
@@ -87,7 +77,7 @@ class Uploading:
     adapter: LocalAdapter
     project_id: str | None
     transport: Transport
-    operations: UploadOperations
+    operations: RestOperations
     watch: UploadWatch
     _client: httpx.AsyncClient = attrs.field(init=False, repr=False)
 

@@ -23,9 +23,8 @@ def twin(method: Callable[Concatenate[C, P], R]) -> Twin[C, P, R]:
         returned: R = getattr(self, method.__name__)(*args, **kwargs)  # which a subclass may have replaced
         return returned
 
-    signature = inspect.signature(method)
     call.__doc__ = f"Call :meth:`{method.__name__}`; await the future that this returns."
-    return _describe(call, method, signature)
+    return _describe(call, method, inspect.signature(method))
 
 
 def awaiting_twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Twin[C, P, T]:
@@ -37,8 +36,8 @@ def awaiting_twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Twin[C, 
 
     signature = inspect.signature(method)
     returned = str(signature.return_annotation)  # text, as annotations are not evaluated
-    result = returned.removeprefix(_FUTURE).removesuffix("]") if returned.startswith(_FUTURE) else returned
     call.__doc__ = f"Await :meth:`{method.__name__}` and return its result."
+    result = returned.removeprefix(_FUTURE).removesuffix("]") if returned.startswith(_FUTURE) else returned
     return _describe(call, method, signature.replace(return_annotation=result))
 
 

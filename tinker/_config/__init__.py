@@ -9,6 +9,7 @@ from tinker._config.config import load_later as load_later
 from tinker._config.config import override as override
 from tinker._config.proxies import PORTS as PORTS
 from tinker._config.proxies import Proxies as Proxies
+from tinker._config.settings import explain_missing_certificates as explain_missing_certificates
 from tinker._config.settings import is_telemetry_unset as is_telemetry_unset
 from tinker._config.settings import local_dir as local_dir
 from tinker._config.settings import login_shell as login_shell

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from tinker._config.values import lower_scheme
+
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 _SCHEMES = ("http://", "https://", "socks5://", "socks5h://")
 
@@ -56,7 +58,8 @@ def from_environment(env: Mapping[str, str], ours: str, given: str | None = None
     def read(name: str) -> str | None:
         return check(name, env.get(name))
 
-    def check(name: str, proxy: str | None) -> str | None:
+    def check(name: str, given: str | None) -> str | None:
+        proxy = lower_scheme(given or "")
         if proxy and not proxy.startswith(_SCHEMES):
             raise ValueError(f"{name} must be a proxy address with {' or '.join(_SCHEMES)}, got {proxy.partition('://')[0]!r}")
         return proxy or None

@@ -69,6 +69,15 @@ def _path(variable: str) -> Path | None:
     return Path(text) if text else None
 
 
+def explain_missing_certificates() -> str:
+    """Return the end of a message: what OpenSSL is told to read and is not there. Empty if it is there."""
+    file, folders = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR", "").split(os.pathsep)
+    if file and not Path(file).is_file():
+        return f"; there is no file {file}, which SSL_CERT_FILE names"
+    missing = any(folders) and not any(Path(one).is_dir() for one in folders)
+    return f"; there is no folder {os.pathsep.join(folders)}, which SSL_CERT_DIR names" if missing else ""
+
+
 TELEMETRY = "TINKER_TELEMETRY"
 
 

@@ -115,6 +115,7 @@ def read_base_url(url: object) -> str:
     """Return the address of a server, without the name and the password that it may have."""
     if not isinstance(url, str):
         raise TypeError(f"base_url must be a string, got {type(url).__name__}")
+    url = lower_scheme(url)
     if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
         shown = _redact(url)
         local = _NEARLY_LOCAL.fullmatch(shown)
@@ -128,6 +129,11 @@ def read_base_url(url: object) -> str:
         shown = _redact(url.rstrip("/").removesuffix(_API_PATH))
         raise ValueError(f"base_url ends in {_API_PATH}, which the client adds; write {shown!r}")
     return parts._replace(netloc=_normal_host(parts)).geturl()
+
+
+def lower_scheme(url: str) -> str:
+    """Return an address with its scheme in lower case, which means the same."""
+    return re.sub("^[^:]+://", lambda scheme: scheme[0].lower(), url)
 
 
 def _normal_host(parts: SplitResult) -> str:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 from tinker_wire import models
 
+from tinker._clock import get_waiting_loop
 from tinker.types.results import SampleResponse
 
 #: The time between tokens, where the user does not say.
@@ -54,7 +55,7 @@ class ClosableQueue(Generic[T]):
                 if self._is_ready():
                     return self._items.popleft() if self._items else None
                 event = asyncio.Event()
-                self._wakers.append(partial(_set_event, asyncio.get_running_loop(), event))
+                self._wakers.append(partial(_set_event, get_waiting_loop(), event))
             await event.wait()
 
     def _is_ready(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import cast
 from urllib.parse import urlsplit
 
-from tinker._config import show_url
+from tinker._config import explain_missing_certificates, show_url
 from tinker._http.messages import ConnectionFacts, ExchangeFailed
 
 #: What OpenSSL calls the answer of a server that does not use TLS.
@@ -101,7 +101,8 @@ def _describe_certificate(error: ssl.SSLCertVerificationError, where: str, setti
         return f"the certificate of {where} is for another name ({why}): check {setting}"
     if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
         return f"the certificate of {where} is not valid now ({why}): renew it, or set the clock of this machine"
-    return f"the certificate of {where} is not trusted ({why}): name its authority in ca_file (TINKER_CA_FILE, SSL_CERT_FILE)"
+    advice = f"name its authority in ca_file (TINKER_CA_FILE, SSL_CERT_FILE){explain_missing_certificates()}"
+    return f"the certificate of {where} is not trusted ({why}): {advice}"
 
 
 def _is_without_tls(error: ssl.SSLError) -> bool:

@@ -55,10 +55,10 @@ class SavedAdapter:
     """A model that starts from saved weights. ``optimizer`` is the kind of a fresh one."""
 
     path: str
-    base_model: str | None
+    base_model: str | None = None
     user_metadata: dict[str, object] | None
-    weights_access_token: str | None = attrs.field(repr=False)
-    optimizer: OptimizerConfig | None
+    weights_access_token: str | None = attrs.field(default=None, repr=False)
+    optimizer: OptimizerConfig | None = None
     with_optimizer: bool
 
     async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:

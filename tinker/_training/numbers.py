@@ -75,7 +75,7 @@ class Numbers(Iterator[int]):
 
         ``outcomes`` are in the order of the numbers: an exception for each that failed, None for one that was not sent.
         """
-        if all(outcome is None or (isinstance(outcome, Exception) and _is_unseen(outcome)) for outcome in outcomes):
+        if all(outcome is None or (isinstance(outcome, Exception) and fate_of(outcome) is Fate.UNSEEN) for outcome in outcomes):
             self.next = first
             self._reused.update(range(first, first + len(outcomes)))
             return
@@ -104,10 +104,6 @@ class Numbers(Iterator[int]):
     def _note_expected(self, expected: int, number: int) -> None:
         answer = f"expected {expected}, got {number}"
         self._findings.note("numbers", "training requests", "the number of a refused request is used again", answer)
-
-
-def _is_unseen(error: Exception) -> bool:
-    return fate_of(error) is Fate.UNSEEN
 
 
 def _find_expected_number(error: Exception, number: int) -> int | None:

@@ -127,6 +127,8 @@ def _describe(error: Exception) -> tuple[str, list[str], str | None]:
         if error.category == "user":  # the message names what the user can change
             return message, [], None
         return "The request failed on the server", [f"Details: {message}", f"Request: {error.request_id}"], None
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}", [], None
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
         return str(error) or type(error).__name__, [], None
     problem = f"Unexpected error: {type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import NoReturn
 
@@ -9,7 +10,7 @@ from tinker._installation import PATCHING_PACKAGES
 
 
 def __getattr__(name: str) -> NoReturn:
-    if not name.startswith("__"):  # such packages take the ImportError for "not installed", and say nothing
-        advice = "; ".join(PATCHING_PACKAGES.values())
-        warnings.warn(f"{__name__}.{name} is internal to the official client. {advice}", stacklevel=2)
+    advice = [advice for module, advice in PATCHING_PACKAGES.values() if module in sys.modules]
+    if advice and not name.startswith("__"):  # such packages take the ImportError for "not installed", and say nothing
+        warnings.warn(f"{__name__}.{name} is internal to the official client. {'; '.join(advice)}", stacklevel=2)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}: it is internal to the official client")

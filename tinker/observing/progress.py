@@ -13,6 +13,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar, cast, overload
 
+from tinker._clock import get_waiting_loop
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -70,12 +72,17 @@ class FutureProgress(Generic[T_co]):
             step()
             return result
 
+        get_waiting_loop()
         with self._bar() as step:
             return list(await asyncio.gather(*(wait(future, step) for future in self._futures)))
 
     async def __aiter__(self) -> AsyncGenerator[T_co]:
         """Yield the results in the order of the futures, as ``for`` does, without blocking the event loop."""
-        own = {at: asyncio.ensure_future(one) for at, one in enumerate(self._futures) if not _is_future(one)}
+        own = {
+            at: asyncio.ensure_future(one, loop=get_waiting_loop())
+            for at, one in enumerate(self._futures)
+            if not _is_future(one)
+        }
         futures = [own.get(at, one) for at, one in enumerate(self._futures)]
         try:
             with self._bar() as step:

@@ -64,14 +64,7 @@ async def _is_known(runtime: Runtime, run_id: str) -> bool:
 
 def adapter_of(save: SavePoint, policy: RecoveryPolicy, metadata: dict[str, object] | None) -> SavedAdapter:
     """Return what makes a run from a save."""
-    return SavedAdapter(
-        path=save.path,
-        base_model=None,
-        user_metadata=metadata,
-        weights_access_token=None,
-        optimizer=None,
-        with_optimizer=policy.with_optimizer,
-    )
+    return SavedAdapter(path=save.path, user_metadata=metadata, with_optimizer=policy.with_optimizer)
 
 
 @attrs.define
@@ -88,7 +81,8 @@ class RecoveryAttempts:
         last = error
         while self.count < self.policy.attempts:
             self.count += 1
-            await self.runtime.transport.sleep(max(self.policy.delay(self.count), _delay_of(last)))
+            least = last.retry_after if isinstance(last, CircuitOpenError) else 0.0
+            await self.runtime.transport.sleep(max(self.policy.delay(self.count), least))
             try:
                 run, save = await self._attempt(run_id, choose)
                 return run, self._describe(run, save, run_id, error)
@@ -127,7 +121,3 @@ class RecoveryAttempts:
         if observers := self.runtime.transport.observers:
             change = RecoveryChange(run_id=run_id, stage=stage, attempt=self.count, path=path, error=error)
             observers.notify(change)
-
-
-def _delay_of(error: Exception) -> float:
-    return error.retry_after if isinstance(error, CircuitOpenError) else 0.0

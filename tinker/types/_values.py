@@ -58,6 +58,13 @@ def explain_changes(kind: type[V]) -> type[V]:
     return kind
 
 
+def _find_array_types() -> dict[str, object]:
+    """Return what annotations name and modules import for type checkers only, as numpy is slow to import."""
+    from numpy.typing import NDArray
+
+    return {"NDArray": NDArray}
+
+
 class AttrsValue(Value):
     """Base of value classes made with attrs: their fields are the parameters of the constructor."""
 
@@ -77,12 +84,11 @@ class AttrsValue(Value):
     def _field_infos(cls) -> Iterable[FieldInfo]:
         if not attrs.has(cls):
             yield from super()._field_infos()
-        for field in attrs.fields(cast("Any", cls)):
+        for field in attrs.fields(attrs.resolve_types(cast("Any", cls), localns=_find_array_types())):
             if field.name.startswith("_"):
                 continue
             default: Any = field.default
-            made = isinstance(default, attrs.Factory)  # type: ignore[arg-type]
-            factory = cast("Callable[[], object]", default.factory) if made else None
+            factory = cast("Callable[[], object]", default.factory) if isinstance(default, attrs.Factory) else None  # type: ignore[arg-type]
             yield FieldInfo(field.name, field.type, default is attrs.NOTHING, default, factory, field.kw_only)
 
 
@@ -93,7 +99,8 @@ class FrozenValue(Value):
 
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
-        for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
+        signature = inspect.signature(cls.__init__, locals=_find_array_types(), eval_str=True)
+        for name, parameter in list(signature.parameters.items())[1:]:
             required, kw_only = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
             if not name.startswith("_"):
                 yield FieldInfo(name, parameter.annotation, required, parameter.default, None, kw_only)

@@ -96,14 +96,20 @@ def _image_format(_: object, attribute: attrs.Attribute[models.ImageFormat], val
         raise ValueError(f"{attribute.name} must be one of {', '.join(get_args(models.ImageFormat))}, got {value!r}")
 
 
-def _token_count(chunk: ImageChunk | ImageAssetPointerChunk) -> int:
-    if chunk.expected_tokens is None:
-        raise ValueError(f"the length is unknown: set expected_tokens of the {type(chunk).__name__}")
-    return chunk.expected_tokens
+class _Image(AttrsValue):
+    __slots__ = ()
+    expected_tokens: int | None
+
+    @property
+    def length(self) -> int:
+        """Return ``expected_tokens``. Raises ValueError if it is None."""
+        if self.expected_tokens is None:
+            raise ValueError(f"the length is unknown: set expected_tokens of the {type(self).__name__}")
+        return self.expected_tokens
 
 
 @attrs.frozen(kw_only=True)
-class ImageChunk(AttrsValue):
+class ImageChunk(_Image):
     """An image.
 
     Attributes:
@@ -118,14 +124,9 @@ class ImageChunk(AttrsValue):
     expected_tokens: int | None = None
     type: Literal["image"] = "image"
 
-    @property
-    def length(self) -> int:
-        """Return ``expected_tokens``. Raises ValueError if it is None."""
-        return _token_count(self)
-
 
 @attrs.frozen(kw_only=True)
-class ImageAssetPointerChunk(AttrsValue):
+class ImageAssetPointerChunk(_Image):
     """Reference to an image that the server downloads. Only for sampling and for servers that use JSON.
 
     Attributes:
@@ -139,11 +140,6 @@ class ImageAssetPointerChunk(AttrsValue):
     location: str
     expected_tokens: int | None = None
     type: Literal["image_asset_pointer"] = "image_asset_pointer"
-
-    @property
-    def length(self) -> int:
-        """Return ``expected_tokens``. Raises ValueError if it is None."""
-        return _token_count(self)
 
 
 @attrs.frozen(kw_only=True)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import msgspec
 import msgspec.structs
 from tinker_wire import limits, models
-from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
-from tinker_wire.models import ListedLossFnType as LossFnType
+from tinker_wire.models import AdamOptimizerConfig as AdamOptimizerConfig
+from tinker_wire.models import DimuonOptimizerConfig as DimuonOptimizerConfig
+from tinker_wire.models import OptimizerConfig as OptimizerConfig
 
+from tinker._checks import warn
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
-from tinker_records import RecordType, advise
-
-if TYPE_CHECKING:
-    from tinker_records import Record
-
+from tinker_records import Record, RecordType, advise, is_misspelled
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (limits.SAMPLING_PARAMS_MAX_TOKENS_MINIMUM, math.inf),
@@ -42,19 +41,62 @@ class _NamesChecked(RecordType):
             if args:
                 first = cls.__struct_fields__[0]
                 raise TypeError(f"{cls.__name__} takes no positional arguments: write {cls.__name__}({first}=...)")
-            _check_names(cls, values)
-            return super().__call__(*args, **values)
+            return super().__call__(**_keep_fields(cls, values))
 
 
-def _check_names(kind: type[Record], values: Mapping[str, object]) -> None:
-    for name in values.keys() - {*kind.__struct_fields__, kind.__struct_config__.tag_field}:
-        advice = advise(kind.__name__, name, kind.__struct_fields__)
-        if "extra" in kind.__struct_fields__ and advice.endswith("."):  # which names all fields
+class _Params(Record, frozen=True, metaclass=_NamesChecked):
+    """Base of parameters, whose names are checked wherever they come from."""
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Self:
+        return super()._of_fields(_keep_fields(cls, fields))
+
+    def _replace(self, update: dict[str, Any]) -> Self:
+        return super()._replace(_keep_fields(type(self), update))
+
+
+def _keep_fields(kind: type[Record], values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values that a type has. TypeError for another name; SamplingParams ignores one unless it is misspelled."""
+    __tracebackhide__ = True
+    known = {*kind.__struct_fields__, kind.__struct_config__.tag_field}
+    for name in values.keys() - known:
+        is_ignored = "extra" in known and not is_misspelled(name, kind.__struct_fields__)
+        advice = advise(kind.__name__, name, kind.__struct_fields__, verb="ignores" if is_ignored else "has no")
+        if not is_ignored:
+            raise TypeError(advice)
+        if advice.endswith("."):  # which names all fields
             advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
-        raise TypeError(advice)
+        _warn_once(advice)
+    return {name: value for name, value in values.items() if name in known}
 
 
-class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
+_warn_once = cache(warn)
+
+
+#: The least value of a number of an optimizer, and what it is below; others are only finite.
+_STEP_RANGES = {"learning_rate": (0.0, math.inf), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0), "eps": (0.0, math.inf)}
+
+
+class _StepParams(_Params, frozen=True):
+    """Base of the parameters of optimizers; ValueError for a number with which no step can be made."""
+
+    def __post_init__(self) -> None:
+        __tracebackhide__ = True
+        convert_numbers(self)
+        for name, value in self._numbers().items():
+            what = f"{type(self).__name__}.{name} must be"
+            least, below = _STEP_RANGES.get(name, (-math.inf, math.inf))
+            if not math.isfinite(value):
+                raise ValueError(f"{what} finite, got {value}")
+            if not least <= value < below:
+                upper = "" if below == math.inf else f" and below {below:g}"
+                raise ValueError(f"{what} at least {least:g}{upper}, got {value}")
+
+    def _numbers(self) -> Mapping[str, float]:
+        raise NotImplementedError
+
+
+class AdamParams(_StepParams, models.AdamParams, frozen=True):
     """Parameters of one Adam step with decoupled weight decay.
 
     Raises ValueError if a value cannot be read as a number or is out of range.
@@ -68,35 +110,12 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        _check_names(cls, fields)
-        return super()._of_fields(fields)
-
-    def __post_init__(self) -> None:
-        __tracebackhide__ = True
-        convert_numbers(self)
-        _check_number(self, "learning_rate", self.learning_rate, least=0)
-        _check_number(self, "beta1", self.beta1, least=0, below=1)
-        _check_number(self, "beta2", self.beta2, least=0, below=1)
-        _check_number(self, "eps", self.eps, least=0)
-        _check_number(self, "weight_decay", self.weight_decay)
-        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
+    def _numbers(self) -> Mapping[str, float]:
+        decays = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "weight_decay": self.weight_decay}
+        return {"learning_rate": self.learning_rate, **decays, "grad_clip_norm": self.grad_clip_norm}
 
 
-def _check_number(
-    params: AdamParams | DimuonParams, name: str, value: float, *, least: float = -math.inf, below: float = math.inf
-) -> None:
-    """Raise ValueError for a number with which no step can be made."""
-    __tracebackhide__ = True
-    what = f"{type(params).__name__}.{name} must be"
-    if not math.isfinite(value):
-        raise ValueError(f"{what} finite, got {value}")
-    if not least <= value < below:
-        raise ValueError(f"{what} at least {least:g}{'' if below == math.inf else f' and below {below:g}'}, got {value}")
-
-
-class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
+class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
     """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
 
     Attributes:
@@ -105,20 +124,11 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
 
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        _check_names(cls, fields)
-        return super()._of_fields(fields)
-
-    def __post_init__(self) -> None:
-        __tracebackhide__ = True
-        convert_numbers(self)
-        _check_number(self, "learning_rate", self.learning_rate, least=0)
-        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
-        _check_number(self, "beta1", self.beta1, least=0, below=1)
+    def _numbers(self) -> Mapping[str, float]:
+        return {"learning_rate": self.learning_rate, "grad_clip_norm": self.grad_clip_norm, "beta1": self.beta1}
 
 
-class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
+class LoraConfig(_Params, models.LoraConfig, frozen=True):
     """Configuration of a LoRA adapter: its rank, and the parts of the model that it adapts.
 
     Raises ValueError if a value cannot be read as a number or is out of range.
@@ -149,7 +159,7 @@ class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
         return _hide_unset(super()._field_values(), {"lora_alpha", "target_modules"})
 
 
-class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass=_NamesChecked):
+class SamplingParams(_Params, models.SamplingParams, frozen=True, kw_only=True):
     """Parameters of sampling.
 
     Raises ValueError if a value cannot be read as a number or is out of range, or a stop has the wrong type.
@@ -185,11 +195,6 @@ class SamplingParams(models.SamplingParams, frozen=True, kw_only=True, metaclass
     if TYPE_CHECKING:  # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
         stop: str | Sequence[str] | Sequence[int] | None = None
     _shown_types: ClassVar[Mapping[str, object]] = {"stop": str | Sequence[str] | Sequence[int] | None}
-
-    @classmethod
-    def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        _check_names(cls, fields)
-        return super()._of_fields(fields)
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
@@ -265,16 +270,5 @@ def _stops(stop: object) -> str | list[str] | list[int] | None:
     raise ValueError(f"SamplingParams.stop: expected only strings or only token ids, got {stop!r}")
 
 
+LossFnType: TypeAlias = models.ListedLossFnType
 OptimParams: TypeAlias = AdamParams | DimuonParams
-
-__all__ = [
-    "AdamOptimizerConfig",
-    "AdamParams",
-    "DimuonOptimizerConfig",
-    "DimuonParams",
-    "LoraConfig",
-    "LossFnType",
-    "OptimParams",
-    "OptimizerConfig",
-    "SamplingParams",
-]

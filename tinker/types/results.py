@@ -353,16 +353,8 @@ class SampleResponse(_Whole, AttrsValue):
             self.__dict__["topk_prompt_logprobs_np"] = TopkLogprobs.from_rows(self._topk_prompt_logprobs_list)
 
     def _field_values(self) -> dict[str, Any]:
-        names = (
-            "sequences",
-            "prompt_logprobs",
-            "topk_prompt_logprobs",
-            "target_prompt_logprobs",
-            "prompt_cache_hit_tokens",
-            "prompt_alt_tokens",
-            *["extra"] * (self.extra is not None),
-        )
-        return {name: getattr(self, name) for name in names}
+        names = [field.name.removesuffix("_np") for field in attrs.fields(SampleResponse) if not field.name.startswith("_")]
+        return {name: getattr(self, name) for name in names if name != "extra" or self.extra is not None}
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:

@@ -70,6 +70,10 @@ UNRESOLVED = {
     "tviz": "none is needed",
 }
 FOOT = """
+The training package of Fireworks' SDK, which requires `tinker==0.23.0`, uses more private names of the official client than any other
+package that was found: it replaces methods of `TrainingClient` and of the futures behind it. It imports neither with this client nor with
+the official 0.38.0.
+
 ## Run it yourself
 
 ```sh

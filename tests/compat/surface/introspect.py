@@ -879,6 +879,54 @@ def cli_probes() -> dict:
 # ----------------------------------------------------------------------------- probes
 
 
+#: Names of sampling parameters that programs take over from vLLM, transformers, TRL and OpenAI.
+NAMES_OF_OTHER_LIBRARIES = (
+    "best_of", "do_sample", "include_stop_str_in_output", "logit_bias", "logprobs", "max_length", "max_new_tokens", "min_tokens", "n",
+    "prompt_logprobs", "return_logprobs", "skip_special_tokens", "stop_sequences", "stop_strings", "stop_token_ids", "top_logprobs",
+)  # fmt: skip
+PYDANTIC_FIELDS = {
+    "AdamParams": "learning_rate beta1 beta2 eps weight_decay grad_clip_norm",
+    "Checkpoint": "checkpoint_id checkpoint_type time tinker_path size_bytes public user_metadata expires_at",
+    "Cursor": "offset limit total_count",
+    "EncodedTextChunk": "tokens type",
+    "ImageChunk": "data format expected_tokens type",
+    "LoraConfig": "rank seed train_unembed train_mlp train_attn",
+    "ModelInput": "chunks",
+    "OptimStepRequest": "optim_params model_id seq_id type",
+    "SampleRequest": "num_samples prompt sampling_params base_model model_path sampling_session_id seq_id topk_prompt_logprobs",
+    "SamplingParams": "max_tokens seed stop temperature top_k top_p",
+}
+
+
+def same_without(kind: type, name: str) -> dict:
+    """Whether a value is the same with a name that its class does not have, for each way to make it. Warnings are not compared."""
+    import pydantic
+
+    values = {"max_tokens": 4, name: 1}
+    holder = pydantic.create_model("Holder", value=(kind, ...))
+    forms = {
+        "constructor": lambda: kind(**values),
+        "model_validate": lambda: kind.model_validate(values),
+        "model_validate_json": lambda: kind.model_validate_json(json.dumps(values)),
+        "parse_obj": lambda: kind.parse_obj(values),
+        "model_copy": lambda: kind(max_tokens=4).model_copy(update={name: 1}),
+        "field": lambda: holder(value=values).value,
+        "TypeAdapter": lambda: pydantic.TypeAdapter(kind).validate_python(values),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {form: make() == kind(max_tokens=4) for form, make in forms.items()}
+
+
+def described(kind: type, names: list[str]) -> dict:
+    """What `model_fields` says of fields: whether they are required, their default, whether the type is a type."""
+    fields = {name: kind.model_fields[name] for name in names}
+    return {
+        name: [field.is_required(), str(field.get_default()).removesuffix(".0"), isinstance(field.annotation, str)]
+        for name, field in fields.items()
+    }
+
+
 def probes() -> dict:
     import contextlib
     import copy
@@ -1220,6 +1268,10 @@ def probes() -> dict:
     SP = tinker.SamplingParams
     probe("sp.default", lambda: repr(SP()))
     probe("sp.extra_ignored", lambda: repr(SP(foo=1)))
+    for other in NAMES_OF_OTHER_LIBRARIES:
+        probe(f"sp.ignored.{other}", lambda other=other: same_without(SP, other))
+    for kind, fields in PYDANTIC_FIELDS.items():
+        probe(f"model_fields.{kind}", lambda kind=kind, fields=fields: described(getattr(tinker.types, kind), fields.split()))
     probe("sp.frozen", lambda: setattr(SP(), "seed", 1))
     probe("sp.hash", lambda: isinstance(hash(SP()), int))
     probe("sp.hash_list_stop", lambda: isinstance(hash(SP(stop=["a"])), int))

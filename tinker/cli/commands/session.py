@@ -9,7 +9,7 @@ import click
 
 import tinker
 from tinker.cli.clients import Listing, connect, rest_client, search_pages
-from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, Option, command
+from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, NewFile, Option, command
 from tinker.cli.output import Columns, format_size, list_metadata, progress, say, show, show_items, show_properties
 
 _COLUMNS: Columns[tinker.types.SessionSummary] = [
@@ -65,8 +65,7 @@ def export_trace(
     options: GlobalOptions,
     session_id: str,
     output: Annotated[
-        Path | None,
-        click.Path(dir_okay=False, path_type=Path),
+        NewFile | None,
         Option("Where to save the trace. Default: SESSION_ID.pftrace in the current folder.", "-o", "--output"),
     ] = None,
     url_only: Annotated[bool, Option("Only print the signed URL, which is valid for about an hour.")] = False,

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import pickle
+from typing import Any
 
 from showing import failure, show
 
@@ -11,6 +12,16 @@ from tinker import types
 
 MODEL = "tinker/babble"
 PROMPT = types.ModelInput.from_ints([5, 17, 3, 40])
+#: Some of those that programs pass; `nox -s surface` compares the values that come of all of them.
+NAMES_OF_OTHER_LIBRARIES = (
+    "stop_token_ids",
+    "return_logprobs",
+    "top_logprobs",
+    "n",
+    "max_new_tokens",
+    "do_sample",
+    "min_tokens",
+)
 
 
 def shown(name: str, response: types.SampleResponse) -> None:
@@ -27,6 +38,10 @@ def main() -> None:
         shown("greedy", sampler.sample(PROMPT, 1, greedy).result())
         warm = types.SamplingParams(max_tokens=6, temperature=0.7, top_k=5, top_p=0.9, seed=3, stop=[2, 9])
         shown("warm", sampler.sample(prompt=PROMPT, num_samples=2, sampling_params=warm).result())
+        for name in NAMES_OF_OTHER_LIBRARIES:
+            ignored: Any = {"max_tokens": 2, "temperature": 0.0, "seed": 1, name: 1}
+            shown(f"ignored {name}", sampler.sample(PROMPT, 1, types.SamplingParams(**ignored)).result())
+            shown(f"ignored {name} in data", sampler.sample(PROMPT, 1, types.SamplingParams.model_validate(ignored)).result())
         texts = types.SamplingParams(max_tokens=12, temperature=0.0, seed=1, stop=["e"])
         shown("stop", sampler.sample(PROMPT, 1, texts).result())
         shown(

@@ -212,7 +212,7 @@ def _check_installation() -> CheckResult:
     installation = inspect_installation()
     if installation.problem is not None:
         return CheckResult("installation", "FAIL", installation.problem)
-    patching = [f"{name} {here}: {advice}" for name, advice in PATCHING_PACKAGES.items() if (here := find_version(name))]
+    patching = [f"{name} {here}: {advice}" for name, (_, advice) in PATCHING_PACKAGES.items() if (here := find_version(name))]
     return CheckResult("installation", "note" if patching else "ok", "; ".join([str(installation), *patching]))
 
 
