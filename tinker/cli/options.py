@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -20,7 +20,6 @@ from tinker.cli.hints import suggest
 from tinker.cli.reading import STANDARD_INPUT, explain_dataset
 
 Format: TypeAlias = Literal["table", "json"]
-Checked = TypeVar("Checked")
 
 
 class Option:
