@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from rich.table import Table
 
-_BREAKS = re.compile(r"[\t-\r\x1c-\x1e\x85\u2028\u2029]+")
+_BREAKS = re.compile(r"[\t-\r\x1c-\x1e\x85\u2028\u2029][\t-\r\x1c-\x1e\x85\u2028\u2029 ]*")
 # All controls but tab and line feed, what changes the direction of text, separators of lines, and halves of characters.
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
