@@ -11,7 +11,7 @@ succeeds closes the circuit; a probe that fails opens it again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -114,8 +114,8 @@ class CircuitBreaker:
         Returns:
             The state, ``closed``, ``open`` or ``half_open``.
         """
-        states: Iterator[CircuitState] = (one.state for one in self._registry.circuits if one.name == name)
-        return next(states, "closed")
+        unused: CircuitState = "closed"
+        return next((one.state for one in self._registry.circuits if one.name == name), unused)
 
     def circuits(self) -> list[CircuitStatus]:
         """Return the status of every circuit used so far, in the order of first use."""
