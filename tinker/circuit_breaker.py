@@ -114,8 +114,10 @@ class CircuitBreaker:
         Returns:
             The state, ``closed``, ``open`` or ``half_open``.
         """
-        unused: CircuitState = "closed"
-        return next((one.state for one in self._registry.circuits if one.name == name), unused)
+        for one in self._registry.circuits:
+            if one.name == name:
+                return one.state
+        return "closed"
 
     def circuits(self) -> list[CircuitStatus]:
         """Return the status of every circuit used so far, in the order of first use."""

@@ -93,8 +93,8 @@ class Observers:
         level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
-        shown = " ".join(str(wait.error).split())
-        shown = shown if len(shown) <= LINE_LENGTH else f"{shown[:LINE_LENGTH]} ..."
+        text = " ".join(str(wait.error).split())
+        shown = text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]} ..."
         if wait.verdict is Verdict.PAUSE:
             logger.log(level, "%s is paused: %s; retrying every %g s", what, shown, wait.seconds)
         else:

@@ -259,8 +259,7 @@ class Transport:
         return CircuitGuard(self._circuits.circuit(name, self.auth.source), self._tell, admit)
 
     def _tell(self, change: CircuitChange) -> None:
-        if self.observers:
-            self.observers.notify(change)
+        self.observers.notify(change)
         assert self._circuits is not None
         self._circuits.tell(change)
 
