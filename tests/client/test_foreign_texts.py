@@ -15,8 +15,11 @@ from support.hostile import EVIL, EXPLANATIONS, ORDINARY, HostileApp, find_attac
 
 import tinker
 from tinker._shown import clean
+from tinker._validate import check_name
 from tinker.local import Settings, State, create_app
+from tinker.local.engines.protocol import EngineError
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.storage.checkpoint_records import check_name as check_name_on_server
 from tinker.observing import LogObserver, log_exchanges
 
 PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)
@@ -189,3 +192,12 @@ def test_tracebacks_in_the_log(log: Callable[[], str]) -> None:
     assert "\n  Traceback (most recent call last):\n" in log()
     assert find_attacks(log()) == []
     assert log().startswith("ERROR tinker failed with \\x1b]0;owned")
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x7f", "\x85", "\x9b", "\u202e", "\u2028", "\u2066", "\ud800"])
+def test_names_of_checkpoints(letter: str) -> None:
+    """Client and server make no checkpoint whose name cannot be printed as it is; letters of any script are fine."""
+    for check in (check_name, check_name_on_server):
+        with pytest.raises((ValueError, EngineError), match="control characters"):
+            check(f"a{letter}b")
+        check(ORDINARY)
