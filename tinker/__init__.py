@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tinker.errors import RateLimitError as RateLimitError
     from tinker.errors import RefusedResultError as RefusedResultError
     from tinker.errors import RequestFailedError as RequestFailedError
+    from tinker.errors import ResponseTooLargeError as ResponseTooLargeError
     from tinker.errors import SampleStreamError as SampleStreamError
     from tinker.errors import SessionLostError as SessionLostError
     from tinker.errors import TinkerError as TinkerError

@@ -19,7 +19,7 @@ import msgspec
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
-from tinker._http import Auth, CircuitRegistry, Circuits, Observers, Transport, find_source, open_engine
+from tinker._http import Auth, CircuitRegistry, Observers, Transport, find_source, open_engine
 from tinker._loop import LoopThread, TaskScope, loop_thread
 from tinker._session import Description, ServerSettings, Session, Telemetry
 from tinker.futures import APIFuture, failure_of, on_done
@@ -68,10 +68,9 @@ def open_runtime(
     tasks = TaskScope(thread)
     auth = Auth(find_source(config), time, tasks)
     watched = Observers(time, observers, description.user_metadata)
-    circuits = None if registry is None else Circuits(registry, config.base_url, auth, watched)
     engine, dump = open_engine(config, watched, transport), open_dump(config.dump_http)
     report_before_others()  # a server in this process ends with the program
-    exchanges = Transport(config, time, auth, engine, watched, tasks, circuits, dump=dump)
+    exchanges = Transport(config, time, auth, engine, watched, tasks, registry, dump=dump)
     telemetry = Telemetry(exchanges, tasks) if config.telemetry else None
     if telemetry is not None:
         watched.add_own(telemetry)

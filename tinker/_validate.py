@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import numbers
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Never, NoReturn, cast, get_args
 
@@ -13,6 +12,7 @@ from tinker_wire import limits
 from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
 
 from tinker._checks import check_count, read_integer, warn
+from tinker._shown import clean
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput
@@ -313,28 +313,14 @@ def check_access_scope(access_scope: str) -> None:
         raise ValueError(f"access_scope must be one of {', '.join(ACCESS_SCOPES)}, got {access_scope!r}")
 
 
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
 def check_name(name: str) -> None:
     """Raise ValueError for a checkpoint name that cannot be one segment of a path."""
     if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a checkpoint name must be a string without '/', got {name!r}")
     if name in (".", ".."):
         raise ValueError(f"a checkpoint cannot be named {name!r}: paths with it name another checkpoint")
-    if not name.strip() or _CONTROL_CHARACTERS.search(name):
+    if not name.strip() or clean(name) != name:
         raise ValueError(f"a checkpoint name must not be blank or have control characters, got {name!r}")
-    if not _is_unicode(name):
-        raise ValueError(f"a checkpoint name must be a string that UTF-8 can encode, got {name!r}")
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether the text has no lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _suggest_path(saved: object) -> str:

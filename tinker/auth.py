@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker._config import load_config
-from tinker._http import ONE_SHOT, default_key
+from tinker._http import ONE_SHOT, credentials
 from tinker._runtime import open_runtime
 from tinker._session import Description
 from tinker.errors import TinkerError
@@ -26,7 +26,7 @@ def get_tinker_token() -> str | None:
     """
     try:
         config = load_config()
-        stored = None if config.api_key or not config.is_hosted else default_key(config.credentials_file)
+        stored = None if config.api_key or not config.is_hosted else credentials.default_key(config.credentials_file)
     except (TinkerError, ValueError):
         return None
     return config.api_key or (None if stored is None else stored[1].key)

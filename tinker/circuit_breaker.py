@@ -10,20 +10,17 @@ succeeds closes the circuit; a probe that fails opens it again.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from tinker._checks import check_count, check_function, check_number, check_type
-from tinker._http import CircuitRegistry, CircuitRules, is_server_failure
+from tinker._http import CircuitRegistry, statuses
 from tinker.errors import CircuitOpenError
 from tinker.observing import CircuitChange, CircuitState
 
 __all__ = ["CircuitBreaker", "CircuitOpenError", "CircuitStatus"]
-
-logger: logging.Logger = logging.getLogger("tinker")
 
 
 class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,20 +89,20 @@ class CircuitBreaker:
         check_number("reset_seconds", reset_seconds, positive=True)
         for name, function in (("counts", counts), ("on_change", on_change), ("clock", clock)):
             check_function(name, function)
-        rules = CircuitRules(
+        self._registry = CircuitRegistry(
             failures=failures,
             reset_seconds=float(reset_seconds),
             probes=probes,
             monotonic=clock,
-            is_failure=counts or is_server_failure,
+            is_failure=counts or statuses.is_server_failure,
+            on_change=on_change,
         )
-        self._registry = CircuitRegistry(rules, None if on_change is None else _SafeCallback(on_change))
 
     def __repr__(self) -> str:
-        rules = self._registry.rules
+        rules = self._registry
         return (
             f"CircuitBreaker(failures={rules.failures}, reset_seconds={rules.reset_seconds:g}, probes={rules.probes}, "
-            f"circuits={len(self._registry.circuits)})"
+            f"circuits={len(rules.circuits)})"
         )
 
     def state(self, name: str) -> CircuitState:
@@ -144,15 +141,3 @@ def registry_of(breaker: CircuitBreaker | None) -> CircuitRegistry | None:
     """Return the circuits of a breaker; None for None. Raises TypeError for anything else."""
     check_type("circuit_breaker", breaker, CircuitBreaker)
     return None if breaker is None else breaker._registry  # pyright: ignore[reportPrivateUsage]
-
-
-class _SafeCallback(msgspec.Struct, frozen=True):
-    """The user's function. Its failures are logged and do not affect the call."""
-
-    function: Callable[[CircuitChange], object]
-
-    def __call__(self, change: CircuitChange) -> None:
-        try:
-            self.function(change)
-        except Exception:
-            logger.exception("on_change of a circuit breaker failed; the circuit %r is %s", change.circuit, change.state)

@@ -15,7 +15,8 @@
     │   │   └── InternalServerError         500 and above
     │   ├── APIResponseValidationError  the response does not match the contract
     │   └── APIConnectionError          no response
-    │       └── APITimeoutError             not in time
+    │       ├── APITimeoutError             not in time
+    │       └── ResponseTooLargeError       it is larger than its limit, or than the memory that is left
     ├── RequestFailedError              an accepted request failed on the server
     │   └── RefusedResultError              the poll for its result returned an error status
     ├── PrecedingRequestFailed          the request did not run, because an earlier one failed
@@ -39,6 +40,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 if TYPE_CHECKING:
     import httpx
 
+from tinker._shown import clean
+
 E = TypeVar("E", bound=BaseException)
 
 
@@ -52,6 +55,12 @@ class TinkerError(Exception):
 
     operation: str | None = None
     training_run_id: str | None = None
+
+    def __str__(self) -> str:
+        return clean(super().__str__())
+
+    def add_note(self, note: str, /) -> None:
+        super().add_note(clean(note))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -246,6 +255,10 @@ class APITimeoutError(APIConnectionError):
         super().__init__(request, message)
 
 
+class ResponseTooLargeError(APIConnectionError):
+    """The response was not read to its end: it is larger than a response of its kind may be, or does not fit into memory."""
+
+
 class RequestFailedError(TinkerError):
     """The server accepted a request and then failed to carry it out.
 
@@ -282,12 +295,9 @@ class SampleStreamError(TinkerError, RuntimeError):
     """
 
     def __init__(self, message: str, received_tokens: int) -> None:
-        super().__init__(message, received_tokens)
+        super().__init__(message)
         self.message = message
         self.received_tokens = received_tokens
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class PrecedingRequestFailed(TinkerError):

@@ -51,9 +51,9 @@ def test_limits_of_responses() -> None:
     assert messages.ANSWER_SECONDS == 600
     assert "complete ten minutes after its headers" in page
     assert f"plus {messages.CONNECT_SECONDS:g} seconds if a connection is opened first" in page
-    assert f"refuses headers of more than {messages.MAX_HEAD_NBYTES >> 10} KiB, a body of more" in page
-    assert f"than {messages.MAX_ANSWER_NBYTES >> 30} GiB, and one that" in page
-    assert f"decompresses to more than {unpacking.MAX_UNPACKED_NBYTES >> 20} MiB" in page
+    assert f"refuses headers of more than {messages.MAX_HEAD_NBYTES >> 10} KiB." in page
+    assert f"a sample may have {messages.MAX_RESULT_NBYTES >> 30} GiB, {unpacking.MAX_UNPACKED_NBYTES >> 20} MiB of it" in page
+    assert f"every other response, and every error, {messages.MAX_ANSWER_NBYTES >> 20} MiB" in page
 
 
 def test_limits_of_the_local_server() -> None:

@@ -186,5 +186,5 @@ def test_a_bomb(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.script("client_config", raw(200, gzip.compress(bytes(64 << 20)), {**JSON, "content-encoding": "gzip"}))
     with tinker.ServiceClient(base_url=server.url, api_key=KEY, patience_seconds=0) as service:
         error = service.create_sampling_client(base_model="tinker/toy").exception(30)
-    assert isinstance(error, tinker.APIConnectionError)
-    assert "larger than 1048576 bytes once decompressed" in str(error)
+    assert isinstance(error, tinker.ResponseTooLargeError)
+    assert "larger than 1,048,576 bytes" in str(error)

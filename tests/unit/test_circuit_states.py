@@ -15,7 +15,7 @@ from support.tolerances import FLOAT64, near
 
 import tinker
 from tinker._http.auth import Credential
-from tinker._http.circuits import MAX_CIRCUITS, Circuit, CircuitGuard, CircuitRegistry, CircuitRules
+from tinker._http.circuits import MAX_CIRCUITS, Circuit, CircuitGuard, CircuitRegistry
 from tinker._http.limits import Budget, Holding
 from tinker.circuit_breaker import CircuitStatus
 from tinker.errors import status_error_type
@@ -48,8 +48,8 @@ def breaker(time: Time) -> tinker.CircuitBreaker:
 def attempt(breaker: tinker.CircuitBreaker, name: str = "fail") -> Iterator[None]:
     """Make one attempt of a request whose circuit has this name."""
     registry: CircuitRegistry = vars(breaker)["_registry"]
-    guard = CircuitGuard(registry.circuit(name), registry.rules, registry.tell, None)
-    guard.try_enter()
+    guard = CircuitGuard(registry.circuit(name), registry.tell, None)
+    asyncio.run(guard.enter())
     error: BaseException | None = None
     try:
         yield
@@ -298,8 +298,8 @@ def test_a_reset_is_a_change(time: Time) -> None:
 
 def test_a_timeout_of_the_caller_ends_the_wait() -> None:
     """A TimeoutError that is not the circuit's own is raised: the request does not go on as if it had waited."""
-    rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
-    guard = CircuitGuard(Circuit("a", rules), rules, lambda change: None, None)
+    rules = CircuitRegistry(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    guard = CircuitGuard(Circuit("a", rules), lambda change: None, None)
 
     async def sleep(seconds: float) -> None:
         raise TimeoutError("the caller's own")
@@ -310,8 +310,8 @@ def test_a_timeout_of_the_caller_ends_the_wait() -> None:
 
 def test_a_cancelled_request_does_not_try_again() -> None:
     """A request that is cancelled while it waits for its next attempt ends, whatever its circuit's state."""
-    rules = CircuitRules(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
-    guard = CircuitGuard(Circuit("a", rules), rules, lambda change: None, None)
+    rules = CircuitRegistry(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
+    guard = CircuitGuard(Circuit("a", rules), lambda change: None, None)
 
     async def cancel() -> None:
         sleeping = asyncio.Event()
@@ -366,8 +366,7 @@ def test_repr_of_a_breaker(breaker: tinker.CircuitBreaker) -> None:
 
 def test_unused_circuits_are_dropped() -> None:
     """If there are many circuits, those without failures are dropped, and those that count failures are kept."""
-    rules = CircuitRules(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
-    registry = CircuitRegistry(rules, None)
+    registry = CircuitRegistry(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     failing = registry.circuit("a", Credential("failing"))
     failing.settle(failing.admit(lambda change: None), success=False, tell=lambda change: None)
     for index in range(3 * MAX_CIRCUITS):
@@ -382,11 +381,8 @@ def test_an_attempt_waits_for_what_else_it_needs(breaker: tinker.CircuitBreaker)
     async def scenario() -> None:
         registry: CircuitRegistry = vars(breaker)["_registry"]
         budget = Budget(1)
-        first, second = (
-            CircuitGuard(registry.circuit("a"), registry.rules, registry.tell, Holding(budget, 1)) for _ in range(2)
-        )
-        assert first.try_enter()
-        assert not second.try_enter()
+        first, second = (CircuitGuard(registry.circuit("a"), registry.tell, Holding(budget, 1)) for _ in range(2))
+        await first.enter()
         waiting = asyncio.ensure_future(second.enter())
         await asyncio.sleep(0)
         assert not waiting.done()

@@ -10,6 +10,7 @@ import zlib
 import pytest
 
 from tinker._http import unpacking as _unpacking
+from tinker._http.messages import ExchangeFailed
 from tinker._http.unpacking import unpack
 
 CONTENT = bytes(range(256)) * 5000
@@ -76,7 +77,7 @@ def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(len(self.content))
 
     monkeypatch.setattr(_unpacking._Packed, "step", watched)
-    with pytest.raises(ValueError, match="larger than 4194304 bytes once decompressed"):
+    with pytest.raises(ExchangeFailed, match="larger than 4,194,304 bytes"):
         asyncio.run(unpack(gzip.compress(bytes(64 << 20)), "gzip"))
     assert max(seen) < 5 << 20
 

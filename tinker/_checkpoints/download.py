@@ -30,9 +30,9 @@ from tinker._http import (
     connection_error,
     explain_handshake,
     hide_signature,
-    is_expired_url,
     open_files,
     status_error,
+    statuses,
 )
 from tinker._runtime import Runtime, run
 from tinker.errors import APIConnectionError, APIError, TinkerError
@@ -111,7 +111,7 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> Non
             if _length(place) > before:
                 retries.reset(clock.monotonic())
                 refused = None
-            if is_expired_url(error) and refused is None:
+            if statuses.is_expired_url(error) and refused is None:
                 refused = url
                 continue
             step = retries.after(error, clock.monotonic())

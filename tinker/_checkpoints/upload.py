@@ -27,14 +27,12 @@ from tinker._http import (
     PreparedRequest,
     RawResponse,
     Transport,
-    Verdict,
     connection_error,
     hide_signature,
-    is_expired_url,
     is_lost,
-    judge,
     open_files,
     status_error,
+    statuses,
 )
 from tinker._loop import run_together
 from tinker.errors import APIError, TinkerError
@@ -120,7 +118,7 @@ class Uploading:
         try:
             return (await self.operations.external_weights_upload_finish(note.upload_id)).tinker_path
         except APIError as error:
-            if judge(error) is Verdict.FATAL:
+            if statuses.judge(error) is statuses.Verdict.FATAL:
                 await asyncio.to_thread(self._forget_note)
             if is_lost(error):
                 raise _Expired(error) from error
@@ -148,7 +146,7 @@ class Uploading:
                 await self._put(note.urls[name], name, file, size, digest)
                 break
             except APIError as error:
-                if is_expired_url(error) and self._is_over(note):
+                if statuses.is_expired_url(error) and self._is_over(note):
                     await asyncio.to_thread(self._forget_note)
                     raise _Expired(error) from error
                 step = retries.after(error, clock.monotonic())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tinker._http import credentials as credentials
+from tinker._http import statuses as statuses
 from tinker._http.auth import Auth as Auth
 from tinker._http.auth import Credential as Credential
 from tinker._http.auth import CredentialSource as CredentialSource
@@ -9,12 +11,6 @@ from tinker._http.auth import find_command as find_command
 from tinker._http.auth import find_source as find_source
 from tinker._http.auth import read_claims as read_claims
 from tinker._http.circuits import CircuitRegistry as CircuitRegistry
-from tinker._http.circuits import CircuitRules as CircuitRules
-from tinker._http.circuits import Circuits as Circuits
-from tinker._http.credentials import StoredKey as StoredKey
-from tinker._http.credentials import default_key as default_key
-from tinker._http.credentials import remove_default as remove_default
-from tinker._http.credentials import store_default as store_default
 from tinker._http.engines import open_engine as open_engine
 from tinker._http.engines import open_files as open_files
 from tinker._http.engines import wrap_client as wrap_client
@@ -63,23 +59,13 @@ from tinker._http.statuses import ABSENT_STATUSES as ABSENT_STATUSES
 from tinker._http.statuses import FAILED_STATUSES as FAILED_STATUSES
 from tinker._http.statuses import PENDING_STATUSES as PENDING_STATUSES
 from tinker._http.statuses import REJECTED_STATUSES as REJECTED_STATUSES
-from tinker._http.statuses import WRONG_METHOD_STATUS as WRONG_METHOD_STATUS
 from tinker._http.statuses import Fate as Fate
-from tinker._http.statuses import Verdict as Verdict
 from tinker._http.statuses import fate_of as fate_of
 from tinker._http.statuses import is_absent as is_absent
-from tinker._http.statuses import is_expired_url as is_expired_url
 from tinker._http.statuses import is_failed_result as is_failed_result
-from tinker._http.statuses import is_format_refused as is_format_refused
 from tinker._http.statuses import is_lost as is_lost
 from tinker._http.statuses import is_pending as is_pending
-from tinker._http.statuses import is_retryable_status as is_retryable_status
-from tinker._http.statuses import is_server_failure as is_server_failure
-from tinker._http.statuses import is_session_over as is_session_over
 from tinker._http.statuses import is_success as is_success
-from tinker._http.statuses import is_unexplained as is_unexplained
-from tinker._http.statuses import is_user_fault as is_user_fault
-from tinker._http.statuses import judge as judge
 from tinker._http.streams import StreamsAbsent as StreamsAbsent
 from tinker._http.submission import Retries as Retries
 from tinker._http.submission import Variant as Variant

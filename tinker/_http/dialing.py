@@ -107,7 +107,7 @@ class Dialer:
 
     async def _connect(self) -> _Chooser:
         address, chooser = self._address, _Chooser(self)
-        context = self._context if self._is_secure else None
+        context = self.trust.context(*self.protocols) if self._is_secure else None
         proxy = None if self.proxy is None else urlsplit(self.proxy)
         if proxy is None:
             await self._open(chooser, address, context)
@@ -184,10 +184,6 @@ class Dialer:
                 raise _NoCommonProtocolError from None
             message = trust.describe(error, _where(address), setting)
             raise DialFailed(message, is_wrong=trust.is_lasting(error), says_what_to_do=True) from None
-
-    @property
-    def _context(self) -> ssl.SSLContext:
-        return self.trust.context(*self.protocols)
 
     @property
     def _proxy_context(self) -> ssl.SSLContext | None:

@@ -64,8 +64,7 @@ class HttpEngine:
             pool, loop = self._pool(request), asyncio.get_running_loop()
             async with self._slots[request.purpose]:
                 while True:
-                    if self._closed:
-                        self._check_open()
+                    self._check_open()
                     connection = pool.take() or await pool.wait(request.connect_seconds)
                     exchange = Exchange(request, loop)
                     try:
@@ -124,8 +123,9 @@ async def _read_response(exchange: Exchange) -> RawResponse:
     assert headers is not None
     if exchange.is_streamed:
         return RawResponse(exchange.request, exchange.status, headers, b"")
-    encoding = headers.get("content-encoding")
-    content = exchange.content if encoding is None else await unpack(exchange.content, encoding)
+    content, encoding = exchange.content, headers.get("content-encoding")
+    if encoding is not None:
+        content = await unpack(content, encoding, exchange.request.limit_of(exchange.status))
     return RawResponse(exchange.request, exchange.status, headers, content)
 
 

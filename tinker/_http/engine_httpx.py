@@ -26,7 +26,7 @@ from tinker._http.messages import (
     Purpose,
     RawResponse,
     Receive,
-    extend,
+    check_size,
     late,
 )
 from tinker._http.observers import Observers
@@ -50,7 +50,7 @@ class HttpxEngine:
         observers: Observers | None = None,
         slots: Mapping[Purpose, asyncio.Semaphore] | None = None,
     ) -> None:
-        self._transport = transport
+        self.transport = transport
         self._slots = slots
         seen = Observers(Clock()) if observers is None else observers  # which is false while it is empty
         self._clock = seen.clock
@@ -74,7 +74,8 @@ class HttpxEngine:
             async with self._limit(request) as deadline:
                 response = await self._begin(request, deadline)
                 body, encoding = await _receive(request, response, deadline)
-            return RawResponse(request, response.status_code, response.headers, await unpack(body, encoding))
+            content = await unpack(body, encoding, request.limit_of(response.status_code))
+            return RawResponse(request, response.status_code, response.headers, content)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
             failure = _to_failure(request, error, has_begun=response is not None)
         self._check_open()
@@ -98,7 +99,7 @@ class HttpxEngine:
     async def _begin(self, request: PreparedRequest, deadline: Deadline) -> httpx.Response:
         if self._client is None:
             self._client = httpx.AsyncClient(
-                transport=self._transport,
+                transport=self.transport,
                 follow_redirects=False,
                 trust_env=False,
                 headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
@@ -121,16 +122,12 @@ class HttpxEngine:
             await self._client.aclose()
 
     def describe(self) -> list[ConnectionFacts]:
-        engine = f"httpx {metadata.version('httpx')} with {type(self._transport).__name__}"
+        engine = f"httpx {metadata.version('httpx')} with {type(self.transport).__name__}"
         stream = self._seen.get("network_stream")
         if stream is None:
             return [ConnectionFacts(engine)]
         secured, version = stream.get_extra_info("ssl_object"), self._seen.get("http_version", b"").decode()
         return [trust.describe_connection(engine, version, secured, None)]
-
-    def files(self) -> httpx.AsyncClient:
-        """Return a client over the same transport, not to be closed."""
-        return open_files_client(self._transport)
 
 
 def _to_failure(request: PreparedRequest, error: Exception, *, has_begun: bool) -> ExchangeFailed:
@@ -160,7 +157,7 @@ async def _receive(request: PreparedRequest, response: httpx.Response, deadline:
         await _hand_over(receive, response, deadline, request.silence_seconds)
         return b"", ""
     deadline.extend(ANSWER_SECONDS)
-    return await _read_httpx(response)
+    return await _read_httpx(response, request.limit_of(response.status_code))
 
 
 async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:
@@ -182,14 +179,16 @@ async def _read_all(response: httpx.Response) -> AsyncIterator[bytes]:
     yield response.content
 
 
-async def _read_httpx(response: httpx.Response) -> tuple[bytes, str]:
+async def _read_httpx(response: httpx.Response, most: int) -> tuple[bytes, str]:
     """Return the body and its encoding. A transport that has already read the body has also decoded it."""
     if response.is_stream_consumed:
         return response.content, ""
     received = bytearray()
     try:
+        check_size(0, most, response.headers.get("Content-Length", ""))
         async for piece in response.aiter_raw():
-            extend(received, piece)
+            received += piece
+            check_size(len(received), most)
     finally:
         await response.aclose()
     return bytes(received), response.headers.get("Content-Encoding", "")

@@ -80,7 +80,7 @@ async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx
     from tinker._http.engine_httpx import HttpxEngine, open_files_client
 
     if isinstance(engine, HttpxEngine):
-        yield engine.files()
+        yield open_files_client(engine.transport)  # not to be closed
         return
     async with open_files_client(_open_transport(config)) as client:
         yield client

@@ -16,6 +16,7 @@ from tinker._wire import INLINE_NBYTES, Piece
 
 # The bytes read ahead of a receiver before the connection stops reading.
 READ_AHEAD_NBYTES = 1 << 20
+_STEP_NBYTES = 1 << 20  # of a body, between two looks at its size and the memory
 _SLICE_NBYTES = 1 << 18
 
 
@@ -72,6 +73,7 @@ class Exchange:
     is_last: bool = attrs.field(default=False, init=False)
     _chunks: deque[bytes] = attrs.field(factory=lambda: deque[bytes](), init=False)
     _nbytes: int = attrs.field(default=0, init=False)
+    _unchecked_nbytes: int = attrs.field(default=INLINE_NBYTES, init=False)  # up to which size nothing is looked at
     _failure: Exception | None = attrs.field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = attrs.field(default=None, init=False)
     _source: BodySource | None = attrs.field(default=None, init=False)
@@ -110,9 +112,20 @@ class Exchange:
         if self.is_streamed:
             _finish(self._waiter)
             return self._nbytes > READ_AHEAD_NBYTES
-        if self._nbytes > messages.MAX_ANSWER_NBYTES:
-            self.fail(ExchangeFailed(f"the response is larger than {messages.MAX_ANSWER_NBYTES} bytes"))
+        if self._nbytes > self._unchecked_nbytes:
+            self._check_size()
         return False
+
+    def _check_size(self) -> None:
+        """Fail the exchange if its response is, or will be, too large."""
+        assert self.headers is not None
+        most = self.request.limit_of(self.status)
+        try:
+            messages.check_size(self._nbytes, most, self.headers.get("content-length", ""))
+        except ExchangeFailed as failure:
+            self.fail(failure)
+            self._chunks.clear()
+        self._unchecked_nbytes = min(self._nbytes + _STEP_NBYTES, most)
 
     def end(self) -> None:
         """Note that the response is complete."""

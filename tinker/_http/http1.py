@@ -167,6 +167,9 @@ class Http1Connection(asyncio.Protocol):
             if exchange.add(chunk) and self._is_reading:
                 self._is_reading = False
                 self._transport.pause_reading()
+            if exchange.is_over:  # too large
+                self.leave(exchange)
+                return
         if decoder.is_complete:
             self._end(None)
 

@@ -219,7 +219,10 @@ class Http2Connection(asyncio.Protocol):
         stopped = self._streams.recv_reset(frame)
         if stopped is not None:
             exchange, stop, _, flags = stopped
-            self._stop(exchange, stop)
+            if isinstance(exchange, Exchange):
+                self._exchanges.pop(exchange.number, None)
+                never_ran = stop.reason == int(h2.H2Reason.REFUSED_STREAM)
+                exchange.fail(ExchangeFailed(f"the server reset the request ({_name(stop.reason)})", never_ran=never_ran))
             self._act(flags)
 
     def _take_go_away(self, frame: h2.H2FrameGoAway) -> None:
@@ -231,15 +234,6 @@ class Http2Connection(asyncio.Protocol):
                 self._exchanges.pop(exchange.number, None)
                 exchange.fail(ExchangeFailed("the server closes this connection and did not begin the request", never_ran=True))
         self._act(flags)
-
-    def _stop(self, exchange: object, stop: h2.H2Stopped) -> None:
-        """Fail an exchange whose stream the server has reset."""
-        if not isinstance(exchange, Exchange):
-            return
-        self._exchanges.pop(exchange.number, None)
-        reason = stop.reason
-        never_ran = reason == int(h2.H2Reason.REFUSED_STREAM)
-        exchange.fail(ExchangeFailed(f"the server reset the request ({_name(reason)})", never_ran=never_ran))
 
     def _reset_broken(self, number: int, reason: int) -> None:
         """Reset a stream on which the server broke the protocol; the others continue."""

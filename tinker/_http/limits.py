@@ -98,10 +98,6 @@ class Holding(msgspec.Struct):
     _budget: Budget
     _amount: int
 
-    def try_enter(self) -> bool:
-        """Hold it if it is free now."""
-        return self._budget.try_acquire(self._amount)
-
     async def enter(self) -> None:
         """Wait for it, and hold it."""
         await self._budget.acquire(self._amount)
@@ -111,8 +107,7 @@ class Holding(msgspec.Struct):
         self._budget.release(self._amount)
 
     async def __aenter__(self) -> None:
-        if not self.try_enter():
-            await self.enter()
+        await self.enter()
 
     async def __aexit__(self, *_: object) -> None:
         self.leave()
@@ -186,10 +181,6 @@ class Limits(msgspec.Struct, frozen=True):
 class Admission(Protocol):
     """The resources that each attempt of a request holds."""
 
-    def try_enter(self) -> bool:
-        """Acquire the resources for one attempt if they are free now; otherwise acquire nothing."""
-        ...
-
     async def enter(self) -> None:
         """Wait for the resources for one attempt, and acquire them."""
         ...
@@ -207,6 +198,7 @@ class SampleAdmission(msgspec.Struct):
     _held: list[tuple[Budget, int]] = []
 
     def try_enter(self) -> bool:
+        """Acquire the resources for one attempt if they are free now; otherwise acquire nothing."""
         limits, nbytes = self._limits, self._nbytes
         if limits.cool_down.throttled or not limits.dispatch.try_acquire():
             return False
@@ -217,6 +209,8 @@ class SampleAdmission(msgspec.Struct):
         return True
 
     async def enter(self) -> None:
+        if self.try_enter():
+            return
         limits, gate = self._limits, self._limits.cool_down
         try:
             await self._take(limits.dispatch, 1)
@@ -249,6 +243,5 @@ class SampleAdmission(msgspec.Struct):
         self._limits.cool_down.close_for(error, seconds)
 
     async def _take(self, budget: Budget, amount: int) -> None:
-        if not budget.try_acquire(amount):
-            await budget.acquire(amount)
+        await budget.acquire(amount)
         self._held.append((budget, amount))

@@ -11,6 +11,7 @@ import msgspec
 
 from tinker._http.auth import Credential
 from tinker._http.statuses import is_success
+from tinker._shown import clean
 from tinker._wire import Piece, count_nbytes
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ CONNECT_SECONDS = 10.0
 # An idle connection is closed after this time, before the server does so at a bad moment.
 IDLE_SECONDS = 15.0
 ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
-MAX_ANSWER_NBYTES = 2 << 30
+MAX_ANSWER_NBYTES = 16 << 20
+MAX_RESULT_NBYTES = 2 << 30  # of the successes of these, whose responses hold the arrays of losses and samples
+RESULT_OPERATIONS = frozenset({"retrieve_future"})
 MAX_HEAD_NBYTES = 1 << 16
+SPARE_NBYTES = 64 << 20  # of memory that must be free while a large body is read; never touched
 _LONGEST_REASON = 500  # characters of a failure's text, which may be the server's
 
 
@@ -137,6 +141,10 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return who takes the body of a response with this status as it comes; None when it is read completely."""
         return self.receive if is_success(status) else None
 
+    def limit_of(self, status: int) -> int:
+        """Return how many bytes the body of a response with this status may have, packed or unpacked."""
+        return MAX_RESULT_NBYTES if self.operation in RESULT_OPERATIONS and is_success(status) else MAX_ANSWER_NBYTES
+
     @property
     def header_parts(self) -> Headers:
         """Return the headers in two parts: those shared with other requests, as the same object, and the rest."""
@@ -176,6 +184,7 @@ class ExchangeFailed(Exception):
 
     ``never_ran``: the server cannot have begun with the request, for want of a connection or because it said so.
     ``wrong_address``: no server of this address and scheme seems to exist. ``says_what_to_do``: the message has the advice.
+    ``too_large``: the response is beyond its limit, or beyond the memory that is left.
     """
 
     def __init__(
@@ -187,18 +196,15 @@ class ExchangeFailed(Exception):
         never_ran: bool = False,
         wrong_address: bool = False,
         says_what_to_do: bool = False,
+        too_large: bool = False,
     ) -> None:
-        super().__init__(readable(message)[:_LONGEST_REASON])
+        super().__init__(clean(message)[:_LONGEST_REASON])
         self.timed_out = timed_out
         self.never_connected = never_connected
         self.never_ran = never_ran or never_connected
         self.wrong_address = wrong_address
         self.says_what_to_do = says_what_to_do
-
-
-def readable(text: str) -> str:
-    """Return text that any encoding can write. Header bytes that are not UTF-8 arrive as surrogates, which it replaces."""
-    return text.encode("utf-8", "backslashreplace").decode()
+        self.too_large = too_large
 
 
 def late(request: PreparedRequest, has_begun: bool, *, is_trickling: bool) -> ExchangeFailed:
@@ -212,11 +218,27 @@ def late(request: PreparedRequest, has_begun: bool, *, is_trickling: bool) -> Ex
     return ExchangeFailed(message, timed_out=True)
 
 
-def extend(received: bytearray, piece: bytes) -> None:
-    """Add a piece to a body; ValueError beyond the limit."""
-    received += piece
-    if len(received) > MAX_ANSWER_NBYTES:
-        raise ValueError(f"the response is larger than {MAX_ANSWER_NBYTES} bytes")
+def check_size(nbytes: int, most: int, announced: str = "") -> None:
+    """Raise ExchangeFailed for a body that has so many bytes already, if it is too large or memory for it is missing.
+
+    ``announced`` is its Content-Length. What is larger than ``most`` is too large.
+
+    Memory is reserved and given back at once: the native code of httpunk ends the process where it gets none, so it is given
+    a piece only while there is more than it can need.
+    """
+    nbytes = max(nbytes, int(announced) if announced.isdecimal() and len(announced) < 20 else 0)
+    if nbytes > most:
+        raise ExchangeFailed(f"the response is larger than {most:,} bytes: it has at least {nbytes:,}", too_large=True)
+    try:
+        bytes(nbytes + SPARE_NBYTES)
+    except MemoryError:
+        raise out_of_memory(nbytes) from None
+
+
+def out_of_memory(nbytes: int = 0) -> ExchangeFailed:
+    """Describe a response for which there is not enough memory; ``nbytes`` have come, if it is known how many."""
+    size = f": it has at least {nbytes:,} bytes" if nbytes else ""
+    return ExchangeFailed(f"the response does not fit into the memory that is left{size}", too_large=True)
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from tinker.observing import ClientEvent, Event, Observer, RequestRetry
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
-LINE_LENGTH = 300  # of the server's text, in the log
+LINE_LENGTH = 300  # of the server's text, in the log; it may be a traceback, and the raised error contains the whole text
 
 
 class Observers:
@@ -93,7 +93,8 @@ class Observers:
         level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
-        shown = _to_line(str(wait.error))
+        text = " ".join(str(wait.error).split())
+        shown = text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]} ..."
         if wait.verdict is Verdict.PAUSE:
             logger.log(level, "%s is paused: %s; retrying every %g s", what, shown, wait.seconds)
         else:
@@ -108,9 +109,3 @@ class Observers:
             return False
         self._told[subject] = now
         return True
-
-
-def _to_line(text: str) -> str:
-    """Return a text as one log line. Servers may send tracebacks; the raised error contains the whole text."""
-    line = " ".join(text.split())
-    return line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..."

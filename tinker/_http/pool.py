@@ -50,11 +50,10 @@ class Pool:
         try:
             async with asyncio.timeout(seconds):
                 return await waiter
-        except TimeoutError:
+        except BaseException as error:
             self._abandon(waiter)
-            raise late(self._dialer.where, seconds) from None
-        except BaseException:
-            self._abandon(waiter)
+            if isinstance(error, TimeoutError):
+                raise late(self._dialer.where, seconds) from None
             raise
 
     def give_back(self, connection: HttpConnection) -> None:

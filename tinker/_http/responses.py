@@ -11,7 +11,7 @@ import msgspec
 
 from tinker import errors
 from tinker._clock import Clock
-from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, readable
+from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, out_of_memory
 from tinker._http.statuses import (
     ABSENT_STATUSES,
     GATEWAY_STATUSES,
@@ -19,6 +19,7 @@ from tinker._http.statuses import (
     PROXY_UNAUTHENTICATED_STATUS,
     UNAUTHENTICATED_STATUS,
 )
+from tinker._shown import clean
 from tinker._wire import json
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ def decode_json(response: RawResponse, kind: type[T]) -> T:
         return json.decode(response.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_response(response, str(error)) from error
+    except MemoryError as error:
+        raise connection_error(response.request, out_of_memory(len(response.content))) from error
 
 
 def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
@@ -84,7 +87,9 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     where = f"{request.method} {request.redacted_url}"
     shown = _redact_request(request)
     error: errors.APIConnectionError
-    if failure.timed_out:
+    if failure.too_large:
+        error = errors.ResponseTooLargeError(shown, f"{request.operation}: {failure} ({where}).")
+    elif failure.timed_out:
         error = errors.APITimeoutError(shown, f"Request timed out: {where}: {failure}.")
     else:
         advice = UNREACHABLE_HINT if request.url.startswith("http:") else _REMOTE_HINT
@@ -117,10 +122,7 @@ def status_error(response: RawResponse, clock: Clock) -> errors.APIStatusError:
 def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
     """Read the seconds to wait from ``retry-after-ms``, or from ``retry-after`` in seconds or as a date. None means no hint."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        seconds = _seconds(value, scale, clock)
+        seconds = None if (value := headers.get(name)) is None else _seconds(value, scale, clock)
         if seconds is not None and seconds > 0:
             return seconds
     return None
@@ -153,10 +155,10 @@ def invalid_response(response: RawResponse, fault: str, operation: str = "") -> 
 
 
 def shorten(text: str) -> str:
-    """Return a server's text as an error shows it: its beginning, in printable characters."""
+    """Return a server's text as an error shows it: its beginning, in one line of printable characters."""
     if len(text) <= _SHOWN_CHARACTERS:
-        return readable(text)
-    return f"{readable(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in total)"
+        return clean(text)
+    return f"{clean(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in total)"
 
 
 def parse_body(response: RawResponse) -> object:

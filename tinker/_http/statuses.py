@@ -8,6 +8,7 @@
     402                            PAUSE        the account is blocked; try again every few seconds for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
     a success that cannot be read  MALFORMED    something on the way spoiled it; the same request again, three times in all
+    a response that is too large   MALFORMED    as above
     400 without a body             MALFORMED    as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
 
@@ -25,6 +26,7 @@ from tinker.errors import (
     APIStatusError,
     CircuitOpenError,
     RequestFailedError,
+    ResponseTooLargeError,
 )
 
 
@@ -102,10 +104,10 @@ def is_success(status: int) -> bool:
 
 def judge(error: BaseException) -> Verdict:
     """Return the verdict on a failure; FATAL for anything that is not an APIError."""
+    if isinstance(error, APIResponseValidationError | ResponseTooLargeError):
+        return Verdict.MALFORMED
     if isinstance(error, APIConnectionError):
         return Verdict.RETRY
-    if isinstance(error, APIResponseValidationError):
-        return Verdict.MALFORMED
     if not isinstance(error, APIStatusError):
         return Verdict.FATAL
     status = error.status_code

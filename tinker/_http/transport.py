@@ -21,11 +21,20 @@ from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http.auth import Auth, Credential
-from tinker._http.circuits import CircuitGuard, Circuits
+from tinker._http.circuits import CircuitGuard, CircuitRegistry
 from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
 from tinker._http.limits import Admission
-from tinker._http.messages import ExchangeFailed, Headers, HTTPEngine, PreparedRequest, Purpose, RawResponse, SharedHeaders
+from tinker._http.messages import (
+    ExchangeFailed,
+    Headers,
+    HTTPEngine,
+    PreparedRequest,
+    Purpose,
+    RawResponse,
+    SharedHeaders,
+    out_of_memory,
+)
 from tinker._http.observers import Observers
 from tinker._http.redaction import send_logged
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
@@ -35,7 +44,7 @@ from tinker._http.streams import EventReceiver
 from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
-from tinker.observing import AttemptStarted, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
+from tinker.observing import AttemptStarted, CircuitChange, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
 
 T = TypeVar("T")
 
@@ -81,8 +90,7 @@ class _Call(msgspec.Struct, Generic[T]):
     async def enter(self) -> None:
         """Wait for what an attempt holds, unless it has that."""
         if self.held is not None and not self.is_admitted:
-            if not self.held.try_enter():
-                await self.held.enter()
+            await self.held.enter()
             self.is_admitted = True
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
@@ -106,7 +114,7 @@ class Transport:
         engine: HTTPEngine,
         observers: Observers,
         tasks: TaskScope,
-        circuits: Circuits | None = None,
+        circuits: CircuitRegistry | None = None,
         dump: ExchangeSink | None = None,
     ) -> None:
         self.config = config
@@ -236,8 +244,24 @@ class Transport:
             random=self.clock.random,
             fields=self._refused,
         )
-        guard = None if self._circuits is None else self._circuits.guard(prepared.operation, prepared.purpose, policy, admit)
-        return _Call(submission, read, {_FIRST: prepared}, held=guard or admit)
+        return _Call(submission, read, {_FIRST: prepared}, held=self._guard(prepared, policy, admit) or admit)
+
+    def _guard(self, prepared: PreparedRequest, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
+        """Return the guard of a request, which holds ``admit`` too; None for a request that no circuit may stop.
+
+        Heartbeats continue while a circuit is open. So do polls for accepted work: they are single attempts.
+        """
+        if self._circuits is None or prepared.purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
+            return None
+        from tinker_wire.operations import OPERATIONS  # a long table, for clients with a breaker
+
+        name = f"{self.config.base_url} {OPERATIONS[prepared.operation].tag}"
+        return CircuitGuard(self._circuits.circuit(name, self.auth.source), self._tell, admit)
+
+    def _tell(self, change: CircuitChange) -> None:
+        self.observers.notify(change)
+        assert self._circuits is not None
+        self._circuits.tell(change)
 
     # ------------------------------------------------------------------------------------------------------- one submission
 
@@ -314,6 +338,8 @@ class Transport:
                 request, redirects = redirected, redirects + 1
         except ExchangeFailed as failure:
             raise self._lose(prepared, failure, attempt) from failure
+        except MemoryError:
+            raise self._lose(prepared, out_of_memory(), attempt) from None
         except BaseException:
             if attempt is not None:
                 attempt.end(None, None)

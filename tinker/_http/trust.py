@@ -9,7 +9,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from tinker._config import explain_missing_certificates, show_url
-from tinker._http.messages import ConnectionFacts, ExchangeFailed
+from tinker._http.messages import ConnectionFacts, ExchangeFailed, out_of_memory
 
 #: What OpenSSL calls the answer of a server that does not use TLS.
 _PLAIN_TEXT_REASONS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
@@ -56,8 +56,11 @@ def describe(error: ssl.SSLError, where: str, setting: str) -> str:
 def find_refusal(error: Exception | None, where: str) -> ExchangeFailed | None:
     """Return the failure of a connection that was lost because the server refuses the client's certificate, or wants one.
 
-    TLS 1.3 does so after the handshake; no request has run. None if the connection was lost for another reason.
+    TLS 1.3 does so after the handshake; no request has run. Or because memory was missing for what it sent. None if the
+    connection was lost for another reason.
     """
+    if isinstance(error, MemoryError):
+        return out_of_memory()
     if isinstance(error, ssl.SSLError) and _alert_of(error) in (_NO_CERTIFICATE, *_REFUSALS):
         return _as_failure(error, where)
     return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
+
+from tinker._http.messages import check_size
 
 ACCEPTED_ENCODINGS = "gzip, deflate"
 # The packed forms of a response of this size are no bigger in practice; a bomb unpacks to a thousand times its size.
@@ -13,28 +15,20 @@ MAX_UNPACKED_NBYTES = 256 << 20
 # The bytes decompressed before the loop gets its turn.
 _STEP_NBYTES = 1 << 18
 _GZIP_BITS = zlib.MAX_WBITS | 16
+_Unpacker: TypeAlias = "zlib._Decompress"  # pyright: ignore[reportPrivateUsage]
 
 
-class _Unpacker(Protocol):
-    """What ``zlib.decompressobj`` returns."""
+async def unpack(body: bytes, encoding: str, most: int = MAX_UNPACKED_NBYTES) -> bytes:
+    """Return the content of a body with this Content-Encoding.
 
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    @property
-    def unconsumed_tail(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
-
-
-async def unpack(body: bytes, encoding: str) -> bytes:
-    """Return the content of a body with this Content-Encoding. ValueError for one that is broken, unknown or too large."""
+    Raises ValueError for one that is broken or unknown, ExchangeFailed for one of more than ``most`` bytes.
+    """
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
     if name not in _OPENERS:
         raise ValueError(f"the response has the Content-Encoding {name[:40]!r}, which the client did not accept")
-    packed = _Packed(body, _OPENERS[name](body))
+    packed = _Packed(body, _OPENERS[name](body), min(most, MAX_UNPACKED_NBYTES))
     packed.step(_STEP_NBYTES)
     if not packed.done:
         await asyncio.to_thread(packed.finish)
@@ -44,7 +38,8 @@ async def unpack(body: bytes, encoding: str) -> bytes:
 class _Packed:
     """One body on its way out of its packing."""
 
-    def __init__(self, body: bytes, unpacker: _Unpacker) -> None:
+    def __init__(self, body: bytes, unpacker: _Unpacker, most: int) -> None:
+        self._most = most
         self._rest = body
         self._unpacker = unpacker
         self.content = bytearray()
@@ -54,8 +49,7 @@ class _Packed:
         """Unpack the rest."""
         while not self.done:
             self.step(_STEP_NBYTES)
-            if len(self.content) > MAX_UNPACKED_NBYTES:
-                raise ValueError(f"the response is larger than {MAX_UNPACKED_NBYTES} bytes once decompressed")
+            check_size(len(self.content), self._most)
 
     def step(self, nbytes: int) -> None:
         """Unpack so much, at most."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tinker_wire import models
 from tinker_wire.api import service as api
 
-from tinker._http import ONE_SHOT, Policy, Purpose, Transport, is_session_over
+from tinker._http import ONE_SHOT, Policy, Purpose, Transport, statuses
 from tinker.errors import APIError, ClientClosedError, SessionSilentError
 from tinker.observing import SessionLost
 
@@ -48,7 +48,7 @@ class Heart:
                 heard = clock.monotonic()
                 self._hear()
             except APIError as error:
-                if is_session_over(error):
+                if statuses.is_session_over(error):
                     if session_id in self.beating:
                         self._report_lost(session_id, clock.monotonic() - heard, error)
                     return

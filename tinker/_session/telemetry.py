@@ -28,7 +28,7 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, Verdict, is_absent, is_user_fault, judge
+from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, is_absent, statuses
 from tinker._loop import TaskScope, loop_thread
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate
@@ -230,7 +230,7 @@ class Telemetry:
         if is_refused or isinstance(error, ClientClosedError):
             self.wanted = False
             self._events.clear()
-        elif not isinstance(error, APIError) or judge(error) is not Verdict.FATAL:
+        elif not isinstance(error, APIError) or statuses.judge(error) is not statuses.Verdict.FATAL:
             self._events.extendleft(reversed(batch[: EVENTS_KEPT - len(self._events)]))
 
     async def _drain(self, seconds: float) -> None:
@@ -394,7 +394,7 @@ def is_user_error(exception: BaseException) -> bool:
 def _is_users(error: BaseException) -> bool:
     if isinstance(error, RequestFailedError):
         return error.category == "user"
-    return is_user_fault(error)
+    return statuses.is_user_fault(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

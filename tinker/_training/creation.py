@@ -13,7 +13,7 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
-from tinker._http import SUBMIT, is_format_refused
+from tinker._http import SUBMIT, statuses
 from tinker._runtime import Runtime
 from tinker._session import ResultSpec, SessionContext, json_only, suggest_models
 from tinker._training.numbers import Numbers
@@ -77,7 +77,7 @@ class SavedAdapter:
         try:
             submission = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
         except APIStatusError as error:
-            if not is_format_refused(error):
+            if not statuses.is_format_refused(error):
                 raise
             if error.may_have_arrived:  # the server may have given the number to a model
                 body = msgspec.structs.replace(body, model_seq_id=next(runtime.session.model_numbers))

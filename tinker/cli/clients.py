@@ -46,10 +46,10 @@ def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Conf
 
 def check_credential(config: tinker.Config) -> None:
     """Raise CommandFailed if the server is the hosted service and there is no credential."""
-    from tinker._http import default_key
+    from tinker._http import credentials
 
     given = config.api_key or config.credential_cmd
-    if config.is_hosted and given is None and default_key(config.credentials_file) is None:
+    if config.is_hosted and given is None and credentials.default_key(config.credentials_file) is None:
         raise CommandFailed(
             "No credential for the hosted service",
             "Run `tinker auth login`, or set TINKER_API_KEY.",

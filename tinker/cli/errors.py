@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from tinker._shown import clean
+
 if TYPE_CHECKING:
     from tinker.errors import APIStatusError
 
@@ -59,9 +61,8 @@ class CommandFailed(click.ClickException):
         self.details = details
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"Error: {self.message}", file=file, err=True)
-        for line in self.details:
-            click.echo(line, file=file, err=True)
+        for line in (f"Error: {self.message}", *self.details):
+            click.echo(clean(line), file=file, err=True)
 
 
 @contextlib.contextmanager
@@ -98,7 +99,7 @@ def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise  # the reader closed the pipe; click exits silently
         if params["debug"]:
-            click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+            click.echo(clean("".join(traceback.format_exception(error)), lines=True), err=True, nl=False)
         raise to_failure(error) from error
 
 
@@ -123,7 +124,7 @@ def _describe(error: Exception) -> tuple[str, list[str], str | None]:
         cause, request = str(error.__cause__ or error), error.request
         return cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE
     if isinstance(error, errors.RequestFailedError):
-        message = _to_line(error.reason)
+        message = clean(error.reason[:_SHOWN_CHARACTERS])
         if error.category == "user":  # the message names what the user can change
             return message, [], None
         return "The request failed on the server", [f"Details: {message}", f"Request: {error.request_id}"], None
@@ -179,10 +180,4 @@ def read_message(error: Exception) -> str:
     from tinker._http import find_explanation
 
     message = find_explanation(getattr(error, "body", None))
-    return str(error) if message is None else _to_line(message)
-
-
-def _to_line(text: str) -> str:
-    """Return text of the server in one line, with control characters escaped."""
-    line = " ".join(text[:_SHOWN_CHARACTERS].split())
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return str(error) if message is None else clean(message[:_SHOWN_CHARACTERS])

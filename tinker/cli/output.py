@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
+from tinker._shown import clean
 from tinker.cli.options import GlobalOptions
 
 if TYPE_CHECKING:
@@ -44,10 +45,21 @@ def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
         table()
 
 
-def say(text: str, end: str = "\n") -> None:
-    """Print text for people on the error stream; unlike ``click.echo``, above the progress bar if there is one."""
-    sys.stderr.write(text + end)
+def say(*lines: str, end: str = "\n") -> None:
+    """Print lines for people on the error stream; unlike ``click.echo``, above the progress bar if there is one."""
+    sys.stderr.write("\n".join(map(clean, lines)) + end)
     sys.stderr.flush()
+
+
+def show_lines(*lines: str) -> None:
+    """Print lines for people on the output stream."""
+    click.echo("\n".join(map(clean, lines)))
+
+
+def write_data(text: str) -> None:
+    """Write data to the output stream: into a file or a pipe as it is, on a terminal without what would control it."""
+    sys.stdout.write(clean(text, lines=True) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def is_ascii_only() -> bool:
@@ -90,6 +102,7 @@ def show_table(
 
     On a narrow terminal the columns in ``optional`` are left out, in this order, before rows are shown one by one.
     """
+    columns, title = list(map(clean, columns)), None if title is None else clean(title)
     lines = [list(map(format_value, row)) for row in rows]
     if sys.stdout.isatty():
         _show_on_screen(columns, lines, title, optional)
@@ -98,7 +111,7 @@ def show_table(
         say(title)
     widths = [max(map(len, cells)) for cells in zip(columns, *lines)]
     for line in (columns, *lines):
-        click.echo(_GAP.join(cell.replace("\n", " ").ljust(width) for cell, width in zip(line, widths)).rstrip())
+        click.echo(_GAP.join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 
 
 def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, optional: Sequence[str]) -> None:
@@ -217,6 +230,7 @@ def chart_text(curves: Curves, ascii_only: bool) -> str:
     """Return curves as text that fits the terminal."""
     from tinker.cli.charts import draw_text
 
+    curves = {clean(name): points for name, points in curves.items()}
     return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), ascii_only=ascii_only)
 
 
@@ -227,6 +241,7 @@ def progress(options: GlobalOptions, description: str, total: float | None, *, n
     The block gets a function ``advance(done, total=..., description=...)``. ``total`` None is an unknown total; ``nbytes``
     shows numbers as sizes in bytes.
     """
+    description = clean(description)
     if options.format == "json":
         yield _no_advance
     elif sys.stderr.isatty():
@@ -333,7 +348,7 @@ def format_value(value: object) -> str:
         return format_timestamp(value)
     if isinstance(value, bool):
         return "Yes" if value else "No"
-    return "N/A" if value is None else str(value)
+    return "N/A" if value is None else clean(str(value))
 
 
 def format_lora(is_lora: bool | None, rank: int | None) -> str:

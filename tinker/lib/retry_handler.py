@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._http import RetryConfig, is_retryable_status
+from tinker._http import RetryConfig, statuses
 
 __all__ = ["RetryConfig", "is_retryable_status_code"]
 
@@ -13,4 +13,4 @@ def is_retryable_status_code(status_code: int) -> bool:
     >>> is_retryable_status_code(503), is_retryable_status_code(404)
     (True, False)
     """
-    return is_retryable_status(status_code)
+    return statuses.is_retryable_status(status_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from tinker._shown import clean
 from tinker.observing.events import (
     CircuitChange,
     ClientEvent,
@@ -46,7 +47,7 @@ class LogObserver:
         if text is not None and self._logger.isEnabledFor(level):
             about = {name: getattr(event, name) for name in ClientEvent.__struct_fields__ if name != "operation"}
             about["user_metadata"] = dict(event.user_metadata)
-            self._logger.log(level, "%s %s", event.operation, text, extra=about)
+            self._logger.log(level, "%s %s", event.operation, clean(text), extra=about)
 
     def _describe(self, event: Event) -> tuple[int, str | None]:
         match event:

@@ -9,9 +9,9 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
+from tinker._shown import ShownAsTable
 from tinker.observing.events import Event, FutureSettled, QueueChange, RequestAttempt, RequestRetry, TokensUsed
 from tinker.observing.snapshots import COLUMNS, HistogramSummary, Snapshot, Summary, encode_prometheus, tabulate
-from tinker.observing.tables import ShownAsTable
 
 KEPT_DURATIONS = 1000
 #: The upper ends of the buckets of a duration, in seconds; one more bucket has everything above.

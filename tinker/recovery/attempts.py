@@ -8,7 +8,7 @@ import attrs
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
-from tinker._http import SUBMIT, is_absent, is_lost, is_server_failure
+from tinker._http import SUBMIT, is_absent, is_lost, statuses
 from tinker._runtime import Runtime
 from tinker._training import Creation, SavedAdapter, TrainingRun
 from tinker.errors import (
@@ -37,7 +37,7 @@ async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
     root = root_of(error)
     if isinstance(root, RequestFailedError):
         return root.category != "user" and await is_corrupted(runtime, run_id)
-    if isinstance(root, SessionLostError | CircuitOpenError) or is_server_failure(root):
+    if isinstance(root, SessionLostError | CircuitOpenError) or statuses.is_server_failure(root):
         return True
     if is_lost(root):
         return not is_absent(root) or not await _is_known(runtime, run_id)

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from tinker._shown import ShownAsTable
 from tinker.observing import Event, TokensUsed
-from tinker.observing.tables import ShownAsTable
 from tinker.usage.counts import TokenCounts
 from tinker.usage.prices import Price, price_of
 

@@ -14,7 +14,7 @@ import tinker
 from tinker.cli.clients import config_of, connect, rest_client, send
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
-from tinker.cli.output import say, show, show_properties
+from tinker.cli.output import show, show_lines, show_properties
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
@@ -30,21 +30,20 @@ def login(options: GlobalOptions) -> None:
     """
     from tinker_wire.api import auth as api
 
-    from tinker._http import StoredKey, default_key, store_default
+    from tinker._http import credentials
     from tinker.types.console import CONSOLE
 
     config = _load_hosted_config(options)
-    if default_key(config.credentials_file) is not None:
+    if credentials.default_key(config.credentials_file) is not None:
         raise CommandFailed("Already logged in", "To replace the stored key, run `tinker auth logout` first.")
     query = urlencode({"new_key": "true", "key_name": f"tinker-cli-{platform.node()}"})
-    say(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n")
+    click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
     key = _read_key()
     answer = _send_with_key(options, key, api.get_api_key())
-    details = answer.details.model_dump()
-    stored = StoredKey(type="manual", key=key, name=answer.name, note=answer.note, details=details)
-    store_default(config.credentials_file, str(answer.key_id), stored)
+    stored = credentials.StoredKey(key=key, name=answer.name, note=answer.note, details=answer.details.model_dump())
+    credentials.store_default(config.credentials_file, str(answer.key_id), stored)
     whose = f"{answer.details.user_details.email} ({answer.details.org_details.name})"
-    click.echo(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
+    show_lines(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
 
 
 def _load_hosted_config(options: GlobalOptions) -> tinker.Config:
@@ -62,13 +61,11 @@ def _link(url: str) -> str:
 
 
 def _read_key() -> str:
-    if sys.stdin.isatty():
-        key = getpass.getpass("Paste your API key: ", stream=sys.stderr).strip()
-    else:
-        key = sys.stdin.readline().strip()
-    if not key:
+    is_terminal = sys.stdin.isatty()
+    key = getpass.getpass("Paste your API key: ", stream=sys.stderr) if is_terminal else sys.stdin.readline()
+    if not key.strip():
         raise CommandFailed("No key was given, so nothing was stored")
-    return key
+    return key.strip()
 
 
 def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
@@ -83,11 +80,11 @@ def logout(options: GlobalOptions) -> None:
     """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
     from tinker_wire.api import auth as api
 
-    from tinker._http import default_key, remove_default
+    from tinker._http import credentials
     from tinker.types.console import CONSOLE
 
     config = _load_hosted_config(options)
-    entry = default_key(config.credentials_file)
+    entry = credentials.default_key(config.credentials_file)
     if entry is None:
         raise CommandFailed("No key is stored", "To store one, run `tinker auth login`.")
     key_id, stored = entry
@@ -97,7 +94,7 @@ def logout(options: GlobalOptions) -> None:
             _send_with_key(options, stored.key, api.delete_api_key())
         except tinker.TinkerError as error:
             refusal = error
-    remove_default(config.credentials_file)
+    credentials.remove_default(config.credentials_file)
     name = stored.name or key_id
     if stored.type == "generated" and refusal is None:
         click.echo(f"The key {name!r} is removed and revoked.")
@@ -106,7 +103,7 @@ def logout(options: GlobalOptions) -> None:
         f"The key {name!r} is removed from this machine. It is still valid; delete it at {_link(f'{CONSOLE}/keys/{key_id}')}"
     )
     if stored.organization is not None:
-        click.echo(f"Its organization: {stored.organization}")
+        show_lines(f"Its organization: {stored.organization}")
     if refusal is not None:
         raise CommandFailed("The key could not be revoked", read_message(refusal))
 
@@ -126,8 +123,7 @@ def status(options: GlobalOptions) -> None:
     except (CommandFailed, tinker.TinkerError) as error:
         failure = error
     value = {"credentials_available": has, "tinker_accessible": failure is None}
-    words = {True: "yes", False: "no"}
-    text = f"Credentials available: {words[has]}\nTinker accessible: {words[failure is None]}"
+    text = f"Credentials available: {'yes' if has else 'no'}\nTinker accessible: {'yes' if failure is None else 'no'}"
     show(options, value, lambda: click.echo(text))
     if failure is not None:
         raise failure

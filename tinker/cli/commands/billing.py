@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import click
@@ -15,7 +15,7 @@ import tinker
 from tinker.cli.clients import admin_client
 from tinker.cli.costs import fetch_usage, next_hour
 from tinker.cli.options import GlobalOptions, Option, command, parse_time
-from tinker.cli.output import Columns, format_count, format_value, show, show_items, show_table
+from tinker.cli.output import Columns, format_count, format_value, show, show_items, show_table, write_data
 
 _UsageRow: TypeAlias = Mapping[str, object]
 
@@ -137,10 +137,12 @@ def _names(rows: Sequence[_UsageRow]) -> list[str]:
 
 
 def _write_csv(file: str, names: Sequence[str], rows: Sequence[_UsageRow]) -> None:
-    with contextlib.nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, names, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
+    lines = io.StringIO(newline="")
+    csv.writer(lines).writerows([names, *([row.get(name, "") for name in names] for row in rows)])
+    if file == "-":
+        write_data(lines.getvalue())
+    else:
+        Path(file).write_text(lines.getvalue(), encoding="utf-8", newline="")
 
 
 def _show_rows(rows: Sequence[_UsageRow], title: str) -> None:

@@ -24,7 +24,7 @@ from tinker.cli.model_input import (
     has_template,
 )
 from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
-from tinker.cli.output import say, show_json
+from tinker.cli.output import say, show_json, write_data
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -78,7 +78,7 @@ def _read() -> str | None:
     except KeyboardInterrupt:
         if not is_terminal:
             raise
-        say("\nCtrl-D quits")
+        say("", "Ctrl-D quits")
         return ""
 
 
@@ -143,7 +143,7 @@ class _ChatSession:
         else:
             if command != "/help":
                 say(f"unknown command {command}")
-            say(_HELP)
+            say(*_HELP.splitlines())
         return True
 
     def _save(self, file: Path) -> None:
@@ -166,8 +166,7 @@ class _ChatSession:
             for piece in self._stream(prompt, answer):
                 answer.text += piece
                 if not self._as_json:
-                    click.echo(piece, nl=False)
-                    sys.stdout.flush()
+                    write_data(piece)
         except KeyboardInterrupt:
             answer.stop_reason = None
             say(" [stopped]", end="")

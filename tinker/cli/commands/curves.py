@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import click
 
+from tinker._shown import clean
 from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
 from tinker.cli.options import ChartFile, GlobalOptions, Option, command
-from tinker.cli.output import format_metric, is_ascii_only, say, show, show_chart, show_table
+from tinker.cli.output import format_metric, is_ascii_only, say, show, show_chart, show_lines, show_table
 
 _POLL_SECONDS = 1.0
 
@@ -51,7 +52,7 @@ def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None
         else:
             name = choose_metric([now], metric)
             for one in now.steps[printed:]:
-                click.echo(_describe(now, one, name))
+                show_lines(_describe(now, one, name))
             if once and not now.steps:
                 say(f"{now.name} has no steps yet")
         sys.stdout.flush()
@@ -85,7 +86,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
         for now in _follow(read, once):
             name = choose_metric([now], metric)
             title = f"{now.name}: {_describe(now, now.steps[-1], name) if now.steps else 'no steps yet'}"
-            live.update(Text(f"{title}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
+            live.update(Text(f"{clean(title)}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
 
 
 @command(

@@ -35,7 +35,7 @@ from tinker.cli.options import (
     TokenizerOption,
     command,
 )
-from tinker.cli.output import Advance, format_count, format_json, progress, say, show
+from tinker.cli.output import Advance, format_count, format_json, progress, say, show, write_data
 from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_rows
 
 #: Requests in flight at once.
@@ -151,7 +151,7 @@ def _print_samples(samples: Sequence[dict[str, Any]], per_prompt: int, is_chat: 
         if len(samples) > 1:
             label = f" ({number % per_prompt + 1} of {per_prompt})" if per_prompt > 1 else ""
             click.echo(f"{'' if number == 0 else chr(10)}--- {sample['prompt']!r}{label}")
-        click.echo(sample["text"])
+        write_data(f"{sample['text']}\n")
     if any(not one["text"] and one["stop_reason"] == "stop" and len(one["tokens"]) <= 1 for one in samples):
         advice = "" if is_chat else " If the model was trained on messages, add --chat."
         say(f"An empty answer ended at its first token.{advice}")

@@ -10,7 +10,7 @@ import click
 import tinker
 from tinker.cli.clients import Listing, connect, rest_client, search_pages
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, NewFile, Option, command
-from tinker.cli.output import Columns, format_size, list_metadata, progress, say, show, show_items, show_properties
+from tinker.cli.output import Columns, format_size, list_metadata, progress, say, show, show_items, show_lines, show_properties
 
 _COLUMNS: Columns[tinker.types.SessionSummary] = [
     ("Session ID", lambda session: session.session_id),
@@ -77,7 +77,7 @@ def export_trace(
     say(f"Waiting for the server to write the trace of session {session_id} ...")
     url = tinker.RestClient(runtime).export_session_trace(session_id).result()
     if url_only:
-        show(options, {"session_id": session_id, "url": url}, lambda: click.echo(url))
+        show(options, {"session_id": session_id, "url": url}, lambda: show_lines(url))
         return
     place = output or Path(f"{session_id.replace('/', '_')}.pftrace")
     with progress(options, "Downloading trace", None, nbytes=True) as advance:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 from tinker_wire import models
 
+from tinker._shown import clean
 from tinker.local.engines.protocol import EngineError
 from tinker.types.paths import SCHEME
 
@@ -17,7 +18,6 @@ CheckpointKind: TypeAlias = Literal["weights", "sampler_weights", "external_weig
 CHECKPOINT_KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MAX_NAME = 255
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_NOT_IN_NAMES = re.compile(r"[/\x00-\x1f\x7f]")
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def checkpoint_path(run: str, kind: CheckpointKind, name: str) -> str:
 
 def check_name(name: str) -> str:
     """Return the name. Raises EngineError for one that is not possible in a path."""
-    if not name.strip() or name in (".", "..") or len(name) > MAX_NAME or _NOT_IN_NAMES.search(name):
+    if not name.strip() or name in (".", "..") or len(name) > MAX_NAME or "/" in name or clean(name) != name:
         shown = name if len(name) <= MAX_NAME else f"{name[:40]}..."
         rule = f"1 to {MAX_NAME} characters without '/' and control characters, and not '.' or '..'"
         raise EngineError(f"{shown!r} cannot name a checkpoint; a name has {rule}")

@@ -15,7 +15,7 @@ from tinker.cli.commands.checkpoint.show import find_checkpoint, parse_pair
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.model_input import check_start, find_path, parse_path, train_from
 from tinker.cli.options import CheckpointName, ExpiryOption, GlobalOptions, Option, Positive, command, parse_time, with_zone
-from tinker.cli.output import format_count, format_size, format_timestamp, progress, say, show_json, show_properties
+from tinker.cli.output import format_count, format_size, format_timestamp, progress, say, show_json, show_lines, show_properties
 
 _RANK = 32
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -150,7 +150,7 @@ def delete(
         chosen = [one for one in rest.list_checkpoints(run_id).result().checkpoints if _matches(one, *conditions)]
         paths = [one.tinker_path for one in chosen]
     if not paths and options.format == "table":
-        click.echo(f"No checkpoints found for run {run_id}{' matching filters' if checkpoint_type or before or after else ''}")
+        show_lines(f"No checkpoints found for run {run_id}{' matching filters' if checkpoint_type or before or after else ''}")
     elif yes or not paths or _ask(chosen):
         _delete(options, rest, paths)
     else:

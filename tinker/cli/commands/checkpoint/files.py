@@ -33,11 +33,7 @@ def _transfer(
         service_client(options, interactive=True) as service,
         progress(options, description, None, nbytes=True) as advance,
     ):
-
-        def report(now: tinker.checkpoints.Progress) -> None:
-            advance(now.done_nbytes, total=now.total_nbytes)
-
-        yield service, report
+        yield service, lambda now: advance(now.done_nbytes, total=now.total_nbytes)
 
 
 @command("tinker checkpoint download tinker://RUN/sampler_weights/final --output out")

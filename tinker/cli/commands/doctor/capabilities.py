@@ -12,15 +12,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Operation, Request
 
-from tinker._http import (
-    ABSENT_STATUSES,
-    WRONG_METHOD_STATUS,
-    FormAttempt,
-    Negotiation,
-    WireFormat,
-    is_format_refused,
-    is_unexplained,
-)
+from tinker._http import ABSENT_STATUSES, FormAttempt, Negotiation, WireFormat, statuses
 from tinker._wire import json, proto
 from tinker.cli.commands.doctor.prober import CheckResult, Prober, Support
 from tinker.errors import APIStatusError, TinkerError
@@ -78,7 +70,7 @@ def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
 
 def _is_about_the_format(error: APIStatusError) -> bool:
     """Return whether a refusal may be about the format of the body. A server that names the model has decoded it."""
-    return (is_format_refused(error) or is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)
+    return (statuses.is_format_refused(error) or statuses.is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)
 
 
 # No operation has this method, so it never reaches one: a server that knows the path refuses the method.
@@ -109,7 +101,7 @@ async def _probe(prober: Prober, path: str) -> Support:
         status = await prober.status(request)
     except TinkerError:
         return "unknown"
-    return "yes" if status == WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
+    return "yes" if status == statuses.WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
 
 
 def _example_path(operation: Operation) -> str:

@@ -1,0 +1,203 @@
+"""Texts of a hostile server in errors and in the log: nothing controls a terminal, and no line is forged."""
+
+from __future__ import annotations
+
+import io
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.hostile import EVIL, EXPLANATIONS, ORDINARY, HostileApp, find_attacks
+
+import tinker
+from tinker._shown import clean
+from tinker._validate import check_name
+from tinker.local import Settings, State, create_app
+from tinker.local.engines.protocol import EngineError
+from tinker.local.engines.toy import ToyEngine
+from tinker.local.storage.checkpoint_records import check_name as check_name_on_server
+from tinker.observing import LogObserver, log_exchanges
+
+PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)
+DATUM = tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]})  # type: ignore[dict-item]
+
+
+def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
+    return service.create_lora_training_client("tinker/toy", rank=2)
+
+
+def sampling(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    return service.create_sampling_client(base_model="tinker/toy")
+
+
+#: What is called, by the operation whose answer is scripted.
+CALLS: dict[str, Callable[[tinker.ServiceClient], Any]] = {
+    "client/config": training,
+    "create_session": training,
+    "create_model": training,
+    "create_sampling_session": sampling,
+    "forward_backward": lambda service: training(service).forward_backward([DATUM], "cross_entropy"),
+    "optim_step": lambda service: training(service).optim_step(tinker.AdamParams()),
+    "save_weights": lambda service: training(service).save_state("a", overwrite=True),
+    "asample": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
+    "retrieve_future": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
+    "get_server_capabilities": lambda service: service.create_rest_client().get_server_capabilities(),
+    "training_runs": lambda service: service.create_rest_client().list_training_runs(),
+    "sessions": lambda service: service.create_rest_client().list_sessions(),
+    "weights_info": lambda service: service.create_rest_client().get_weights_info_by_tinker_path("tinker://a/weights/b"),
+}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[HostileApp]:
+    """Yield the server."""
+    state = State(ToyEngine, Settings(data_dir=tmp_path, hold_seconds=0.05))
+    yield HostileApp(create_app(state))
+    state.close()
+
+
+@pytest.fixture
+def log() -> Iterator[Callable[[], str]]:
+    """Log everything from DEBUG on as a program does that writes lines of text; return what was written."""
+    written, handler = io.StringIO(), logging.StreamHandler()
+    handler.setStream(written)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("tinker")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    yield written.getvalue
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def ask(app: HostileApp, call: Callable[[tinker.ServiceClient], Any]) -> list[BaseException]:
+    """Make a call, and return its error with everything that led to it."""
+    service = tinker.ServiceClient(
+        transport=httpx.ASGITransport(app), base_url="http://server", api_key="tml-key", patience_seconds=0,
+        observers=[LogObserver(level=logging.DEBUG)],
+    )  # fmt: skip
+    errors: list[BaseException] = []
+    try:
+        future = call(service)
+        error = (future.result(20) and None) if not hasattr(future, "exception") else future.exception(20)
+    except BaseException as raised:  # noqa: BLE001 - any is looked at
+        error = raised
+    finally:
+        service.close().exception(20)
+    while error is not None:
+        errors.append(error)
+        error = error.__cause__
+    return errors
+
+
+def shown(errors: list[BaseException]) -> list[str]:
+    """Return an error as programs show it, one after the other."""
+    texts = [f"{error}\n{error!r}" for error in errors]
+    return [*texts, *(note for error in errors for note in getattr(error, "__notes__", ()))]
+
+
+@pytest.mark.parametrize("body", EXPLANATIONS.values(), ids=list(EXPLANATIONS))
+@pytest.mark.parametrize("status", [200, 400, 401, 402, 403, 404, 405, 409, 410, 418, 422, 429, 500, 501, 503])
+def test_refusals(app: HostileApp, log: Callable[[], str], status: int, body: object) -> None:
+    """Whatever a server says with whatever status, error, notes, causes and the log at DEBUG have it in one line."""
+    for operation, call in CALLS.items():
+        app.answer = lambda path, operation=operation: (status, body) if path.endswith(operation) else None  # type: ignore[misc]
+        errors = ask(app, call)
+        for text in shown(errors):
+            assert find_attacks(text) == [], (operation, text)
+        if errors:
+            assert find_attacks("".join(traceback.format_exception(errors[0]))) == [], operation
+    assert find_attacks(log()) == []
+
+
+RESULTS: dict[str, object] = {
+    "failed": {"status": "failed", "detail": f"no{EVIL}", "category": f"user{EVIL}"},
+    "an error": {"error": f"no{EVIL}", "category": "user"},
+    "an error of other form": {"error": {f"what{EVIL}": EVIL}, "category": "server"},
+    "stopped by another": {"error": f"no{EVIL}", "category": "user", "failed_operation": f"step{EVIL}"},
+}
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=list(RESULTS))
+def test_failed_results(app: HostileApp, log: Callable[[], str], result: object) -> None:
+    """The reason of a request that failed on the server is one line in the error and in the log; ``reason`` has it as sent."""
+    app.answer = lambda path: (200, result) if path.endswith("retrieve_future") else None
+    errors = ask(app, CALLS["retrieve_future"])
+    assert isinstance(errors[0], tinker.TinkerError)
+    assert [find_attacks(text) for text in shown(errors)] == [[]] * len(shown(errors))
+    assert find_attacks(log()) == []
+
+
+def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
+    """Messages to the user and the reason of a pause are logged, each in one line, with ordinary letters as they are."""
+    created: dict[str, Any] = {"session_id": "s", "type": "create_session"}
+    created |= {f"{level}_message": f"{level} {ORDINARY}{EVIL}" for level in ("info", "warning", "error")}
+    paused = {"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": f"busy {ORDINARY}{EVIL}"}
+    answers: list[tuple[int, object]] = [(200, {**paused}), (200, {"error": "over", "category": "user"})]
+
+    def answer(path: str) -> tuple[int, object] | None:
+        if path.endswith("retrieve_future"):
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        return (200, created) if path.endswith("create_session") else None
+
+    app.answer = answer
+    ask(app, lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS))
+    text = log()
+    for level in ("info", "warning", "error"):
+        assert f"{level} {ORDINARY}\\x1b]0;owned" in text
+    assert find_attacks(text) == []
+
+
+def test_a_hostile_server_that_works(app: HostileApp, log: Callable[[], str]) -> None:
+    """With every text of every answer spoiled, no error and no line of the log has what is not text."""
+    exchanges: list[Any] = []
+    with log_exchanges(exchanges.append):
+        for operation, call in CALLS.items():
+            for text in shown(ask(app, call)):
+                assert find_attacks(text) == [], (operation, text)
+    assert find_attacks(log()) == []
+    assert exchanges
+    assert all(len(record.to_json().splitlines()) == 1 for record in exchanges)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "lines"),
+    [
+        (ORDINARY, ORDINARY, ORDINARY),
+        ("a\u00a0b\u3000c", "a\u00a0b\u3000c", "a\u00a0b\u3000c"),
+        ("a\r\nb\tc\n", "a b c ", "a\nb\tc\n"),
+        ("a\rb", "a b", "a\\rb"),
+        ("a\u2028b\x85c", "a b c", "a\\u2028b\\x85c"),
+        ("\x1b[2J\x9b\x7f", "\\x1b[2J\\x9b\\x7f", "\\x1b[2J\\x9b\\x7f"),
+        ("\u202ea\u2069\ud800", "\\u202ea\\u2069\\ud800", "\\u202ea\\u2069\\ud800"),
+    ],
+)
+def test_clean_texts(text: str, line: str, lines: str) -> None:
+    """Letters of any script and joined emoji stay; controls become escapes, and breaks of lines become spaces or stay."""
+    assert clean(text) == line
+    assert clean(text, lines=True) == lines
+
+
+def test_tracebacks_in_the_log(log: Callable[[], str]) -> None:
+    """A traceback in the log keeps its lines, indented, so that a text in it cannot begin a line of the log."""
+    try:
+        raise ValueError(f"no{EVIL}")
+    except ValueError:
+        logging.getLogger("tinker").exception("failed with %s", EVIL)
+    assert "\n  Traceback (most recent call last):\n" in log()
+    assert find_attacks(log()) == []
+    assert log().startswith("ERROR tinker failed with \\x1b]0;owned")
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x7f", "\x85", "\x9b", "\u202e", "\u2028", "\u2066", "\ud800"])
+def test_names_of_checkpoints(letter: str) -> None:
+    """Client and server make no checkpoint whose name cannot be printed as it is; letters of any script are fine."""
+    for check in (check_name, check_name_on_server):
+        with pytest.raises((ValueError, EngineError), match="control characters"):
+            check(f"a{letter}b")
+        check(ORDINARY)
