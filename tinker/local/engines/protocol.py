@@ -63,6 +63,13 @@ class EngineError(Exception):
     """The request is wrong in a way only the engine can see; the user reads the message (category ``user``)."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, on any device: the same request would fail again."""
+    text = str(error).lower()
+    is_torch = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    return is_torch or isinstance(error, MemoryError)
+
+
 LORA_ALPHA = 32.0  # where a request names none
 
 
