@@ -1,8 +1,8 @@
 """Hosts by name and address, and a guard that keeps web pages away from a server without a key.
 
 A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
-name they used (``Host``) nor the page they act for (``Origin``), so both must be names that this server goes by. A server with
-a key needs none of this: no page knows the key.
+name they used (``Host``) nor the page they act for (``Origin``, or ``Sec-Fetch-Site`` without one), so both must be names that
+this server goes by. A server with a key needs none of this: no page knows the key.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ class Guard:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fault = self._fault(Headers(scope=scope)) if scope["type"] == "http" else None
+        fault = self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
         if fault is None:
             await self._app(scope, receive, send)
             return
         await error_response(APIProblem(403, fault))(scope, receive, send)
 
-    def _fault(self, headers: Headers) -> str | None:
+    def _fault(self, method: str, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
+        if origin is None and method not in ("GET", "HEAD") and headers.get("sec-fetch-site") == "cross-site":
+            origin = "another site"  # a link that leads here is followed with GET, which changes nothing
         if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
             return f"{name!r} is not a name of this server; start it with --allow-host {name}, or with a key"
         if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):

@@ -29,7 +29,7 @@ from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
-from tinker.local.storage.disk import Owner
+from tinker.local.storage.disk import Owner, ServerFolder
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
@@ -116,6 +116,7 @@ class State(ServerEvents):
         self.futures: FutureStore = FutureStore(self.settings, lock, clock, self)
         self._owner = Owner(root)
         self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self)
+        self.archives: ServerFolder = ServerFolder(root / ".archives", self._owner)
         self.runs: KeptRuns = KeptRuns(root, self.journal, SUPERSEDED)
         self.snapshots: Snapshots = Snapshots(root, self._owner, self.runs.snapshots if self.journal.is_kept else None)
         self._shared = SharedData(
@@ -298,6 +299,7 @@ class State(ServerEvents):
         for worker in self._workers:
             worker.join()
         self.snapshots.clear()
+        self.archives.clear()
         self.served.close()
         self._shared.uploads.clear()
         if self._codecs is not None:

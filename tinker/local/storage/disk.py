@@ -112,7 +112,7 @@ class Owner:
 
 
 class ServerFolder:
-    """A folder of one server below ``root``, made on first use; those of dead servers are removed then.
+    """A folder of one server below ``root``, made on first use; those of dead servers are removed at the start and then.
 
     With ``keep``, the folder is that one instead, and outlives the server.
     """
@@ -120,6 +120,7 @@ class ServerFolder:
     def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
         self._root, self._owner, self._keep = root, owner, keep
         self._mine = keep
+        self._remove_dead()
 
     @property
     def is_made(self) -> bool:
@@ -130,11 +131,14 @@ class ServerFolder:
         """Return the folder."""
         if self._mine is None:
             self._mine = self._root / self._owner.claim()
-            self._mine.mkdir(parents=True, exist_ok=True)
-            for folder in self._root.iterdir():
-                if self._owner.is_dead(folder.name):
-                    shutil.rmtree(folder, ignore_errors=True)
+            self._remove_dead()
+        self._mine.mkdir(parents=True, exist_ok=True)
         return self._mine
+
+    def _remove_dead(self) -> None:
+        for folder in self._root.iterdir() if self._root.is_dir() else ():
+            if self._owner.is_dead(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
         """Remove the folder unless it is kept."""
