@@ -19,7 +19,7 @@ from tinker.local.errors import APIProblem
 from tinker.local.scheduling.steps import log
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestResult, ServerFuture, request_key
-from tinker.local.storage.journal import JournalRequest
+from tinker.local.storage.journal import FILE, FOLDER, JournalRequest
 from tinker.local.storage.sessions import ModelRecord, ModelTask, RequestQueue, SmallLoss
 from tinker.local.storage.snapshots import KeptRuns
 from tinker.types.model_input import EncodedTextChunk
@@ -80,7 +80,10 @@ def write_down(
         number=number,
         known_failure=call.known_failure,
     )
+    file = state.settings.data_dir / FOLDER / FILE
     try:
+        if not file.exists():  # SQLite would go on writing to the file that has no name any more
+            raise sqlite3.OperationalError(f"{file} was removed while the server ran; start the server again")
         state.journal.add_request(request)
     except sqlite3.Error as error:
         undo()
