@@ -6,14 +6,13 @@ A link is a signed token, which needs no credentials; nothing else of the reques
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import os
 import re
 import tarfile
 import uuid
 from collections.abc import Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,9 +82,8 @@ class _PackedFile(FileResponse):
 
 def _archive_response(state: State, record: CheckpointRecord) -> Response:
     """Pack a checkpoint into a file of this server, which goes at the latest with it, or with the start of the next one."""
-    packed = _PackedFile(
-        state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=f"{record.name}.tar.gz"
-    )
+    name = f"{record.name}.tar.gz"
+    packed = _PackedFile(state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=name)
     try:
         with tarfile.open(packed.path, mode="w:gz") as archive:
             for member, file in state.checkpoints.files(record).items():
@@ -96,9 +94,8 @@ def _archive_response(state: State, record: CheckpointRecord) -> Response:
     return packed
 
 
-def _remove(path: str | os.PathLike[str]) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+def _remove(path: str | PathLike[str]) -> None:
+    Path(path).unlink(missing_ok=True)
 
 
 PIECE_NBYTES = 1 << 20

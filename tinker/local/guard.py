@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -52,7 +52,7 @@ class Guard:
             origin = "another site"  # a link that leads here is followed with GET, which changes nothing
         if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
             return f"{name!r} is not a name of this server; start it with --allow-host {name}, or with a key"
-        if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):
+        if origin is not None and _split(origin).netloc != host and not self._is_ours(hostname(origin)):
             return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
         return None
 
@@ -72,15 +72,12 @@ def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
 
 def hostname(url: str) -> str:
     """Return the name or address in a URL, in lower case; empty without one."""
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    return (_split(url).hostname or "").rstrip(".")
 
 
-def _netloc(url: str) -> str:
-    """Return the host and port of a URL as written; empty where there are none."""
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL; empty ones where it is none."""
     try:
-        return urlsplit(url).netloc
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")

@@ -230,8 +230,8 @@ def check_alternatives(job: SampleJob) -> None:
     ):
         limit = MAX_ALTERNATIVES // max(1, places)
         if not 0 <= k <= limit:
-            reason = f"an answer has at most {MAX_ALTERNATIVES} such tokens"
-            raise EngineError(f"{name} is {k}; it must be 0 to {limit} for {what}, as {reason}")
+            most = f"it must be 0 to {limit} for {what}, as an answer has at most {MAX_ALTERNATIVES} such tokens"
+            raise EngineError(f"{name} is {k}; {most}")
 
 
 def _check_length(prompt: int, max_tokens: int, longest: int) -> None:

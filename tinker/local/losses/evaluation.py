@@ -135,7 +135,7 @@ class Evaluation:
         arguments = [self._argument(argument) for argument in node.args]
         options = {name: self._argument(argument) for name, argument in node.kwargs.items()}
         family, _, name = FUNCTIONS.get(node.target, node.target).rpartition(".")
-        if sum(1 for _ in islice(_flatten([arguments, *options.values()]), MAX_ARGUMENTS + 1)) > MAX_ARGUMENTS:
+        if sum(1 for _ in islice(flatten([arguments, *options.values()]), MAX_ARGUMENTS + 1)) > MAX_ARGUMENTS:
             raise EngineError(f"its arguments have more than {MAX_ARGUMENTS} numbers and tensors")
         if node.op == "call_method":
             return getattr(self._tensor(arguments[0]), node.target)(*arguments[1:], **options)
@@ -211,11 +211,11 @@ class Evaluation:
         raise EngineError(f"{kind} {value!r} is not allowed")
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def flatten(value: Any) -> Iterator[Any]:
     """Yield what lists in lists have in them."""
     if isinstance(value, (tuple, list)):
         for item in cast("Sequence[Any]", value):
-            yield from _flatten(item)
+            yield from flatten(item)
     else:
         yield value
 

@@ -11,14 +11,15 @@ results come from the same operation on meta tensors, which have shapes and no c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
-from weakref import ReferenceType, ref
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinker.local.engines.protocol import EngineError
+from tinker.local.losses.evaluation import flatten
 
 MAX_NBYTES = 2**29  # of all values of one evaluation that live at once, with what the backward pass needs of them
 MAX_TENSORS = 2**17  # that one evaluation makes, of whatever size: each costs about a kilobyte
@@ -31,9 +32,8 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._nbytes = 0
         self._made = 0
-        self._held: dict[int, ReferenceType[torch.UntypedStorage]] = {}
+        self._held: WeakSet[torch.UntypedStorage] = WeakSet()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -46,8 +46,8 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = dict(kwargs or {})
         self._admit(func, args, options)
         result = func(*args, **options)
-        for tensor in _tensors(result):
-            self._hold(tensor)
+        storages = (tensor.untyped_storage() for tensor in _tensors(result))
+        self._held.update(one for one in storages if one.nbytes() >= TENSOR_NBYTES)  # others count by their number only
         return result
 
     def _admit(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = options.get("device")
         if device is not None and torch.device(device).type != "cpu":
             raise EngineError(f"a tensor on the device {device}; a loss computes on the CPU")
-        name, operands = func._schema.name.removeprefix("aten::"), list(_tensors((args, options)))
+        name, operands = func._schema.name.removeprefix("aten::"), _tensors(*args, *options.values())
         self._made += _count_parts(name, args)
         if self._made > MAX_TENSORS:
             raise EngineError(f"the loss makes more than {MAX_TENSORS} tensors from one datum")
@@ -74,32 +74,14 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._require(sum(map(_nbytes, _tensors(results))) + copies)
 
     def _require(self, nbytes: int) -> None:
-        if self._nbytes + nbytes > MAX_NBYTES:
-            beside = f", beside the {self._nbytes} that it holds" if self._nbytes else ""
+        held = sum(one.nbytes() for one in self._held)
+        if held + nbytes > MAX_NBYTES:
+            beside = f", beside the {held} that it holds" if held else ""
             raise EngineError(f"it takes {nbytes} bytes{beside}; a loss may take {MAX_NBYTES} for one datum")
 
-    def _hold(self, tensor: torch.Tensor) -> None:
-        """Count the storage of a result until it is freed; the smallest ones count by their number only."""
-        storage = tensor.untyped_storage()
-        nbytes, key = storage.nbytes(), storage._cdata
-        if nbytes < TENSOR_NBYTES or key in self._held:
-            return
 
-        def release(_: object) -> None:
-            self._nbytes -= nbytes
-            del self._held[key]
-
-        self._nbytes += nbytes
-        self._held[key] = ref(storage, release)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            if not isinstance(item, (int, float)):
-                yield from _tensors(item)
+def _tensors(*values: object) -> list[torch.Tensor]:
+    return [one for one in flatten(values) if isinstance(one, torch.Tensor)]
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
@@ -110,15 +92,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 def _may_have(args: Sequence[Any], options: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> int:
     """Return how many cells a result has at most: the cells of all operands and all numbers, multiplied."""
     cells = math.prod(max(1, tensor.numel()) for tensor in operands)
-    return cells * math.prod(max(1, abs(n)) for n in _integers((*args, *options.values())))
-
-
-def _integers(values: Sequence[Any]) -> Iterator[int]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _integers(cast("Sequence[Any]", value))
-        elif isinstance(value, int):
-            yield value
+    return cells * math.prod(max(1, abs(n)) for n in flatten((*args, *options.values())) if isinstance(n, int))
 
 
 def _count_parts(name: str, args: Sequence[Any]) -> int:
@@ -146,11 +120,11 @@ def _to_meta(value: Any) -> Any:
     return value
 
 
-def _bound_bincount(values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+def _measure_bincount(values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
     return 8 * max(minlength, int(values.max()) + 1 if values.numel() else 0)
 
 
-def _bound_index(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
+def _measure_index(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
     """Return the size of ``values[indices]``, in which a mask stands for the places where it is true."""
     places: list[torch.Tensor | None] = []
     for index in indices:
@@ -162,29 +136,25 @@ def _bound_index(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -
     return _nbytes(taken) + sum(map(_nbytes, _tensors(places)))
 
 
-def _bound_broadcast(*operands: Any, **_: Any) -> int:
+def _measure_broadcast(*operands: Any, **_: Any) -> int:
     """Return the size of operands that are compared cell by cell."""
-    tensors = [one for one in operands if isinstance(one, torch.Tensor)]
-    cells: torch.Size = torch.broadcast_shapes(*(one.shape for one in tensors))  # type: ignore[no-untyped-call]
+    cells: torch.Size = torch.broadcast_shapes(*(one.shape for one in _tensors(*operands)))  # type: ignore[no-untyped-call]
     return 2 * 8 * math.prod(cells)
 
 
-def _bound_unique(values: torch.Tensor, *_: Any, **__: Any) -> int:
+def _measure_unique(values: torch.Tensor, *_: Any, **__: Any) -> int:
     """Return the size of the values in order, with their places and counts; rows are tensors while they are compared."""
     return 4 * 8 * values.numel() + TENSOR_NBYTES * max(values.shape, default=1)
 
 
 #: What operations take whose results depend on the content of their operands, or which make more than their results.
 BOUNDS: Mapping[str, Callable[..., int]] = {
-    "_unique2": _bound_unique,
-    "allclose": _bound_broadcast,
-    "bincount": _bound_bincount,
-    "dist": _bound_broadcast,
-    "index": _bound_index,
-    "masked_select": _bound_broadcast,
+    **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _measure_unique),
+    "allclose": _measure_broadcast,
+    "bincount": _measure_bincount,
+    "dist": _measure_broadcast,
+    "index": _measure_index,
+    "masked_select": _measure_broadcast,
     "nonzero": lambda mask: 8 * mask.ndim * mask.numel(),
     "repeat_interleave": lambda repeats, **_: 8 * int(repeats.sum()),
-    "unique_consecutive": _bound_unique,
-    "unique_dim": _bound_unique,
-    "unique_dim_consecutive": _bound_unique,
 }
