@@ -34,13 +34,13 @@ async def fine(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(status_code=200)(scope, receive, send)
 
 
-def status(headers: dict[str, str], host: str = "127.0.0.1", **settings: object) -> int:
+def status(headers: dict[str, str], host: str = "127.0.0.1", method: str = "POST", **settings: object) -> int:
     """Return the status with which a server that listens on ``host`` answers a request with these headers."""
     app = guard_app(fine, Settings(**settings), host)  # type: ignore[arg-type]
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            return await client.post("/", headers=headers)
+            return await client.request(method, "/", headers=headers)
 
     return asyncio.run(ask()).status_code
 
@@ -68,6 +68,14 @@ def test_pages_from_elsewhere_are_refused(origin: str) -> None:
     """A request that a browser sends for another page is refused, whatever its body."""
     headers = {"host": "localhost:8000", "origin": origin, "content-type": "text/plain"}
     assert status(headers) == 403
+
+
+@pytest.mark.parametrize(("site", "answer"), [("cross-site", 403), ("same-site", 200), ("same-origin", 200), ("none", 200)])
+def test_a_page_that_does_not_say_where_it_is_from_is_refused(site: str, answer: int) -> None:
+    """Without ``Origin`` a request that a browser sends for another site is refused; a link that leads here is followed."""
+    headers = {"host": "localhost:8000", "sec-fetch-site": site}
+    assert status(headers) == answer
+    assert status(headers, method="GET") == 200
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "http://[::1]"])

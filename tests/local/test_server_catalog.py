@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 from pathlib import Path
@@ -12,7 +13,10 @@ import httpx
 import pytest
 from support.api import Api, Clock, FullEngine, GatedEngine, MakeApi
 
+from tinker.local.app import create_app
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.settings import Settings
+from tinker.local.state import State
 
 DAY = 86_400
 
@@ -422,6 +426,55 @@ def test_an_archive_is_a_redirect_to_a_tar(api: Api, clock: Clock) -> None:
             assert sorted(files.getnames()) == names
     assert api.refused("get_checkpoint_archive", **at(model, "a"))[0] == 404
     assert clock.seconds == 1001
+
+
+RANGES = ("bytes=0-9", "bytes=SIZE-", "bytes=5-1", "abc", "bytes=0-1,4-5")
+
+
+@pytest.mark.parametrize("asked", [None, *RANGES])
+def test_a_packed_checkpoint_goes_with_its_download(api: Api, asked: str | None) -> None:
+    """An archive that was sent, as a whole or in part, or whose range was refused, leaves no packed file behind."""
+    model = api.model()
+    saved(api, model, "a")
+    url = api.call("get_checkpoint_archive", **at(model, "weights/a")).headers["location"]
+    size = str(len(fetched(api, url).content) + 1000)
+    answer = api.runner.run(api.client.get(url, headers={} if asked is None else {"range": asked.replace("SIZE", size)}))
+    assert (answer.status_code in (200, 206)) == (asked in (None, RANGES[0], RANGES[4]))
+    assert list(api.state.archives.path().iterdir()) == []
+
+
+def test_an_aborted_download_leaves_no_packed_file(api: Api) -> None:
+    """A client that disconnects in the middle of an archive leaves nothing, nor does a checkpoint that cannot be packed."""
+    model = api.model()
+    saved(api, model, "a")
+    url = api.call("get_checkpoint_archive", **at(model, "weights/a")).headers["location"]
+
+    async def abort() -> None:
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                raise OSError("the client has disconnected")
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        path = urlsplit(url).path
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+        with contextlib.suppress(OSError):
+            await create_app(api.state)({**scope, "asgi": {"spec_version": "2.4"}}, receive, send)
+
+    api.runner.run(abort())
+    assert list(api.state.archives.path().iterdir()) == []
+
+
+def test_a_killed_servers_packed_files_go_at_the_next_start(tmp_path: Path) -> None:
+    """What a killed server was sending, receiving or keeping for samplers is removed when the next one starts."""
+    left = [tmp_path / folder / "0123456789abcdef" / "file" for folder in (".archives", ".uploads", ".unnamed")]
+    for file in left:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"x")
+    state = State(ToyEngine, Settings(data_dir=tmp_path))
+    assert not any(file.exists() for file in left)
+    state.close()
 
 
 def test_an_unloaded_model_keeps_its_checkpoints(api: Api) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from support.api import PROTO, Api, Clock, GatedEngine, MakeApi, datum
 from tinker._wire import proto
 from tinker.local.engines.protocol import LossResult
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.errors import APIProblem
+from tinker.local.storage.futures import RequestFailure, ServerFuture, request_key
 
 
 def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
@@ -143,3 +147,26 @@ def test_results_that_were_read_make_room_first(make_api: MakeApi, limit: dict[s
     api.result(api.step(model, 4))
     assert api.refused("retrieve_future", {"request_id": read["request_id"]})[0] == 410
     assert "metrics" in api.result(unread)
+
+
+def test_a_remembered_identifier_takes_little_memory(api: Api) -> None:
+    """What is kept of a result that is gone is a quarter of a kilobyte at most, and enough to tell requests apart."""
+    futures, count = api.state.futures, 20_000
+
+    def run(number: int) -> None:
+        future = futures.open(ServerFuture(request_key("0b9a3c52-1111-4000-8000-000000000000:sample:0", number), b"f" * 16))
+        futures.resolve(future, RequestFailure("no", "user"))
+        futures.release(future.request_id)
+
+    run(0)
+    tracemalloc.start()
+    for number in range(1, count + 1):
+        run(number)
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken / count < 256
+    key = request_key("0b9a3c52-1111-4000-8000-000000000000:sample:0", count)
+    assert futures.find_request_id(key, b"f" * 16) == key
+    with pytest.raises(APIProblem, match="another body"):
+        futures.find_request_id(key, b"g" * 16)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from support.api import Api, loss_body
+from support.api import Api, MakeApi, loss_body
 from tinker_wire.operations import OPERATIONS
 
 import tinker
@@ -390,6 +391,36 @@ def test_a_data_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(folder))
     with pytest.raises(OSError, match=re.escape(f"{said}; set TINKER_LOCAL_DIR to another")):
         tinker.RestClient(base_url="local://toy").get_server_capabilities().result()
+
+
+@pytest.mark.parametrize("name", [".servers", ".unnamed", ".uploads", ".archives"])
+def test_a_file_where_the_server_has_a_folder(tmp_path: Path, name: str) -> None:
+    """A file in the place of one of the server's folders is named at the start, in a sentence without an error number."""
+    (tmp_path / name).touch()
+    said = f"nothing can be written to the folder {tmp_path / name}: it is a file; move it away"
+    with pytest.raises(OSError, match=f"^{re.escape(said)}$"):
+        serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
+
+
+def test_what_belongs_to_somebody_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which nothing can be made is named at the start, with the reason."""
+    (tmp_path / ".servers").symlink_to(tmp_path / "nowhere" / "else")
+    said = rf"^nothing can be written to the folder {re.escape(str(tmp_path / '.servers'))}: [A-Z][a-z ]+$"
+    with pytest.raises(OSError, match=said):
+        serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
+
+
+def test_a_removed_data_folder_is_noticed(make_api: MakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a journal, what a removed data folder cannot keep is refused, in the answer and in the log; nothing is lost silently."""
+    data = tmp_path / "data"
+    api = make_api(durability="step", data_dir=data)
+    model = api.model()
+    shutil.rmtree(data)
+    status, detail = api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {}})
+    said = f"{data / '.journal'}"
+    assert (status, said in detail, "was removed while the server ran; start the server again" in detail) == (500, True, True)
+    assert "was removed while the server ran" in caplog.text
+    assert api.refused("create_session", {"tags": [], "sdk_version": "0"})[0] == 500
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:

@@ -233,6 +233,13 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k is -1"),
         ({"prompt_alt_tokens_k": 10**7}, "prompt_alt_tokens_k is 10000000"),
+        ({"tokens": [5] * 9000, "topk_prompt_logprobs": 512}, "it must be 0 to 466 for a prompt of 9000 tokens"),
+        ({"tokens": [5] * 9000, "prompt_alt_tokens_k": 512}, "it must be 0 to 466 for a prompt of 9000 tokens"),
+        (
+            {"topk_sample_logprobs": 40, "num_samples": 1000, "params": {"max_tokens": 1000}},
+            "topk_sample_logprobs is 40; it must be 0 to 4 for 1000 samples of 1000 tokens, as an answer has at most 4194304",
+        ),
+        ({"topk_sample_logprobs": 200, "params": {"max_tokens": None}}, "it must be 0 to 128 for 1 samples of 32766 tokens"),
         ({"target_prompt_logprobs": targets([5], [1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}}, "target_prompt_logprobs is float32"),
@@ -346,15 +353,41 @@ def test_a_crash_while_sampling_fails_that_sample_and_nothing_else(make_api: Mak
     class Crashing(CountingEngine):
         def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
             if jobs[0].num_samples > 1:
-                raise MemoryError("too much at once")
+                raise RuntimeError("too much at once")
             return super().sample(jobs)
 
     engine = Crashing()
     api = make_api(engine)
     crashed, beside = queue_samples(api, engine, [{"num_samples": 2}, {}])
-    assert api.failure(crashed) == ("server", "MemoryError: too much at once")
+    assert api.failure(crashed) == ("server", "RuntimeError: too much at once")
     assert "sequences" in api.result(beside)
     assert "sequences" in api.result(api.sample(api.sampler(api.session())))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 12.0 GiB for an array"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ],
+)
+def test_what_needs_too_much_memory_is_refused(make_api: MakeApi, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    """A request that runs out of memory is no failure of the server, which clients would repeat; no traceback is logged."""
+
+    class Small(ToyEngine):
+        def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
+            raise error
+
+        def forward_backward(self, *_: Any, **__: Any) -> Any:
+            raise error
+
+    api = make_api(Small(vocabulary=512))
+    for future in (api.sample(api.sampler(api.session())), api.loss(api.model(), 1)):
+        category, said = api.failure(future)
+        assert category == "user"
+        assert said == f"the server has too little memory for this request; ask for less at once ({error})"
+    assert [record.exc_info for record in caplog.records] == [None, None]
 
 
 class EndlessEngine(ToyEngine):

@@ -25,10 +25,18 @@ from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pa
 import tinker
 from tinker.local import Settings, State, serve_in_thread
 from tinker.local.engines.opening import PACKAGED_FOLDER, Recompute
-from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, PromptTargets, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import (
+    AdapterSpec,
+    ExpectedLoss,
+    PromptTargets,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+    is_out_of_memory,
+)
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.head import SplitModel, split_positions
-from tinker.local.engines.torch.memory import estimate_bytes, find_trim, is_out_of_memory
+from tinker.local.engines.torch.memory import estimate_bytes, find_trim
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
 from tinker.local.engines.torch.rows import RowStates
 from tinker.local.settings import Durability

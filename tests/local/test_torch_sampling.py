@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
+from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
@@ -29,7 +30,7 @@ from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import MAX_RANK
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes, PrefixNode
 from tinker.local.engines.torch.rows import RowStates, is_alike, make_cache, split_batches
-from tinker.local.engines.torch.sampling import PassTally, TorchBatch
+from tinker.local.engines.torch.sampling import TorchBatch
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,41 @@ def job(length: int = 6, **changes: Any) -> SampleJob:
     return SampleJob(**{**values, **changes})
 
 
+@attrs.define
+class PassTally:
+    """How often the model was run, over how many tokens, and over how many cells with the padding."""
+
+    passes: int = 0
+    real: int = 0
+    padded: int = 0
+
+    def add(self, lengths: Sequence[int]) -> None:
+        """Count a pass over rows of these lengths."""
+        self.passes, self.real = self.passes + 1, self.real + sum(lengths)
+        self.padded += len(lengths) * max(lengths)
+
+
+class TalliedBatch(TorchBatch):
+    """A batch that counts its passes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.tally = PassTally()
+
+    def _score(self, batch: Any, done: Any) -> None:
+        super()._score(batch, done)
+        self.tally.add(done.real)
+
+    def _advance(self, group: Any) -> None:
+        super()._advance(group)
+        self.tally.add([1] * len(group.runs))
+
+
+def open_batch(engine: TorchEngine, limit: int) -> TalliedBatch:
+    """Return what the engine makes, with a count of its passes."""
+    return TalliedBatch(engine._parts, DynamicCache(config=engine._parts.config), limit)
+
+
 def finish(batch: TorchBatch, count: int) -> dict[Any, Any]:
     """Step until this many jobs have ended."""
     done: dict[Any, Any] = {}
@@ -77,7 +113,7 @@ def tokens_of(result: Any) -> list[list[int]]:
     return [sequence.tokens.tolist() for sequence in result.sequences]
 
 
-def spent(batch: TorchBatch, before: PassTally) -> PassTally:
+def spent(batch: TalliedBatch, before: PassTally) -> PassTally:
     """Return the passes and cells since ``before``."""
     now = batch.tally
     return PassTally(now.passes - before.passes, now.real - before.real, now.padded - before.padded)
@@ -85,7 +121,7 @@ def spent(batch: TorchBatch, before: PassTally) -> PassTally:
 
 def test_a_job_ends_at_its_own_last_token(engine: TorchEngine) -> None:
     """Each step draws one token of every job; a job is returned by the step that drew its last one."""
-    batch = engine.open_batch(1000)
+    batch = open_batch(engine, 1000)
     ends = {}
     for name, length in (("long", 7), ("short", 2)):
         batch.add(name, job(max_tokens=length))
@@ -113,7 +149,7 @@ def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | Non
     ]
     alone = [sample_jobs(engine, [one])[0] for one in jobs]
     engine._parts.prefixes = Prefixes()
-    batch, done = engine.open_batch(1000), {}
+    batch, done = open_batch(engine, 1000), {}
     for number in range(40):
         if number % 3 == 0 and number // 3 < len(jobs):
             batch.add(number // 3, jobs[number // 3])
@@ -172,7 +208,7 @@ def test_company_decides_no_number_of_threads(engine: TorchEngine, monkeypatch: 
 
 def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
     """A dropped job frees its memory at once, the others continue, and an unknown name is ignored."""
-    batch = engine.open_batch(1000)
+    batch = open_batch(engine, 1000)
     batch.add("gone", job(max_tokens=50))
     batch.add("kept", job(9, max_tokens=3))
     batch.step()
@@ -186,7 +222,7 @@ def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
 
 def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
     """Sixteen requests of a prompt cost the passes and tokens of one request with sixteen samples, for any adapters."""
-    one, many = engine.open_batch(4000), engine.open_batch(4000)
+    one, many = open_batch(engine, 4000), open_batch(engine, 4000)
     one.add(0, job(50, num_samples=16, max_tokens=4))
     finish(one, 1)
     engine._parts.prefixes = Prefixes()
@@ -199,7 +235,7 @@ def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
 def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
     """A request with the prompt of an earlier sample computes its last token only; the result is equal."""
     alone = sample_jobs(engine, [job(50)])[0]
-    batch = engine.open_batch(4000)
+    batch = open_batch(engine, 4000)
     batch.add(0, job(50))
     finish(batch, 1)
     before = attrs.evolve(batch.tally)
@@ -214,7 +250,7 @@ def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) ->
     jobs = [job(50, seed=number, max_tokens=12) for number in range(8)]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
-    batch, done = engine.open_batch(4000), dict[Any, Any]()
+    batch, done = open_batch(engine, 4000), dict[Any, Any]()
     for number, one in enumerate(jobs):
         batch.add(number, one)
         done.update(batch.step())
@@ -225,7 +261,7 @@ def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) ->
 
 def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> None:
     """Only new tokens of a conversation are computed, all with other weights; results are those of a fresh start."""
-    batch = engine.open_batch(4000)
+    batch = open_batch(engine, 4000)
     batch.add(0, job(40))
     first = finish(batch, 1)[0].sequences[0].tokens
     turn = np.concatenate([prompt(40), first, prompt(5, seed=3)])
@@ -241,7 +277,7 @@ def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> N
 
 def test_rows_of_unlike_lengths_go_apart(engine: TorchEngine) -> None:
     """Short and long prompts are batched separately, so that at least four fifths of all cells are tokens."""
-    batch = engine.open_batch(4000)
+    batch = open_batch(engine, 4000)
     for number in range(12):
         batch.add(number, job(4, seed=number, tokens=prompt(4, seed=number)))
     batch.add("long", job(110))
@@ -253,7 +289,7 @@ def test_rows_of_unlike_lengths_go_apart(engine: TorchEngine) -> None:
 
 def test_rows_of_like_lengths_come_together(engine: TorchEngine) -> None:
     """Rows of similar length share one pass for each token, although they began at different times and under two adapters."""
-    batch = engine.open_batch(4000)
+    batch = open_batch(engine, 4000)
     for number, weights in enumerate((None, engine.snapshot("a"), engine.snapshot("b"))):
         batch.add(number, job(weights=weights, max_tokens=20))
         batch.step()
@@ -265,7 +301,7 @@ def test_rows_of_like_lengths_come_together(engine: TorchEngine) -> None:
 def test_too_large_adapters_go_apart(engine: TorchEngine) -> None:
     """Adapters whose ranks are too large for one pass get a pass each."""
     engine.create_adapter("c", AdapterSpec(rank=MAX_RANK, seed=3))
-    batch = engine.open_batch(4000)
+    batch = open_batch(engine, 4000)
     batch.add(0, job(weights=engine.snapshot("c")))
     batch.add(1, job(weights=engine.snapshot("a")))
     engine.drop_adapter("c")
@@ -278,7 +314,7 @@ def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
     jobs = [job(20, max_tokens=90, seed=number, tokens=prompt(20, seed=number)) for number in range(3)]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
-    batch, most, rows = engine.open_batch(270), 0, set[int]()
+    batch, most, rows = open_batch(engine, 270), 0, set[int]()
     for number, one in enumerate(jobs):
         batch.add(number, one)
     done: dict[Any, Any] = {}
@@ -294,7 +330,7 @@ def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
 def test_the_room_is_used_to_the_last_token(engine: TorchEngine) -> None:
     """Samples begin together, and go on together, as long as they fit; those that fill the room exactly do."""
     for missing in (0, 1):
-        batch, lengths = engine.open_batch(2 * (6 + sampling.SLACK) - missing), [[6, 6]]
+        batch, lengths = open_batch(engine, 2 * (6 + sampling.SLACK) - missing), [[6, 6]]
         for seed in range(2):
             batch.add(seed, job(seed=seed, max_tokens=sampling.SLACK + 9))
         while len(lengths[-1]) == 2:
@@ -315,7 +351,7 @@ def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
     with torch.no_grad():
         for tensor in broken.tensors.values():
             tensor.fill_(1e30)
-    batch = engine.open_batch(1000)
+    batch = open_batch(engine, 1000)
     batch.add("deaf", job(listener=Failing()))
     batch.add("diverged", job(weights=broken))
     batch.add("good", job())
@@ -349,7 +385,7 @@ def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
     monkeypatch.setattr(type(module), "forward", flatten)
     assert [tokens_of(result) for result in sample_jobs(engine, jobs)] == alone
     assert engine._parts.is_apart
-    batch = engine.open_batch(1000)
+    batch = open_batch(engine, 1000)
     for number, one in enumerate([*jobs, *jobs]):
         batch.add(number, attrs.evolve(one, tokens=prompt(6, seed=number + 1), num_samples=1, max_tokens=1))
     finish(batch, 4)
@@ -359,7 +395,7 @@ def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
 
 def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
     """The pass that computes a prompt also scores it, once for all requests; without samples it is the only pass."""
-    batch = engine.open_batch(1000)
+    batch = open_batch(engine, 1000)
     for number in range(2):
         batch.add(number, job(20, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=number))
     done = finish(batch, 2)
@@ -398,7 +434,7 @@ def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
     jobs = [job(3 + 10 * number, seed=number, max_tokens=12, num_samples=2) for number in range(3)]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
-    batch, done = engine.open_batch(1000), {}
+    batch, done = open_batch(engine, 1000), {}
     for number in range(30):
         if number % 2 == 0 and number // 2 < 3:
             batch.add(number // 2, jobs[number // 2])
@@ -473,7 +509,7 @@ def test_a_model_that_cannot_continue_keeps_nothing(tmp_path: Path, monkeypatch:
         for name, value in broken.items():
             monkeypatch.setattr(sampling, name, value)
         engine = TorchEngine(write_tiny_llama(tmp_path / f"{len(broken)}"), device="cpu")
-        batch = engine.open_batch(1000)
+        batch = open_batch(engine, 1000)
         for number in range(2):
             batch.add(number, job(50, max_tokens=1))
             finish(batch, 1)

@@ -41,6 +41,7 @@ from tinker._http.responses import find_explanation as find_explanation
 from tinker._http.responses import invalid_response as invalid_response
 from tinker._http.responses import shorten as shorten
 from tinker._http.responses import status_error as status_error
+from tinker._http.responses import undecodable as undecodable
 from tinker._http.retry import ARCHIVE as ARCHIVE
 from tinker._http.retry import DOWNLOAD as DOWNLOAD
 from tinker._http.retry import FILE_UPLOAD as FILE_UPLOAD

@@ -44,10 +44,8 @@ def decode_json(response: RawResponse, kind: type[T]) -> T:
     """Decode a JSON response as ``kind``. Raises APIResponseValidationError, which names the invalid part."""
     try:
         return json.decode(response.content, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid_response(response, str(error)) from error
-    except MemoryError as error:
-        raise connection_error(response.request, out_of_memory(len(response.content))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        raise undecodable(response, error) from error
 
 
 def headers_without_secrets(request: PreparedRequest) -> dict[str, str]:
@@ -140,6 +138,13 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
         return parsedate_to_datetime(value).timestamp() - clock.wall()
     except (ValueError, TypeError, OverflowError, OSError, IndexError):
         return None
+
+
+def undecodable(response: RawResponse, error: Exception, operation: str = "") -> errors.APIError:
+    """Return the error for a success that cannot be decoded, or not in the memory that is left; ``operation`` is the caller's."""
+    if isinstance(error, MemoryError):
+        return connection_error(response.request, out_of_memory(len(response.content)))
+    return invalid_response(response, str(error), operation)
 
 
 def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:

@@ -28,6 +28,7 @@ from tinker._http import (
     is_lost,
     is_pending,
     shorten,
+    undecodable,
 )
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RefusedResultError, RequestFailedError
@@ -237,7 +238,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         try:
             result = self._decode(response)
         except Exception as error:
-            raise self._invalid(response, str(error)) from error
+            raise undecodable(response, error, self.future.operation) from error
         if self.spec.find_fault is not None and (fault := self.spec.find_fault(result)) is not None:
             raise self._invalid(response, fault)
         return result
@@ -249,7 +250,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         try:
             status = json.decode(response.content, models.FutureStatus)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self._invalid(response, str(error)) from error
+            raise undecodable(response, error, self.future.operation) from error
         if status.request_id not in (None, self.request_id):
             raise self._invalid(response, f"the status is of the request {status.request_id}, not of {self.request_id}")
         return status

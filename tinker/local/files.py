@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 import tarfile
-import tempfile
+import uuid
 from collections.abc import Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem, answer_errors
 from tinker.local.state import State
 from tinker.local.storage.access import FILES_PATH, InvalidToken
 from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
-from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.trace import TRACE_MEDIA_TYPE
 from tinker.local.storage.uploads import AdapterUpload
 
@@ -66,19 +65,37 @@ def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
     if record is None:
         return None
     if claims["what"] == "archive":
-        return _archive_response(state.checkpoints, record)
+        return _archive_response(state, record)
     file = state.checkpoints.files(record).get(claims["file"])
     return None if file is None else FileResponse(file, media_type="application/octet-stream", filename=file.name)
 
 
-def _archive_response(checkpoints: Checkpoints, record: CheckpointRecord) -> Response:
-    """Pack a checkpoint into a temporary file, which is removed once it is sent."""
-    handle, name = tempfile.mkstemp(suffix=".tar.gz")
-    with os.fdopen(handle, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for member, file in checkpoints.files(record).items():
-            archive.add(file, member)
-    remove = BackgroundTask(Path(name).unlink)
-    return FileResponse(name, media_type="application/gzip", filename=f"{record.name}.tar.gz", background=remove)
+class _PackedFile(FileResponse):
+    """A file that is removed once it is sent, in part or as a whole, or refused."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _remove(self.path)
+
+
+def _archive_response(state: State, record: CheckpointRecord) -> Response:
+    """Pack a checkpoint into a file of this server, which goes at the latest with it, or with the start of the next one."""
+    name = f"{record.name}.tar.gz"
+    packed = _PackedFile(state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=name)
+    try:
+        with tarfile.open(packed.path, mode="w:gz") as archive:
+            for member, file in state.checkpoints.files(record).items():
+                archive.add(file, member)
+    except BaseException:
+        _remove(packed.path)
+        raise
+    return packed
+
+
+def _remove(path: str | PathLike[str]) -> None:
+    Path(path).unlink(missing_ok=True)
 
 
 PIECE_NBYTES = 1 << 20

@@ -1,8 +1,8 @@
 """Hosts by name and address, and a guard that keeps web pages away from a server without a key.
 
 A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
-name they used (``Host``) nor the page they act for (``Origin``), so both must be names that this server goes by. A server with
-a key needs none of this: no page knows the key.
+name they used (``Host``) nor the page they act for (``Origin``, or ``Sec-Fetch-Site`` without one), so both must be names that
+this server goes by. A server with a key needs none of this: no page knows the key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -40,17 +40,19 @@ class Guard:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fault = self._fault(Headers(scope=scope)) if scope["type"] == "http" else None
+        fault = self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
         if fault is None:
             await self._app(scope, receive, send)
             return
         await error_response(APIProblem(403, fault))(scope, receive, send)
 
-    def _fault(self, headers: Headers) -> str | None:
+    def _fault(self, method: str, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
+        if origin is None and method not in ("GET", "HEAD") and headers.get("sec-fetch-site") == "cross-site":
+            origin = "another site"  # a link that leads here is followed with GET, which changes nothing
         if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
             return f"{name!r} is not a name of this server; start it with --allow-host {name}, or with a key"
-        if origin is not None and _netloc(origin) != host and not self._is_ours(hostname(origin)):
+        if origin is not None and _split(origin).netloc != host and not self._is_ours(hostname(origin)):
             return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
         return None
 
@@ -70,15 +72,12 @@ def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
 
 def hostname(url: str) -> str:
     """Return the name or address in a URL, in lower case; empty without one."""
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    return (_split(url).hostname or "").rstrip(".")
 
 
-def _netloc(url: str) -> str:
-    """Return the host and port of a URL as written; empty where there are none."""
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL; empty ones where it is none."""
     try:
-        return urlsplit(url).netloc
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")

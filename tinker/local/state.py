@@ -6,12 +6,13 @@ Bound to no event loop: the same state serves clients on several loops, and a th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, TypeVar
 
@@ -29,7 +30,7 @@ from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
-from tinker.local.storage.disk import Owner
+from tinker.local.storage.disk import Owner, ServerFolder
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
@@ -68,20 +69,6 @@ class SharedData:
     former_runs: list[RunHistory] = attrs.field(factory=lambda: list[RunHistory]())
 
 
-class LockedData:
-    """A context manager that holds the lock and yields the data."""
-
-    def __init__(self, lock: threading.RLock, shared: SharedData) -> None:
-        self._lock, self._shared = lock, shared
-
-    def __enter__(self) -> SharedData:
-        self._lock.acquire()
-        return self._shared
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 class State(ServerEvents):
     """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends it.
 
@@ -116,6 +103,7 @@ class State(ServerEvents):
         self.futures: FutureStore = FutureStore(self.settings, lock, clock, self)
         self._owner = Owner(root)
         self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self)
+        self.archives: ServerFolder = ServerFolder(root / ".archives", self._owner)
         self.runs: KeptRuns = KeptRuns(root, self.journal, SUPERSEDED)
         self.snapshots: Snapshots = Snapshots(root, self._owner, self.runs.snapshots if self.journal.is_kept else None)
         self._shared = SharedData(
@@ -126,7 +114,7 @@ class State(ServerEvents):
             uploads=Uploads(root, self._owner, now),
             telemetry=deque(maxlen=self.settings.max_telemetry_events),
         )
-        self._locked = LockedData(lock, self._shared)
+        self._lock = lock
         openers = [open_engine] if callable(open_engine) else open_engine
         pairs = itertools.zip_longest(openers, samplers[: len(openers)])
         self.served: ServedModels = ServedModels([self._new_model(*pair) for pair in pairs])
@@ -148,9 +136,11 @@ class State(ServerEvents):
         self._worker.add(PeriodicTask(self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle))
         self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
 
-    def lock(self) -> LockedData:
-        """Return a context manager that holds the lock: ``with state.lock() as shared``. It is reentrant."""
-        return self._locked
+    @contextlib.contextmanager
+    def lock(self) -> Generator[SharedData]:
+        """Hold the lock in the block: ``with state.lock() as shared``. It is reentrant."""
+        with self._lock:
+            yield self._shared
 
     # Work
 
@@ -204,7 +194,7 @@ class State(ServerEvents):
             else:
                 done.resolve(models.HealthResponse(status="ok"))
 
-        with self._locked:
+        with self._lock:
             self.require_open()
             self._worker.submit_task(attempt, None if engine_model is None else self.served.find(engine_model).open)
         outcome = await done.wait()
@@ -259,7 +249,7 @@ class State(ServerEvents):
         self.notify()
 
     def handle_expiry(self, record: CheckpointRecord) -> None:
-        with self._locked as shared:
+        with self.lock() as shared:
             shared.usage.record_deletion(record)
 
     def find_last_save(self, run: str) -> str:
@@ -279,7 +269,7 @@ class State(ServerEvents):
 
     async def offload_always(self, function: Callable[[], T]) -> T:
         """Call ``function``, which blocks, in a thread."""
-        with self._locked:
+        with self._lock:
             self.require_open()
             if self._codecs is None:
                 self._codecs = ThreadPoolExecutor(2, thread_name_prefix="tinker-codec")
@@ -298,6 +288,7 @@ class State(ServerEvents):
         for worker in self._workers:
             worker.join()
         self.snapshots.clear()
+        self.archives.clear()
         self.served.close()
         self._shared.uploads.clear()
         if self._codecs is not None:
@@ -318,7 +309,7 @@ class State(ServerEvents):
 
     def begin_close(self) -> None:
         """Refuse new work, fail pending requests but not the running one, and release the waiters. Does not block."""
-        with self._locked:
+        with self._lock:
             self._closed = True
             for worker in self._workers:
                 worker.stop(_refuse)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
-
 import tinker
 from tinker.cli.clients import Listing, connect, rest_client, search_pages
 from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, NewFile, Option, command

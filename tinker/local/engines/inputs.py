@@ -199,7 +199,8 @@ def _check_cells(what: str, value: NDArray[np.generic], shape: tuple[int, ...]) 
     return cells
 
 
-MAX_ALTERNATIVES = 2**22  # of one prompt: 32 MB of ids and log-probabilities
+#: Tokens with their log-probabilities, of one kind, in one answer: 32 MB of them, and ten times that as JSON.
+MAX_ALTERNATIVES = 2**22
 
 
 def noise_seed(job: SampleJob) -> int:
@@ -215,7 +216,22 @@ def check_job(job: SampleJob, *, vocabulary: int, longest: int) -> None:
     _check_length(len(job.tokens), job.max_tokens, longest)
     for fault in _find_faults(job, vocabulary):
         raise EngineError(fault)
-    check_prompt_options(job, vocabulary)
+    if job.prompt_targets is not None:
+        check_tokens("target_prompt_logprobs", job.prompt_targets.tokens, vocabulary)
+
+
+def check_alternatives(job: SampleJob) -> None:
+    """Raise EngineError when more tokens than MAX_ALTERNATIVES are asked for beside those of the prompt or the samples."""
+    prompt, samples = len(job.tokens), job.num_samples * job.max_tokens
+    for name, k, places, what in (
+        ("prompt_alt_tokens_k", job.prompt_alternatives, prompt, f"a prompt of {prompt} tokens"),
+        ("topk_prompt_logprobs", job.topk_prompt_logprobs, prompt, f"a prompt of {prompt} tokens"),
+        ("topk_sample_logprobs", job.topk_sample_logprobs, samples, f"{job.num_samples} samples of {job.max_tokens} tokens"),
+    ):
+        limit = MAX_ALTERNATIVES // max(1, places)
+        if not 0 <= k <= limit:
+            most = f"it must be 0 to {limit} for {what}, as an answer has at most {MAX_ALTERNATIVES} such tokens"
+            raise EngineError(f"{name} is {k}; {most}")
 
 
 def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
@@ -228,15 +244,6 @@ def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
     if max_tokens > room:
         total = f"max_tokens is {max_tokens}, which with a prompt of {tokens} exceeds the context length of {longest}"
         raise EngineError(f"{total}; use max_tokens of at most {room}")
-
-
-def check_prompt_options(job: SampleJob, vocabulary: int) -> None:
-    """Raise EngineError when tokens to score, or the number of alternatives to draw, do not fit the prompt."""
-    if not 0 <= job.prompt_alternatives * len(job.tokens) <= MAX_ALTERNATIVES:
-        limit = MAX_ALTERNATIVES // len(job.tokens)
-        raise EngineError(f"prompt_alt_tokens_k is {job.prompt_alternatives}; it must be 0 to {limit} for this prompt")
-    if job.prompt_targets is not None:
-        check_tokens("target_prompt_logprobs", job.prompt_targets.tokens, vocabulary)
 
 
 def shape_logits(job: SampleJob, drawn: Sequence[int], logits: Float32) -> None:

@@ -26,7 +26,6 @@ class EngineImage(Protocol):
     @property
     def length(self) -> int:
         """Return how many positions it takes."""
-        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -48,11 +47,9 @@ class ImageReader(Protocol):
     @property
     def token(self) -> int:
         """Return the placeholder token id of images."""
-        ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:
         """Read an image file. Raises EngineError, with a message for the user, if it is not an image of that format."""
-        ...
 
 
 Int32 = NDArray[np.int32]
@@ -61,6 +58,13 @@ Float32 = NDArray[np.float32]
 
 class EngineError(Exception):
     """The request is wrong in a way only the engine can see; the user reads the message (category ``user``)."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, on any device: the same request would fail again."""
+    text = str(error).lower()
+    is_torch = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    return is_torch or isinstance(error, MemoryError)
 
 
 LORA_ALPHA = 32.0  # where a request names none
@@ -151,7 +155,6 @@ class TokenListener(Protocol):
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
         """Receive a token of the sample ``index``, the last one with its stop reason. Return False to end the job."""
-        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -231,22 +234,18 @@ class SampleBatch(Protocol):
     @property
     def tokens(self) -> int:
         """Return how many tokens the samples hold now: prompts and drawn tokens."""
-        ...
 
     def add(self, ticket: object, job: SampleJob) -> None:
         """Add a job that begins with the next step, identified by ``ticket``. Raises EngineError naming the job's fault."""
-        ...
 
     def drop(self, ticket: object) -> None:
         """Take a job out, wherever it is; it draws no further token. A ticket that is unknown is ignored."""
-        ...
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         """Advance the samples, by about a token, and return the jobs that ended, each with its result or failure.
 
         Where they run elsewhere, it may wait, briefly, for something to happen. An exception fails every job in the batch.
         """
-        ...
 
 
 class InputReader(Protocol):
@@ -255,49 +254,37 @@ class InputReader(Protocol):
     @property
     def max_context_length(self) -> int:
         """Longest prompt plus continuation, in tokens."""
-        ...
 
     @property
     def image_reader(self) -> ImageReader | None:
         """Return the image reader of the model; None if it takes text only."""
-        ...
 
 
 class TrainingEngine(InputReader, Protocol):
-    """One frozen base model with LoRA adapters, addressed by an id that the server chooses."""
+    """One frozen base model with LoRA adapters, addressed by an id that the server chooses.
 
-    @property
-    def base_model(self) -> str:
-        """Return the name users pass as ``base_model``."""
-        ...
+    ``base_model``: the name users pass as ``base_model``.
+    ``aliases``: Other names for the same model: the paths of the directory that it was loaded from.
+    ``tokenizer_id``: what ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name.
+    ``shares_passes``: whether :meth:`expect_losses` does anything.
+    ``adapter_files``: the names of the files that :meth:`import_adapter` reads.
+    """
 
-    @property
-    def aliases(self) -> frozenset[str]:
-        """Other names for the same model: the paths of the directory that it was loaded from."""
-        ...
-
-    @property
-    def tokenizer_id(self) -> str:
-        """Return what ``AutoTokenizer.from_pretrained`` loads on this machine: a directory or a hub name."""
-        ...
+    base_model: str
+    aliases: frozenset[str]
+    tokenizer_id: str
+    shares_passes: bool
+    adapter_files: frozenset[str]
 
     @property
     def restarts(self) -> Sequence[int]:
         """Return how often each of its worker processes was started again; empty if it computes in this process."""
-        ...
-
-    @property
-    def shares_passes(self) -> bool:
-        """Return whether :meth:`expect_losses` does anything."""
-        ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a fresh adapter (initially the base model exactly) and its empty gradient and optimizer state."""
-        ...
 
     def drop_adapter(self, adapter_id: str) -> None:
         """Forget an adapter; unknown ids are ignored. Snapshots taken from it live on."""
-        ...
 
     def forward_backward(
         self,
@@ -312,7 +299,6 @@ class TrainingEngine(InputReader, Protocol):
 
         Raises EngineError for an unknown loss, a missing input or a wrong shape, before any gradient changes.
         """
-        ...
 
     def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
         """Prepare these calls of different adapters, whose data have one shape, in one pass if that is cheaper.
@@ -320,41 +306,30 @@ class TrainingEngine(InputReader, Protocol):
         Each of them follows, or not, before anything else is asked of its adapter; its result is the one that it has alone.
         Without ``calls`` nothing is expected any longer.
         """
-        ...
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         """Apply the accumulated gradient (none accumulated counts as zero), clear it, and return metrics.
 
         One adapter takes steps of one optimizer only; the server sees to that.
         """
-        ...
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         """Write the adapter (PEFT files where that applies) and, when asked, the optimizer state into an existing folder."""
-        ...
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         """Create (or replace) an adapter from a folder written by :meth:`save` and return its specification.
 
         Without ``optimizer`` its optimizer state starts fresh. Raises EngineError when the folder does not fit the base model.
         """
-        ...
-
-    @property
-    def adapter_files(self) -> frozenset[str]:
-        """Return the names of the files that :meth:`import_adapter` reads."""
-        ...
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         """Read an adapter that was made elsewhere and write it into an existing folder as :meth:`save` does.
 
         Raises EngineError when the files are damaged, or do not fit the specification or the base model.
         """
-        ...
 
     def close(self) -> None:
         """End what was started outside this process; it may have ended. Nothing else is called afterwards."""
-        ...
 
 
 class Sampler(InputReader, Protocol):
@@ -366,15 +341,12 @@ class Sampler(InputReader, Protocol):
         A snapshot lives as long as a reference to it. The last one may be dropped in any thread, so a sampler that has to
         free something then (``weakref.finalize``) must not wait for anything there. The folder may be gone before.
         """
-        ...
 
     def open_batch(self, limit: int) -> SampleBatch:
         """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
-        ...
 
     def close(self) -> None:
         """End what was started outside this process; it may have ended. Nothing else is called afterwards."""
-        ...
 
 
 class Engine(TrainingEngine, Sampler, Protocol):
@@ -382,4 +354,3 @@ class Engine(TrainingEngine, Sampler, Protocol):
 
     def snapshot(self, adapter_id: str) -> object:
         """Freeze the adapter's present weights for the engine's own sampler; later steps do not change the snapshot."""
-        ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 
 import attrs
 from starlette.responses import Response, StreamingResponse
@@ -26,7 +27,7 @@ from tinker.local.operations.streams import (
 from tinker.local.operations.submission import fingerprint, write_down
 from tinker.local.scheduling.samples import SampleTask
 from tinker.local.state import SharedData, State
-from tinker.local.storage.futures import STREAM_KEY, CompletionLog, RequestFailure, ServerFuture, request_key
+from tinker.local.storage.futures import STREAM_KEY, RequestFailure, ServerFuture, request_key
 from tinker.local.storage.records import UsageKey
 from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord, SessionRecord
 from tinker.types.results import SampleResponse
@@ -161,7 +162,7 @@ class Sampling:
             future,
             lambda sampler: to_job(sampler, request, self.source.weights, stream),
             result,
-            _session_end(self.sampler),
+            partial(_find_session_end, self.sampler),
             request.num_samples * count_prompt_tokens(request),
             request.sampling_params.priority or 0,
         )
@@ -195,14 +196,14 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
     if request_id is None:
         future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=sampling.source.engine.base_model)
         if sampler is not None:
-            future.on_done = _completion_logger(sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS))
+            log = sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS)
+            future.on_done = lambda done: log.add(done.request_id, failed=isinstance(done.outcome, RequestFailure))
             future.session, future.span = sampler.session, sampler.session.new_span("asample", owner)
         request_id = state.futures.open(future).request_id
         if numbered:  # without a number its client cannot ask for it again
             write_down(state, call, owner, lambda: state.futures.forget(future), request_id=key, number=request.seq_id)
-        result = _response_maker(state, request, sampling.usage_key, sequence_ids)
-        if sampler is not None and request.record_stability_info:
-            result = _recorder(state, request, sampler.session, sequence_ids, result)
+        recording = sampler.session if sampler is not None and request.record_stability_info else None
+        result = _response_maker(state, request, sampling.usage_key, sequence_ids, recording)
         sampling.put(state, request, future, result)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
@@ -231,47 +232,33 @@ async def open_stream(state: State, request: models.SampleRequest) -> AsyncGener
     return stream.events(state, future)
 
 
-def _completion_logger(log: CompletionLog) -> Callable[[ServerFuture], None]:
-    return lambda future: log.add(future.request_id, failed=isinstance(future.outcome, RequestFailure))
-
-
-def _session_end(sampler: SamplerRecord | None) -> Callable[[], RequestFailure | None]:
-    """Return a function that returns a failure once the session of a sample has ended."""
-
-    def end() -> RequestFailure | None:
-        if sampler is None or sampler.session.end is None:
-            return None
-        return RequestFailure(f"session {sampler.session.session_id!r} has ended", "user")
-
-    return end
-
-
-def _recorder(
-    state: State,
-    request: models.SampleRequest,
-    session: SessionRecord,
-    sequence_ids: Sequence[str],
-    respond: Callable[[SampleResult], SampleResponse],
-) -> Callable[[SampleResult], SampleResponse]:
-    """Return a function that records the sequences, so that training requests of the session may name them, and responds."""
-
-    def result(result: SampleResult) -> SampleResponse:
-        with state.lock() as shared:
-            for sequence_id, sampled in zip(sequence_ids, result.sequences, strict=True):
-                if session.end is None:
-                    shared.recorded.add(sequence_id, session.session_id, count_prompt_tokens(request), sampled)
-        return respond(result)
-
-    return result
+def _find_session_end(sampler: SamplerRecord | None) -> RequestFailure | None:
+    """Return a failure once the session of a sample has ended."""
+    if sampler is None or sampler.session.end is None:
+        return None
+    return RequestFailure(f"session {sampler.session.session_id!r} has ended", "user")
 
 
 def _response_maker(
-    state: State, request: models.SampleRequest, usage_key: UsageKey, sequence_ids: Sequence[str]
+    state: State,
+    request: models.SampleRequest,
+    usage_key: UsageKey,
+    sequence_ids: Sequence[str],
+    recording: SessionRecord | None = None,
 ) -> Callable[[SampleResult], SampleResponse]:
+    """Return a function that counts the tokens of a result, and responds.
+
+    With ``recording`` the sequences are kept, so that training requests of that session may name them.
+    """
+
     def result(result: SampleResult) -> SampleResponse:
+        prompt = count_prompt_tokens(request)
         with state.lock() as shared:
-            shared.usage.count("sampling_prefill", count_prompt_tokens(request), usage_key)
+            shared.usage.count("sampling_prefill", prompt, usage_key)
             shared.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
+            for sequence_id, sampled in zip(sequence_ids, result.sequences, strict=True):
+                if recording is not None and recording.end is None:
+                    shared.recorded.add(sequence_id, recording.session_id, prompt, sampled)
         return to_response(request, result, sequence_ids)
 
     return result

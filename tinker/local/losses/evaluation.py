@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from tinker_wire import models
@@ -76,8 +77,6 @@ FUNCTIONS: Mapping[str, str] = {
     "builtins.getattr": "getattr",
 }
 ATTRIBUTES = _split_words("shape ndim dtype device T mT values indices")
-#: Of the functions and methods above, those that make a tensor of a size they are told.
-SIZED = _split_words("arange eye full linspace new_full new_ones new_zeros ones pad repeat repeat_interleave tile zeros")
 #: The keys of arguments that are not JSON scalars or lists, and what they hold.
 ARGUMENT_TYPES: Mapping[str, type] = {
     "ref": str,
@@ -99,8 +98,8 @@ DTYPES = _split_words("bool uint8 int8 int16 short int32 int int64 long float16 
 # (torch is typed in part only)
 
 
-MAX_CELLS = 2**27  # of one tensor: half a gigabyte in float32
 MAX_NUMBER = 2**63
+MAX_ARGUMENTS = 2**16  # numbers and tensors in the lists that one node is given
 
 
 class Evaluation:
@@ -111,12 +110,19 @@ class Evaluation:
         self._values: dict[str, Any] = {}
 
     def run(self, nodes: Sequence[models.CustomLossNode]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss and the metrics. Raises EngineError naming the node that fails."""
+        """Return the loss and the metrics. Raises EngineError naming the node that fails.
+
+        A value is freed after the last node that refers to it.
+        """
+        last = {name: node.name for node in nodes for name in node_references(node)}
         for node in nodes[:-1]:
             try:
                 self._values[node.name] = self._check_value(self._value(node))
             except Exception as error:  # whatever torch says about these values is the user's to know
                 raise EngineError(f"node {node.name!r} ({node.target}): {error}") from error
+            for name in {node.name, *node_references(node)}:
+                if last.get(name, node.name) == node.name:
+                    del self._values[name]
         loss, metrics = self._argument(nodes[-1].args[0])
         for name, value in {"the loss": loss, **metrics}.items():
             if not isinstance(value, self._torch.Tensor) or value.ndim != 0:
@@ -129,8 +135,8 @@ class Evaluation:
         arguments = [self._argument(argument) for argument in node.args]
         options = {name: self._argument(argument) for name, argument in node.kwargs.items()}
         family, _, name = FUNCTIONS.get(node.target, node.target).rpartition(".")
-        if name in SIZED:
-            _check_size([*arguments, *options.values()])
+        if sum(1 for _ in islice(flatten([arguments, *options.values()]), MAX_ARGUMENTS + 1)) > MAX_ARGUMENTS:
+            raise EngineError(f"its arguments have more than {MAX_ARGUMENTS} numbers and tensors")
         if node.op == "call_method":
             return getattr(self._tensor(arguments[0]), node.target)(*arguments[1:], **options)
         if family == "torch":
@@ -168,9 +174,7 @@ class Evaluation:
         return value
 
     def _check_value(self, value: Any) -> Any:
-        """Return the value. Raises EngineError when it is too large."""
-        if isinstance(value, self._torch.Tensor) and value.numel() > MAX_CELLS:
-            raise EngineError(f"a tensor of {value.numel()} values; the limit is {MAX_CELLS}")
+        """Return the value. Raises EngineError for a number that is too large."""
         if isinstance(value, int) and abs(value) >= MAX_NUMBER:
             raise EngineError("a number that does not fit in 64 bits")
         return value
@@ -207,14 +211,35 @@ class Evaluation:
         raise EngineError(f"{kind} {value!r} is not allowed")
 
 
-def _check_size(arguments: Sequence[Any]) -> None:
-    """Raise EngineError when the integers among the arguments, multiplied, exceed the size of a tensor."""
-    sizes = [n for a in arguments for n in _flatten(a) if isinstance(n, int) and not isinstance(n, bool)]
-    if math.prod(max(1, abs(size)) for size in sizes) > MAX_CELLS:
-        raise EngineError(f"sizes {sizes} make more than {MAX_CELLS} values")
-
-
-def _flatten(value: Any) -> list[Any]:
+def flatten(value: Any) -> Iterator[Any]:
+    """Yield what lists in lists have in them."""
     if isinstance(value, (tuple, list)):
-        return [leaf for item in cast("Sequence[Any]", value) for leaf in _flatten(item)]
-    return [value]
+        for item in cast("Sequence[Any]", value):
+            yield from flatten(item)
+    else:
+        yield value
+
+
+def node_references(node: models.CustomLossNode) -> list[str]:
+    """Return the nodes that a node refers to, as often as it does. Raises EngineError for an unknown form of an argument."""
+    return find_references([*node.args, *node.kwargs.values()])
+
+
+def find_references(argument: object) -> list[str]:
+    """Return the nodes that an argument refers to. Raises EngineError for an unknown form."""
+    if isinstance(argument, list):
+        return [name for item in cast("list[object]", argument) for name in find_references(item)]
+    if not isinstance(argument, dict):
+        return []
+    form = cast("dict[str, Any]", argument)
+    kind = next(iter(form), "")
+    value: Any = form.get(kind)
+    if len(form) != 1 or kind not in ARGUMENT_TYPES:
+        raise EngineError(f"an argument has an unknown form: {sorted(form)}")
+    if not isinstance(value, ARGUMENT_TYPES[kind]):
+        raise EngineError(f"an argument is not a valid {kind}: {value!r:.80}")
+    if kind == "ref":
+        return [str(value)]
+    if kind == "dict":
+        return find_references(list(cast("dict[str, object]", value).values()))
+    return find_references(value) if kind in ("tuple", "slice") else []

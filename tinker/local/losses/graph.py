@@ -25,7 +25,7 @@ from tinker_wire import models
 
 from tinker._installation import install_command
 from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample
-from tinker.local.losses.evaluation import ARGUMENT_TYPES, FUNCTIONS, METHODS, Evaluation
+from tinker.local.losses.evaluation import FUNCTIONS, METHODS, Evaluation, node_references
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class LossGraph:
         return _add_weights(attrs.evolve(example, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32))
 
     def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
-        torch = _import_torch()
+        torch, memory = _import_torch()
         leaf = torch.from_numpy(np.array(logprobs)).requires_grad_()
         given: dict[str, Any] = {}
         for one in self.inputs:
@@ -66,12 +66,12 @@ class LossGraph:
                     f"data[{index}]: {one.name} has shape {shape}; the loss {self.name!r} takes {one.rank} dimensions"
                 )
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), memory:
                 loss, metrics = Evaluation(torch, given).run(self.nodes)
                 gradient = _gradient(torch, loss, leaf) if backward else None
-        except EngineError as error:
+                return DatumLoss(_to_float(loss), {name: _to_float(value) for name, value in metrics.items()}, gradient)
+        except Exception as error:  # whatever torch says about these values is the user's to know
             raise EngineError(f"data[{index}]: the loss {self.name!r}: {error}") from error
-        return DatumLoss(_to_float(loss), {name: _to_float(value) for name, value in metrics.items()}, gradient)
 
 
 @attrs.frozen(eq=False)
@@ -120,12 +120,15 @@ def _metrics(values: Sequence[DatumLoss]) -> dict[str, float]:
     return found
 
 
-def _import_torch() -> Any:
+def _import_torch() -> tuple[Any, Any]:
+    """Return torch, and what limits the memory of one evaluation."""
     try:
         import torch
+
+        from tinker.local.losses.memory import LossMemory
     except ImportError:
         raise EngineError(f"custom losses are computed with torch; on the server: {install_command('torch')}") from None
-    return torch
+    return torch, LossMemory()
 
 
 MAX_NODES = 10_000
@@ -164,8 +167,9 @@ def check_graph(name: str, inputs: Sequence[models.CustomLossInput], graph: mode
 def _check_node(node: models.CustomLossNode, inputs: Sequence[str], known: set[str]) -> None:
     if node.name in known:
         raise EngineError("there are two nodes of this name")
-    for argument in [*node.args, *node.kwargs.values()]:
-        _check_argument(argument, known)
+    for name in node_references(node):
+        if name not in known:
+            raise EngineError(f"it refers to {name!r}, which does not come before it")
     if node.op == "placeholder":
         if node.target not in inputs:
             raise EngineError(f"{node.target!r} is not an input of this loss")
@@ -201,29 +205,3 @@ def _unwrap(argument: Any, kind: str) -> Any:
     if not isinstance(argument, dict) or list(argument) != [kind]:
         raise ValueError(kind)
     return argument[kind]
-
-
-def _check_argument(argument: object, known: set[str]) -> None:
-    for name in _find_references(argument):
-        if name not in known:
-            raise EngineError(f"it refers to {name!r}, which does not come before it")
-
-
-def _find_references(argument: object) -> list[str]:
-    """Return the nodes that an argument refers to. Raises EngineError for an unknown form."""
-    if isinstance(argument, list):
-        return [name for item in cast("list[object]", argument) for name in _find_references(item)]
-    if not isinstance(argument, dict):
-        return []
-    form = cast("dict[str, Any]", argument)
-    kind = next(iter(form), "")
-    value: Any = form.get(kind)
-    if len(form) != 1 or kind not in ARGUMENT_TYPES:
-        raise EngineError(f"an argument has an unknown form: {sorted(form)}")
-    if not isinstance(value, ARGUMENT_TYPES[kind]):
-        raise EngineError(f"an argument is not a valid {kind}: {value!r:.80}")
-    if kind == "ref":
-        return [str(value)]
-    if kind == "dict":
-        return _find_references(list(cast("dict[str, object]", value).values()))
-    return _find_references(value) if kind in ("tuple", "slice") else []

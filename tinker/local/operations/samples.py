@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._wire import json
+from tinker.local.engines.inputs import check_alternatives
 from tinker.local.engines.protocol import (
     EngineError,
     Float32,
@@ -46,7 +47,7 @@ def to_job(
 ) -> SampleJob:
     (tokens, images), params = _read_prompt(sampler, request.prompt), request.sampling_params
     _check_last_n(request, len(tokens))
-    return SampleJob(
+    job = SampleJob(
         tokens=tokens,
         images=images,
         weights=weights(sampler),
@@ -70,6 +71,8 @@ def to_job(
         prompt_alternatives=request.prompt_alt_tokens_k,
         listener=listener,
     )
+    check_alternatives(job)
+    return job
 
 
 def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets | None:

@@ -16,11 +16,12 @@ from tinker._wire import proto
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
+from tinker.local.scheduling.models import ModelQueue
 from tinker.local.scheduling.steps import log
 from tinker.local.state import State
-from tinker.local.storage.futures import RequestResult, ServerFuture, request_key
-from tinker.local.storage.journal import JournalRequest
-from tinker.local.storage.sessions import ModelRecord, ModelTask, RequestQueue, SmallLoss
+from tinker.local.storage.futures import RequestResult, ServerFuture, do_nothing, request_key
+from tinker.local.storage.journal import FILE, FOLDER, JournalRequest
+from tinker.local.storage.sessions import ModelRecord, ModelTask, SmallLoss
 from tinker.local.storage.snapshots import KeptRuns
 from tinker.types.model_input import EncodedTextChunk
 
@@ -50,10 +51,6 @@ def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     return digest.digest()
 
 
-def do_nothing() -> None:
-    """Do nothing."""
-
-
 def write_down(
     state: State,
     call: APICall,
@@ -80,7 +77,10 @@ def write_down(
         number=number,
         known_failure=call.known_failure,
     )
+    file = state.settings.data_dir / FOLDER / FILE
     try:
+        if not file.exists():  # SQLite would go on writing to the file that has no name any more
+            raise sqlite3.OperationalError(f"{file} was removed while the server ran; start the server again")
         state.journal.add_request(request)
     except sqlite3.Error as error:
         undo()
@@ -210,7 +210,7 @@ def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
 
 
 def _prepare(
-    state: State, queue: RequestQueue, number: int, request: bytes, check: Callable[[], None], prepare: Callable[[], None]
+    state: State, queue: ModelQueue, number: int, request: bytes, check: Callable[[], None], prepare: Callable[[], None]
 ) -> None:
     """Check a request before it is queued; the number of one that is refused is used up."""
     try:

@@ -13,7 +13,7 @@ from tinker.local.errors import APIProblem, conflict
 from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, log, to_failure
 from tinker.local.storage.future_store import FutureStore
 from tinker.local.storage.futures import RequestFailure, RequestResult
-from tinker.local.storage.sessions import ModelTask, RequestQueue, SmallLoss
+from tinker.local.storage.sessions import ModelTask, SmallLoss
 
 #: Operations that change a run: a later request counts on them.
 TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))
@@ -28,8 +28,10 @@ class _Failure:
     reason: str
 
 
-class ModelQueue(RequestQueue):
-    """The queue of one model.
+class ModelQueue:
+    """The requests of one model in the order of their numbers, from 0 (its creation) on.
+
+    ``fault`` says why the last one failed; None if it did not.
 
     A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up. A small loss is computed
     together with those of its ``peers``, the queues of the engine's models.
@@ -53,35 +55,43 @@ class ModelQueue(RequestQueue):
 
     @property
     def is_fresh(self) -> bool:
+        """Return whether nothing but the model's creation has been submitted."""
         return self._next <= 1 and not self._waiting.keys() - {0}
 
     def start_at(self, number: int) -> None:
+        """Start at this number, as the requests before it are done."""
         self._next = number
 
     def assign_number(self, number: int | None) -> int:
+        """Return the number, or the next free one where it is missing or 0."""
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
     def require_free(self, number: int, request: bytes = b"") -> None:
+        """Raise APIProblem 409 if the number was skipped or used before; for the last refused request, its refusal again."""
         if self._last_refusal is not None and self._last_refusal[:2] == (number, request):
             raise self._last_refusal[2].with_traceback(None)  # its answer was lost
         if number < self._next or number in self._waiting:
             raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}", "seq_id_used")
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
+        """Queue a request under a free number."""
         self._waiting[number] = work
         self._update_gap(now)
 
     def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
+        """Skip this number, whose request a proxy refused, or an earlier process ran, with this failure if it failed."""
         if number >= self._next and number not in self._waiting:
             self._waiting[number] = None if failure is None else _find_cause(number, operation, failure)
             self._update_gap(now)
 
     def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
+        """Skip this number, whose request was refused; ``request`` is its fingerprint."""
         if number >= self._next and number not in self._waiting:
             self._last_refusal = number, request, problem
         self.skip(number, now)
 
     def take(self, now: float) -> EngineStep | None:
+        """Return the next step that may run now."""
         if self._gap_ends is not None and now >= self._gap_ends:
             self._next = min(self._waiting)
         while self._next in self._waiting:
@@ -147,9 +157,11 @@ class ModelQueue(RequestQueue):
             raise PrecedingFailure(failure.operation, failure.reason)
 
     def next_wake(self) -> float | None:
+        """Return when a step may become ready by itself."""
         return self._gap_ends
 
     def close(self, failure: RequestFailure, last_step: EngineStep) -> None:
+        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
         self._failure, self._last_step = failure, last_step
 
     def _end(self) -> EngineStep | None:
@@ -162,6 +174,7 @@ class ModelQueue(RequestQueue):
         return last
 
     def describe_gap(self) -> str | None:
+        """Describe the number that every request here waits for; None when they do not."""
         if self._gap_ends is None:
             return None
         return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"

@@ -12,11 +12,7 @@ import attrs
 from tinker.local.engines.protocol import SampleBatch, SampleJob, Sampler, SampleResult
 from tinker.local.scheduling.steps import OpenSampler, SampleStep, to_failure
 from tinker.local.storage.future_store import FutureStore
-from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture
-
-
-def _do_nothing() -> None:
-    return None
+from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture, do_nothing
 
 
 @attrs.frozen(eq=False)
@@ -30,7 +26,7 @@ class SampleTask:
     future: ServerFuture
     job: Callable[[Sampler], SampleJob]
     result: Callable[[SampleResult], RequestResult]
-    end: Callable[[], RequestFailure | None] = _do_nothing
+    end: Callable[[], RequestFailure | None] = do_nothing
     prompt_tokens: int = 0
     priority: int = 0
 

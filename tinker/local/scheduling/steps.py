@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
-from tinker.local.engines.protocol import Engine, EngineError, Sampler
+from tinker.local.engines.protocol import Engine, EngineError, Sampler, is_out_of_memory
 from tinker.local.storage.futures import RequestFailure
 
 Opened = TypeVar("Opened")
@@ -29,11 +29,9 @@ class StepQueue(Protocol[Opened_contra]):
 
     def take(self, now: float) -> WorkerStep[Opened_contra] | None:
         """Return the next step that may run now."""
-        ...
 
     def next_wake(self) -> float | None:
         """Return when a step may become ready by itself."""
-        ...
 
 
 class PrecedingFailure(Exception):
@@ -53,5 +51,8 @@ def to_failure(error: Exception) -> RequestFailure:
     if isinstance(error, ModelNotLoaded):
         log.error("%s", error)
         return RequestFailure(str(error), "server")
+    if is_out_of_memory(error):
+        log.error("the server has too little memory for a request: %s", error)
+        return RequestFailure(f"the server has too little memory for this request; ask for less at once ({error})", "user")
     log.error("the engine failed", exc_info=error)
     return RequestFailure(f"{type(error).__name__}: {error}", "server")

@@ -41,13 +41,21 @@ def _sync(path: Path) -> None:
 
 def make_data_folder(folder: Path) -> None:
     """Make the folder where it is missing, and try to write there. OSError names it and the reason."""
-    try:
+    with _explain("data folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+
+
+@contextlib.contextmanager
+def _explain(kind: str, folder: Path) -> Generator[None]:
+    """Raise an OSError of the block as a sentence that names the folder and the reason."""
+    try:
+        yield
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise OSError(f"nothing can be written to the data folder {folder}: {reason}") from error
+        is_file = isinstance(error, (FileExistsError, NotADirectoryError)) and folder.is_file()
+        reason = "it is a file; move it away" if is_file else error.strerror or type(error).__name__
+        raise OSError(f"nothing can be written to the {kind} {folder}: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -82,8 +90,9 @@ class Owner:
         """Return the tag, once other servers can see that its owner lives."""
         with self._lock:
             if self._held is None and fcntl is not None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._held = _lock_file(self._folder / self.tag)
+                with _explain("folder", self._folder):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    self._held = _lock_file(self._folder / self.tag)
         return self.tag
 
     def release(self) -> None:
@@ -112,7 +121,7 @@ class Owner:
 
 
 class ServerFolder:
-    """A folder of one server below ``root``, made on first use; those of dead servers are removed then.
+    """A folder of one server below ``root``, made on first use; those of dead servers are removed at the start and then.
 
     With ``keep``, the folder is that one instead, and outlives the server.
     """
@@ -120,6 +129,7 @@ class ServerFolder:
     def __init__(self, root: Path, owner: Owner, keep: Path | None = None) -> None:
         self._root, self._owner, self._keep = root, owner, keep
         self._mine = keep
+        self._remove_dead()
 
     @property
     def is_made(self) -> bool:
@@ -130,11 +140,15 @@ class ServerFolder:
         """Return the folder."""
         if self._mine is None:
             self._mine = self._root / self._owner.claim()
-            self._mine.mkdir(parents=True, exist_ok=True)
-            for folder in self._root.iterdir():
+            self._remove_dead()
+        self._mine.mkdir(parents=True, exist_ok=True)
+        return self._mine
+
+    def _remove_dead(self) -> None:
+        with _explain("folder", self._root):
+            for folder in self._root.iterdir() if self._root.exists() else ():
                 if self._owner.is_dead(folder.name):
                     shutil.rmtree(folder, ignore_errors=True)
-        return self._mine
 
     def clear(self) -> None:
         """Remove the folder unless it is kept."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from tinker.local.errors import APIProblem, make_not_found
@@ -19,7 +20,7 @@ from tinker.local.storage.futures import (
 from tinker.local.storage.sessions import ServerEvents
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
-MAX_REMEMBERED = 100_000  # identifiers of results that are gone; beyond these a request is simply unknown
+MAX_REMEMBERED = 100_000  # identifiers of results that are gone, about 130 bytes each; beyond these a request is simply unknown
 
 
 class FutureStore:
@@ -30,8 +31,9 @@ class FutureStore:
         self._pending: dict[str, ServerFuture] = {}
         self._unread: OrderedDict[str, ServerFuture] = OrderedDict()
         self._read: OrderedDict[str, ServerFuture] = OrderedDict()
-        self._gone: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-        self._keys: dict[str, str] = {}  # by request id, where that is not the key
+        self._gone: dict[int, int] = {}  # digests of keys, and of fingerprints
+        self._gone_order: deque[int] = deque()
+        self._keys: OrderedDict[str, str] = OrderedDict()  # by request id, where that is not the key
         self._numbers = itertools.count(1)
         self._nbytes = 0
         self._running: ServerFuture | None = None
@@ -39,11 +41,13 @@ class FutureStore:
     def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
         """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
         with self._lock:
-            future = self._find(key)
-            known = self._gone.get(key) if future is None else (future.fingerprint, future.request_id)
-        if known is not None and known[0] != fingerprint:
+            future, wanted = self._find(key), shorten(fingerprint)
+            known = self._gone.get(shorten(key.encode())) if future is None else shorten(future.fingerprint)
+            ids = (request_id for request_id, its_key in self._keys.items() if its_key == key)
+            found = next(ids, key) if future is None else future.request_id
+        if known not in (None, wanted):
             raise self._settings.profile.reused_number(key)
-        return None if known is None else known[1]
+        return None if known is None else found
 
     def open(self, future: ServerFuture) -> ServerFuture:
         """Add a pending future. Raises APIProblem 429 when too many are pending."""
@@ -71,7 +75,7 @@ class FutureStore:
             self._evict()
             key = self._keys.get(request_id, request_id)
             future = self._find(key)
-            if future is None and key in self._gone:
+            if future is None and shorten(key.encode()) in self._gone:
                 detail = f"the result of request {request_id!r} is no longer kept; submit it again"
                 raise APIProblem(410, detail, code="result_expired")
         if future is None:
@@ -151,16 +155,24 @@ class FutureStore:
 
     def _drop(self, future: ServerFuture) -> None:
         self._nbytes -= future.nbytes
-        self._gone[future.key] = (future.fingerprint, future.request_id)
+        digest = shorten(future.key.encode())
+        self._gone[digest] = shorten(future.fingerprint)
+        self._gone_order.append(digest)
         self._events.handle_dropped_result(future.request_id)
-        while len(self._gone) > MAX_REMEMBERED:
-            _, (_, request_id) = self._gone.popitem(last=False)
-            self._keys.pop(request_id, None)
+        while len(self._gone_order) > MAX_REMEMBERED:
+            self._gone.pop(self._gone_order.popleft(), None)
+            if self._keys:
+                self._keys.popitem(last=False)
 
     def _is_over_limits(self) -> bool:
         count = len(self._read) + len(self._unread)
         too_large = self._nbytes > self._settings.max_result_bytes and count > 1
         return count > self._settings.max_results or too_large
+
+
+def shorten(content: bytes) -> int:
+    """Return a digest of eight bytes, which is all that is kept of what is remembered by the hundred thousand."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
 
 
 def result_nbytes(outcome: RequestOutcome) -> int:

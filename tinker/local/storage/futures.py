@@ -128,12 +128,8 @@ class Client(Protocol):
     last_seen: float
 
 
-def _do_nothing() -> None:
-    return None
-
-
-def _ignore_future(future: ServerFuture) -> None:
-    return None
+def do_nothing() -> None:
+    """Do nothing."""
 
 
 @attrs.define(eq=False)
@@ -153,8 +149,8 @@ class ServerFuture:
     session: Client | None = attrs.field(default=None, kw_only=True)
     engine_model: str | None = attrs.field(default=None, kw_only=True)
     is_sample: bool = attrs.field(default=False, kw_only=True)
-    progress: Callable[[], str | None] = attrs.field(default=_do_nothing, kw_only=True)
-    on_done: Callable[[ServerFuture], None] = attrs.field(default=_ignore_future, kw_only=True)
+    progress: Callable[[], str | None] = attrs.field(default=do_nothing, kw_only=True)
+    on_done: Callable[[ServerFuture], None] = attrs.field(default=lambda _: None, kw_only=True)
     encoded: tuple[str, bytes] | None = attrs.field(default=None, init=False)
     finished_at: float = attrs.field(default=0.0, init=False)
     nbytes: int = attrs.field(default=0, init=False)

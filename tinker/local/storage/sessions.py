@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 from tinker_wire import models
@@ -13,9 +13,12 @@ from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError, Expe
 from tinker.local.errors import APIProblem
 from tinker.local.losses.graph import LossGraph
 from tinker.local.storage.checkpoint_records import CheckpointRecord
-from tinker.local.storage.futures import CompletionLog, RequestFailure, RequestOutcome, RequestResult, ServerFuture
+from tinker.local.storage.futures import CompletionLog, RequestOutcome, RequestResult, ServerFuture
 from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
+
+if TYPE_CHECKING:
+    from tinker.local.scheduling.models import ModelQueue
 
 LoadWeights: TypeAlias = Callable[[Sampler], object | None]
 MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
@@ -90,64 +93,6 @@ class ModelTask:
     small: SmallLoss | None = None
 
 
-class RequestQueue(Protocol):
-    """The requests of one model in the order of their numbers, from 0 (its creation) on.
-
-    ``fault`` says why the last one failed; None if it did not.
-    """
-
-    fault: str | None
-
-    @property
-    def is_fresh(self) -> bool:
-        """Return whether nothing but the model's creation has been submitted."""
-        ...
-
-    def start_at(self, number: int) -> None:
-        """Start at this number, as the requests before it are done."""
-        ...
-
-    def assign_number(self, number: int | None) -> int:
-        """Return the number, or the next free one where it is missing or 0."""
-        ...
-
-    def require_free(self, number: int, request: bytes = b"") -> None:
-        """Raise APIProblem 409 if the number was skipped or used before; for the last refused request, its refusal again."""
-        ...
-
-    def put(self, number: int, work: ModelTask, now: float) -> None:
-        """Queue a request under a free number."""
-        ...
-
-    def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
-        """Skip this number, whose request a proxy refused, or an earlier process ran, with this failure if it failed."""
-        ...
-
-    def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
-        """Skip this number, whose request was refused; ``request`` is its fingerprint."""
-        ...
-
-    def require_success(self) -> None:
-        """Raise an error if the running request follows a failure that its client has not seen."""
-        ...
-
-    def describe_gap(self) -> str | None:
-        """Describe the number that every request here waits for; None when they do not."""
-        ...
-
-    def close(self, failure: RequestFailure, last_step: Callable[[Callable[[], Engine]], None]) -> None:
-        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
-        ...
-
-    def take(self, now: float) -> Callable[[Callable[[], Engine]], None] | None:
-        """Return the next step that may run now."""
-        ...
-
-    def next_wake(self) -> float | None:
-        """Return when a step may become ready by itself."""
-        ...
-
-
 UNLOADED = "was unloaded"  # a reason why a model is closed
 
 
@@ -168,7 +113,7 @@ class ModelRecord:
     engine_model: str
     requested_name: str | None = None
     spec: AdapterSpec
-    queue: RequestQueue
+    queue: ModelQueue
     created_at: float
     last_request_at: float
     optimizer: str
@@ -242,24 +187,18 @@ class ServerEvents(Protocol):
 
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Handle a result before anybody can see it."""
-        ...
 
     def handle_dropped_result(self, request_id: str) -> None:
         """Handle the end of a result that is kept no longer."""
-        ...
 
     def handle_session_end(self, session: SessionRecord) -> None:
         """Handle the end of a session."""
-        ...
 
     def handle_model_end(self, model: ModelRecord) -> None:
         """Handle the end of a model: requests submitted before still run."""
-        ...
 
     def handle_expiry(self, record: CheckpointRecord) -> None:
         """Handle the removal of a checkpoint that has expired."""
-        ...
 
     def find_last_save(self, run: str) -> str:
         """Return what to add to the refusal of a run that is unknown: where it was saved last; empty without a save."""
-        ...

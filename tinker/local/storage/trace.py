@@ -8,10 +8,13 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
+
+if TYPE_CHECKING:
+    from tinker.local.storage.sessions import SessionRecord
 
 TRACE_MEDIA_TYPE = "application/json"
 QUEUE, WORK = 1, 2  # the two "processes" of the picture
@@ -90,17 +93,6 @@ def _micros(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-class TracedSession(Protocol):
-    """The part of a session that its trace shows."""
-
-    @property
-    def session_id(self) -> str: ...
-    @property
-    def started(self) -> float: ...
-    @property
-    def spans(self) -> Iterable[Span]: ...
-
-
 @attrs.define
 class TraceExport:
     """A trace that is being made (``content`` None) or was made. It is forgotten after ``until``."""
@@ -122,7 +114,7 @@ class TraceExports:
         self._link_seconds, self._lock, self._clock, self._submit_task = link_seconds, lock, clock, submit_task
         self._exports: dict[str, TraceExport] = {}
 
-    def is_ready(self, session: TracedSession) -> bool:
+    def is_ready(self, session: SessionRecord) -> bool:
         """Return whether the trace exists. Begins to make it unless that was asked for lately."""
         with self._lock:
             now = self._clock()
@@ -138,7 +130,7 @@ class TraceExports:
         export = self._exports.get(session_id)
         return None if export is None else export.content
 
-    def _make(self, session: TracedSession, export: TraceExport) -> None:
+    def _make(self, session: SessionRecord, export: TraceExport) -> None:
         with self._lock:
             spans = [attrs.evolve(span) for span in session.spans]
         export.content = encode_trace(spans, session.started, self._clock())

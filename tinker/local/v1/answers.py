@@ -12,7 +12,7 @@ import msgspec
 
 from tinker._tokenizers import ChatTurn
 from tinker.local.errors import describe_field_errors
-from tinker.local.v1.bodies import ChatBody, CompletionBody
+from tinker.local.v1.bodies import ChatBody, CompletionBody, with_others
 from tinker.local.v1.texts import TokenScore
 
 AnswerBody: TypeAlias = dict[str, Any]
@@ -149,7 +149,7 @@ def encode_event(value: AnswerBody) -> bytes:
 
 # What a refusal begins with, such as "messages[0].role" or "top_p".
 _NAMED = re.compile(r"(?P<field>\w+)(\[\d+\])?(\.\w+)?")
-_FIELDS = frozenset({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__})
+_FIELDS = frozenset({*with_others(CompletionBody).__struct_fields__, *ChatBody.__struct_fields__})
 
 
 def describe_error(status: int, detail: object, param: str | None = None) -> AnswerBody:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
+from typing import TypeVar, cast
 
 import msgspec
 from tinker_wire import models
 
+from tinker.local.bodies import find_unknown_fields
 from tinker.local.errors import APIProblem
-from tinker.local.v1.parameters import OtherServersParameters, asks_for
+from tinker_records import find_meant
 
 MAX_TOP_LOGPROBS = 100
 DEFAULT_MAX_TOKENS = 16  # of completions, as in OpenAI's API; a chat may fill the context
@@ -44,7 +47,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class GenerationBody(OtherServersParameters, kw_only=True):
+class GenerationBody(msgspec.Struct, kw_only=True):
     """The fields of both kinds of requests. A missing field is None."""
 
     model: str
@@ -181,6 +184,78 @@ class ChatBody(GenerationBody, kw_only=True):
         return [] if self.tool_choice == "none" else self.tools or []
 
 
+Body = TypeVar("Body", bound=GenerationBody)
+
+
+def _split_words(text: str) -> Sequence[str]:
+    return text.split()
+
+
+# Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra output. This server has none.
+_OTHERS = _split_words("""
+add_generation_prompt allowed_token_ids audio bad_words bad_words_ids chat_template chat_template_kwargs
+continue_final_message documents dry_multiplier ebnf epsilon_cutoff eta_cutoff grammar guided_choice guided_grammar
+guided_json guided_regex ignore_eos include_stop_str_in_output json_schema length_penalty logits_processors
+min_new_tokens min_tokens mirostat no_repeat_ngram_size no_stop_trim prompt_logprobs reasoning reasoning_effort regex
+repeat_penalty return_token_ids return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_regex
+stop_token_ids structural_tag structured_outputs tfs_z thinking top_a truncate_prompt_tokens typical_p use_beam_search
+verbosity web_search_options xtc_probability
+""")
+
+# What changes nothing. Of every other parameter that is zero, false and empty.
+_NEUTRAL: dict[str, object] = {
+    "add_generation_prompt": True,
+    "length_penalty": 1,
+    "prompt_logprobs": None,  # 0 asks for those of the prompt's own tokens
+    "repeat_penalty": 1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "tfs_z": 1,
+    "typical_p": 1,
+}
+
+# Parameters of OpenAI's API and of other servers that leave the text as it is: they are reported and ignored.
+_IGNORED = _split_words("""
+function_call metadata mirostat_eta mirostat_tau modalities parallel_tool_calls prediction prompt_cache_key
+prompt_cache_retention request_id safety_identifier service_tier store
+""")
+_LIKENESS = 0.8  # of a misspelling to the name that was meant; "user_id" is no "user"
+
+
+class UnknownParameter(APIProblem):
+    """400: a parameter that is probably a misspelling of ``meant``."""
+
+    def __init__(self, param: str, meant: str) -> None:
+        super().__init__(400, f'unknown parameter "{param}"; did you mean "{meant}"?')
+        self.param = param
+
+
+def _asks_for(name: str, value: object) -> bool:
+    """Return whether a value asks for something that the server would have to do."""
+    return bool(value) if name not in _NEUTRAL else value is not None and value != _NEUTRAL[name]
+
+
+@functools.cache
+def with_others(kind: type[Body]) -> type[Body]:
+    """Return the record with the parameters that this server does not have, as fields that are None."""
+    fields: list[tuple[str, type, object]] = [(name, object, None) for name in _OTHERS]
+    return cast("type[Body]", msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True))
+
+
+def check_names(content: bytes, kind: type[msgspec.Struct], other: type[msgspec.Struct]) -> None:
+    """Raise UnknownParameter for the first misspelled parameter of a body.
+
+    Names that resemble none are left alone, and so are those of ``other``, the body of the other endpoint.
+    """
+    known = {*kind.__struct_fields__, *_IGNORED}
+    for name in find_unknown_fields(content, kind):
+        if "." in name or name in _IGNORED or name in other.__struct_fields__:
+            continue
+        meant = find_meant(name, known, _LIKENESS)
+        if meant is not None:
+            raise UnknownParameter(name, meant)
+
+
 def check_completion(body: CompletionBody, max_samples: int) -> None:
     """Raise APIProblem 400 for what this server cannot do, naming the field."""
     faults = [
@@ -219,21 +294,18 @@ def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
         yield from (f"messages[{index}].{fault}" for fault in _name_fields(message, _LOST))
 
 
-_UNSUPPORTED = ("logit_bias", *OtherServersParameters.__struct_fields__)
-
-
 def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
     if not 1 <= body.samples <= max_samples:
         yield f"n is {body.samples}; it must be from 1 to {max_samples}"
     yield from _check_max_tokens("max_tokens", body.max_tokens)
-    yield from _name_fields(body, _UNSUPPORTED)
+    yield from _name_fields(body, ("logit_bias", *_OTHERS))
     if "" in body.stops:
         yield "stop contains an empty text"
 
 
 def _name_fields(body: GenerationBody | ChatMessage, names: Sequence[str]) -> list[str]:
     """Name the fields that ask for something; neutral values, such as zero, are left out."""
-    return [f"{name} is not supported by this server" for name in names if asks_for(name, getattr(body, name))]
+    return [f"{name} is not supported by this server" for name in names if _asks_for(name, getattr(body, name, None))]
 
 
 def _check_max_tokens(name: str, count: int | None) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,12 +16,20 @@ from tinker.local.errors import APIProblem, Endpoint, answer_errors
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.state import State
 from tinker.local.v1.answers import AnswerBody, describe_error
-from tinker.local.v1.bodies import ChatBody, CompletionBody, GenerationBody, check_chat, check_completion
+from tinker.local.v1.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    UnknownParameter,
+    check_chat,
+    check_completion,
+    check_names,
+    with_others,
+)
 from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion, resolve_model
-from tinker.local.v1.parameters import UnknownParameter, check_names
 from tinker.local.v1.texts import Texts, load_texts
 
-Body = TypeVar("Body", bound=GenerationBody)
 MEDIA_TYPE = "application/json"
 
 
@@ -85,11 +92,11 @@ class Endpoints:
 
     async def complete(self, request: Request) -> Response:
         """Continue with a text."""
-        return await self._generate(request, CompletionBody, ChatBody, check_completion, open_completion)
+        return await self._generate(request, with_others(CompletionBody), ChatBody, check_completion, open_completion)
 
     async def chat(self, request: Request) -> Response:
         """Continue with a conversation."""
-        return await self._generate(request, ChatBody, CompletionBody, check_chat, open_chat)
+        return await self._generate(request, with_others(ChatBody), CompletionBody, check_chat, open_chat)
 
     async def _generate(
         self,

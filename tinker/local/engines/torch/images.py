@@ -23,8 +23,8 @@ import torch
 import transformers
 
 from tinker._installation import install_command
-from tinker.local.engines.protocol import EngineError
-from tinker.local.engines.torch.memory import is_out_of_memory, release_memory
+from tinker.local.engines.protocol import EngineError, is_out_of_memory
+from tinker.local.engines.torch.memory import release_memory
 
 if TYPE_CHECKING:
     from PIL.Image import Image

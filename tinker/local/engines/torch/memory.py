@@ -76,14 +76,6 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-
-
 def release_memory(device: torch.device) -> None:
     """Free torch's cached memory."""
     if device.type == "cuda":

@@ -19,11 +19,11 @@ import torch
 from tinker.local.engines.inputs import Cells, LossForm, add_sequence_ratios, explain_infinite_loss
 from tinker.local.engines.losses import LossMetrics, TokenLoss
 from tinker.local.engines.opening import Recompute
-from tinker.local.engines.protocol import EngineError, Float32
+from tinker.local.engines.protocol import EngineError, Float32, is_out_of_memory
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions, target_logprobs
 from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_positions
 from tinker.local.engines.torch.lora import LoraWeights
-from tinker.local.engines.torch.memory import is_out_of_memory, is_useful, recompute_layers, release_memory
+from tinker.local.engines.torch.memory import is_useful, recompute_layers, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.rows import split_batches
 

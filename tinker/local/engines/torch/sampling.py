@@ -87,20 +87,6 @@ def can_continue(split: SplitModel, config: Any, device: torch.device) -> bool:
         return False
 
 
-@attrs.define
-class PassTally:
-    """How often the model was run, over how many tokens, and over how many cells with the padding."""
-
-    passes: int = 0
-    real: int = 0
-    padded: int = 0
-
-    def add(self, lengths: Sequence[int]) -> None:
-        """Count a pass over rows of these lengths."""
-        self.passes, self.real = self.passes + 1, self.real + sum(lengths)
-        self.padded += len(lengths) * max(lengths)
-
-
 @attrs.define(eq=False)
 class Work:
     """One job in progress."""
@@ -132,7 +118,6 @@ class TorchBatch:
         self._prefill: Prefill | None = None
         self._scorers: dict[DecodingRun, PromptScorer] = {}
         self._groups: list[RowGroup] = []
-        self.tally: PassTally = PassTally()
 
     @property
     def tokens(self) -> int:
@@ -263,7 +248,6 @@ class TorchBatch:
         with self._parts.mixer.activate(Mixture.make([prompt.weights for prompt in batch.prompts])):
             done = batch.advance(self._parts.split)
             self._score(batch, done)
-        self.tally.add(done.real)
         if batch.is_at_last:
             self._remember_all(batch, 1)
             self._begin(batch)
@@ -317,7 +301,6 @@ class TorchBatch:
         """Draw the next token of each row of a group; sequences that end are added to the prefix cache."""
         with self._parts.mixer.activate(group.mixture):
             group.tokens = extend(group.runs, self._parts.split.advance(group.cache, **group.inputs()))
-        self.tally.add([1] * len(group.runs))
         if self._keeps:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
