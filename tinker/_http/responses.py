@@ -141,7 +141,7 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
 
 
 def undecodable(response: RawResponse, error: Exception, operation: str = "") -> errors.APIError:
-    """Return the error for a success that cannot be decoded, or not in the memory that is left; ``operation`` is the caller's."""
+    """Return the error for a success that cannot be decoded, or not within the memory; ``operation`` is the caller's."""
     if isinstance(error, MemoryError):
         return connection_error(response.request, out_of_memory(len(response.content)))
     return invalid_response(response, str(error), operation)
