@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import httpx
 
+from support.contract import the_contract
 from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
@@ -44,6 +45,12 @@ class Tampering(httpx.BaseTransport):
 def is_of(request: httpx.Request, operation: str) -> bool:
     """Whether a request is for this address, by its end."""
     return request.url.path.endswith(f"/{operation}")
+
+
+def operation_of(request: httpx.Request) -> str:
+    """Return the id of the operation that a request is of; empty for an address outside the contract."""
+    found = (one for one in the_contract().operations.values() if one.method == request.method and one.match(request.url.path))
+    return next((one.id for one in found), "")
 
 
 def media_type(message: httpx.Request | httpx.Response) -> str:

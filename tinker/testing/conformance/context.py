@@ -31,7 +31,7 @@ from tinker.testing.conformance.outcome import (
     optional,
 )
 from tinker.testing.conformance.run_state import BodyFormat
-from tinker.testing.conformance.session import CheckSession, PendingResult
+from tinker.testing.conformance.session import NO_RESULT, CheckSession, PendingResult
 from tinker.testing.conformance.values import DATA, LORA, PROMPT, Floats, distance, logprobs_of, without_weight
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
@@ -191,6 +191,9 @@ class TrainingFixture:
         if body.path:
             self.context.cleanup.add(f"tinker://{self.model_id}/sampler_weights/{body.path}")
         saved = self.context.run(weights_api.save_weights_for_sampler(body), models.SaveWeightsForSamplerResponseInternal)
+        wanted, found = ("path", saved.path) if body.path else ("sampling_session_id", saved.sampling_session_id)
+        told = f"the result of save_weights_for_sampler has no `{wanted}`"
+        self.context.require(found is not None, told, NO_RESULT, "save_weights_for_sampler")
         self.context.cleanup.checkpoints += [saved.path] if saved.path else []
         return saved
 

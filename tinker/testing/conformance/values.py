@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
 
+from tinker.testing.conformance.decoding import MISCOUNT, WIDTH
 from tinker.testing.conformance.outcome import Absent, Contradiction
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
@@ -56,12 +57,12 @@ def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> 
     found, wanted = [len(row) for row in rows], [one.loss_fn_inputs["target_tokens"].to_numpy().size for one in data]
     if found != wanted:
         is_other_order, is_wide = sorted(found) == sorted(wanted), found == [2 * count for count in wanted]
-        cause = "order of outputs" if is_other_order else "width of tensors" if is_wide else ""
+        cause = "order of outputs" if is_other_order else WIDTH if is_wide else MISCOUNT
         raise Contradiction(f"for {wanted} targets there are {found} logprobs", cause=cause, **_OUTPUT)
     joined = np.concatenate(rows)
     if not np.isfinite(joined).all() or (joined > 1e-3).any():
         told = f"log-probabilities are finite and not positive, these are not: {joined.tolist()}"
-        raise Contradiction(told, cause="width of tensors" if not np.isfinite(joined).all() else "", **_OUTPUT)
+        raise Contradiction(told, cause=WIDTH if not np.isfinite(joined).all() else "", **_OUTPUT)
     return joined
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import numpy as np
 from tinker_wire import models
 from tinker_wire.api import training as api
 from tinker_wire.runtime import Request
@@ -75,10 +76,15 @@ def forward_only(context: CheckContext) -> None:
         context.result(fixture.loss(backward=False))
         fixture.step_without_gradient()
 
-    moved = distance(*context.measure(0, script))
+    before, after = context.measure(0, script)
+    moved = distance(before, after)
     if moved > 1e-3 and distance(*context.measure(1, script)) <= 1e-3:  # only once: of the model of an earlier check
         context.note_leftover_gradient(moved)
         return
+    if moved > 1e-3:
+        stepped = context.create(2)
+        stepped.step_without_gradient()
+        _require_stillness(distance(before, stepped.logprobs()) <= 1e-3, "the first step of a new model moves its logprobs")
     told = f"a step after a forward pass alone moves the logprobs by {moved:g}"
     context.require(moved <= 1e-3, told, operation="forward_backward")
 
@@ -105,6 +111,7 @@ def learns(context: CheckContext) -> None:
 @check("optim_step")
 def zero_rate(context: CheckContext) -> None:
     """A step with a learning rate of 0 changes nothing."""
+    context.need("training.clears")
     before, after = context.measure(0, lambda fixture: fixture.learn(params=models.AdamParams(learning_rate=0.0)))
     moved = distance(before, after)
     context.require(moved <= 1e-3, f"a step with a learning rate of 0 moves the logprobs by {moved:g}")
@@ -140,7 +147,16 @@ def clears(context: CheckContext) -> None:
     fixture.step_without_gradient()
     after = fixture.logprobs()
     is_clear = are_alike(learned, after, effect(before, learned))
+    first, second = learned - before, after - learned
+    is_again = np.dot(first, second) > 0.5 * np.linalg.norm(first) * np.linalg.norm(second)
+    told = "a step without a gradient moves the logprobs, and not where the one before it did"
+    _require_stillness(bool(is_clear or is_again), told)
     context.require(is_clear, "a step uses the gradient of the step before it again", operation="optim_step")
+
+
+def _require_stillness(holds: bool, how: str) -> None:
+    if not holds:
+        raise Contradiction(how, cause="drift", operation="optim_step")
 
 
 @check("optim_step")
