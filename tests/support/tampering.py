@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import httpx
 
-from support.contract import the_contract
 from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
+from tinker.testing import faults
 from tinker.testing.conformance.connection import KitClock
 from tinker.wire import unpack_body
 
@@ -48,9 +48,8 @@ def is_of(request: httpx.Request, operation: str) -> bool:
 
 
 def operation_of(request: httpx.Request) -> str:
-    """Return the id of the operation that a request is of; empty for an address outside the contract."""
-    found = (one for one in the_contract().operations.values() if one.method == request.method and one.match(request.url.path))
-    return next((one.id for one in found), "")
+    """Return the id of the operation that a request is of; method and path for an address outside the contract."""
+    return faults.operation_of(request.method, request.url.path)
 
 
 def media_type(message: httpx.Request | httpx.Response) -> str:

@@ -966,7 +966,7 @@ FAULTS: dict[str, Fault] = {
     "sample: one instead of three": Fault(lambda: results(sample=fewer), "as many parts"),
     "sample: copies": Fault(lambda: results(sample=copies), "Sequences of one request are the same"),
     "sample: tokens as int64": Fault(lambda: each_sequence(wide_tokens), "another width"),
-    "sample: logprobs as float64": Fault(lambda: each_sequence(wide_logprobs), "another width"),
+    "sample: logprobs as float64": Fault(lambda: each_sequence(wide_logprobs), "as many parts"),
     "sample: a logprob short": Fault(lambda: each_sequence(fewer_logprobs), "as many parts"),
     "sample: too long": Fault(ignoring("max_tokens", 9), "max_tokens|tokens"),
     "sample: no logprobs": Fault(lambda: each_sequence(no_logprobs), "logprob", fails=False),

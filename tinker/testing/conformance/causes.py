@@ -10,30 +10,24 @@ from tinker.testing.conformance.outcome import Observation
 
 
 @cache
+def _read() -> dict[str, dict[str, str]]:
+    return tomllib.loads(files("tinker.testing.conformance").joinpath("causes.toml").read_text(encoding="utf-8"))
+
+
+@cache
 def read_causes() -> dict[str, tuple[str, str]]:
     """Return the title of each cause that many checks meet, and what its author can do, from `causes.toml`."""
-    text = files("tinker.testing.conformance").joinpath("causes.toml").read_text(encoding="utf-8")
-    return {cause: (about["title"], about["advice"]) for cause, about in tomllib.loads(text).items()}
+    return {cause: (about["title"], about["advice"]) for cause, about in _read().items() if "title" in about}
 
 
-#: Kinds of causes that are told together where nothing else is blocked by them: each line of the finding is one of them.
-_KINDS = {
-    "misfit": "misfits",
-    "unlisted": "misfits",
-    "refused": "refusals",
-    "failed": "failures",
-    "time without a zone": "misfits",
-    "name of the loss": "values of losses",
-    "json results": "forms of results",
-    "failure as status": "forms of results",
-    "crash": "crashes",
-    "broken": "crashes",
-}
+def read_groups() -> dict[str, str]:
+    """Return the causes and kinds of causes that are told together where nothing else is blocked by them."""
+    return _read()["groups"]
 
 
 def group_of(one: Observation, check: str, blocking: frozenset[str]) -> str:
     """Return what an observation is grouped by: its cause (with its kind where that blocks nothing), else its check."""
     if not one.cause:
         return f"check: {check}"
-    kind = _KINDS.get(one.cause.partition(": ")[0])
+    kind = read_groups().get(one.cause.partition(": ")[0])
     return one.cause if kind is None or one.cause in blocking else kind

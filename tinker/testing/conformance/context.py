@@ -138,7 +138,8 @@ class TrainingFixture:
         lacking, number = self.context.known.lacking, self.number
         if "forward" not in lacking:
             try:
-                return logprobs_of(self.output(data, backward=False), data)
+                output = self.output(data, backward=False)
+                return logprobs_of(output, data, "forward" if self.context.known.form == "json" else "forward_backward")
             except Absent as error:
                 lacking.add("forward")
                 how = f"losses are read only as JSON, and {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 from tinker_wire import models
 from tinker_wire.api import training as api
@@ -12,7 +13,18 @@ from tinker_wire.runtime import Request
 from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.values import ADAM, ONE, OTHER, are_alike, are_close, datum, distance, effect, logprobs_of
+from tinker.testing.conformance.values import (
+    ADAM,
+    ONE,
+    OTHER,
+    are_alike,
+    are_close,
+    datum,
+    distance,
+    effect,
+    logprobs_of,
+    read_body,
+)
 
 
 @check("create_model", core=True, basis=True)
@@ -233,23 +245,8 @@ def custom_loss(context: CheckContext) -> None:
 
 def _custom_loss(context: CheckContext) -> Request[models.UntypedAPIFuture]:
     """Return the request for the graph of ``-(logprobs * weights).sum()`` over all datums."""
-    ref = {"ref": "logprobs"}
-    nodes = [
-        models.CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
-        models.CustomLossNode(op="placeholder", name="weights", target="weights"),
-        models.CustomLossNode(op="call_function", name="mul", target="operator.mul", args=[ref, {"ref": "weights"}]),
-        models.CustomLossNode(op="call_method", name="sum_1", target="sum", args=[{"ref": "mul"}]),
-        models.CustomLossNode(op="call_function", name="neg", target="operator.neg", args=[{"ref": "sum_1"}]),
-        models.CustomLossNode(op="output", name="output", target="output", args=[{"tuple": [{"ref": "neg"}, {"dict": {}}]}]),
-    ]
-    body = models.CreateCustomLossRequest(
-        session_id=context.session(),
-        custom_loss_seq_id=0,
-        name="conformance",
-        inputs=[models.CustomLossInput(name="logprobs", rank=1), models.CustomLossInput(name="weights", rank=1)],
-        graph=models.CustomLossGraph(nodes=nodes),
-    )
-    return api.create_custom_loss(body)
+    body = {**read_body("custom_loss"), "session_id": context.session(), "custom_loss_seq_id": 0}
+    return api.create_custom_loss(msgspec.convert(body, models.CreateCustomLossRequest))
 
 
 @check("unload_model")

@@ -85,7 +85,7 @@ def of_run(context: CheckContext) -> None:
     kinds = sorted((one.checkpoint_type, one.checkpoint_id) for one in listed)
     wanted = [("sampler", f"sampler_weights/{name}"), ("training", f"weights/{name}")]
     context.expect(kinds == wanted, f"listed are {kinds}, not {wanted}", "made names", "list_checkpoints")
-    saved = _find_listed(context, path)
+    saved = _find_listed(context, fixture.model_id, path)
     told = f"saved with user_metadata, it is listed with {saved.user_metadata}"
     context.require(saved.user_metadata == {"k": "v"}, told, "lost metadata", "list_checkpoints", "Checkpoint")
     context.expect(not saved.public and saved.expires_at is None, "a plain checkpoint is private and never expires")
@@ -264,7 +264,7 @@ def publish(context: CheckContext) -> None:
     parts = checkpoint_parts(path)
     for request, public in ((api.publish_checkpoint(**parts), True), (api.unpublish_checkpoint(**parts), False)):
         context.call(request)
-        found = _find_listed(context, path).public
+        found = _find_listed(context, fixture.model_id, path).public
         context.require(found is public, f"after {request.operation} the checkpoint is listed with public={found}")
         context.expect_refusal(request, 409, cause="already so")
 
@@ -275,14 +275,14 @@ def time_to_live(context: CheckContext) -> None:
     fixture = context.create()
     path = fixture.save_and_wait(ttl_seconds=7200)
     parts = checkpoint_parts(path)
-    left = _hours_left(_find_listed(context, path))
+    left = _hours_left(_find_listed(context, fixture.model_id, path))
     told = (
         f"saved with `ttl_seconds` of two hours, it has {left} hours to live" if left else "`ttl_seconds` of a save is ignored"
     )
     context.require(left == 2, told, operation="save_weights")
     for seconds, hours in ((3600, 1), (None, None)):
         context.call(api.set_checkpoint_ttl(models.SetCheckpointTtlRequest(ttl_seconds=seconds), **parts))
-        left = _hours_left(_find_listed(context, path))
+        left = _hours_left(_find_listed(context, fixture.model_id, path))
         context.require(left == hours, f"told to live for {seconds} seconds, it has {left} hours")
 
 
@@ -353,9 +353,9 @@ def _list(context: CheckContext, run: str) -> list[models.Checkpoint]:
     return context.call(api.list_checkpoints(training_run_id=run)).checkpoints
 
 
-def _find_listed(context: CheckContext, path: str) -> models.Checkpoint:
+def _find_listed(context: CheckContext, run: str, path: str) -> models.Checkpoint:
     """Return a checkpoint as its run lists it. Contradiction unless it is listed."""
-    listed = {one.tinker_path: one for one in _list(context, checkpoint_parts(path)["training_run_id"])}
+    listed = {one.tinker_path: one for one in _list(context, run)}
     context.require(path in listed, f"{path} was saved, and its run lists {sorted(listed)}", *_NOT_LISTED)
     return listed[path]
 
