@@ -17,6 +17,7 @@ from tinker._wire import proto
 from tinker.local.profiles import Profile
 from tinker.testing import Outcome, Report, run, verify
 from tinker.testing.conformance import registry
+from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.findings import findings
 from tinker.testing.conformance.outcome import KIT
 
@@ -346,7 +347,7 @@ def test_an_empty_object_is_noted(operation: str, fails: bool, servers: tuple[st
 def test_an_exception_in_a_check_is_no_finding(servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as the kit's own failure, with the operation and the answer; nothing is said of the server, and the exit code is 3."""
 
-    def fail(context: registry.CheckContext) -> None:
+    def fail(context: CheckContext) -> None:
         context.base_model()
         raise IndexError("list index out of range")
 

@@ -143,7 +143,7 @@ def in_pieces(request: httpx.Request, response: httpx.Response) -> httpx.Respons
     return httpx.Response(response.status_code, headers=headers, stream=Pieces(response.content))
 
 
-_MAPS = frozenset({"user_metadata", "metrics", "urls", "event_data", "event_details", "loss_fn_outputs"})
+_MAPS = frozenset({"loss_fns", "user_metadata", "metrics", "urls", "event_data", "event_details", "loss_fn_outputs"})
 
 
 def extended(value: Any) -> Any:

@@ -175,6 +175,8 @@ class CheckedRequests:
         except Crash as error:
             kind = cause or ("unknown ids" if 404 in statuses else "crash for refusal")
             raise Crash(f"{error}, {due}", cause=kind, operation=operation) from error
+        if OPERATIONS[operation].optional and is_without_route(answer) and 404 not in statuses:
+            raise Absent(str(answer), operation=operation)
         self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} {due}", cause, operation)
         how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
         self.expect(answer.status in statuses, how, "statuses", operation=operation)

@@ -278,9 +278,9 @@ class CheckContext(CheckSession):
         return self.adopt(self.run(self.creation(number, **fields), models.CreateModelResponse).model_id)
 
     def borrow(self) -> TrainingFixture:
-        """Return a model for losses, without steps: a new one, or if models cannot be unloaded one for many checks."""
+        """Return a model for losses, without steps: a new one, or where neither models nor sessions end one for many checks."""
         spare, self.known.spare = self.known.spare, None
-        if "unload_model" not in self.known.lacking:
+        if not self.known.lacking >= {"unload_model", "finish_session"}:
             return self.create()
         self._lent = self.create() if spare is None else TrainingFixture(self, *spare)
         return self._lent
