@@ -105,7 +105,8 @@ def _count_data(request: Request[Any]) -> int | None:
             return len(proto.decode_forward_backward(b"".join(content)).data)
         case models.ForwardBackwardRequest(forward_backward_input=given) | models.ForwardRequest(forward_input=given):
             return len(given.data)
-    return None
+        case _:
+            return None
 
 
 def anomalies(value: object, where: str = "") -> Iterator[tuple[str, str]]:
@@ -143,10 +144,10 @@ def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[tu
     if isinstance(value, str) and listed and value not in listed[0].values:
         yield f"unlisted: {where}: {value}", f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
     records = [one for one in types if isinstance(one, inspect.StructType) and one.tag_field]
-    if isinstance(value, dict) and records:
-        tag = records[0].tag_field
-        told = f"{where}.{tag}: {value.get(tag)!r} is none of {', '.join(str(one.tag) for one in records)}"
-        yield f"unlisted: {where}.{tag}", told
+    if isinstance(value, Mapping) and records:
+        tag, known = records[0].tag_field, ", ".join(str(one.tag) for one in records)
+        found = cast("Mapping[object, object]", value).get(tag)
+        yield f"unlisted: {where}.{tag}", f"{where}.{tag}: {found!r} is none of {known}"
 
 
 def detail(answer: ReceivedResponse) -> str:
