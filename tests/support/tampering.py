@@ -13,6 +13,7 @@ import httpx
 from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
+from tinker.testing import faults
 from tinker.testing.conformance.connection import KitClock
 from tinker.wire import unpack_body
 
@@ -44,6 +45,11 @@ class Tampering(httpx.BaseTransport):
 def is_of(request: httpx.Request, operation: str) -> bool:
     """Whether a request is for this address, by its end."""
     return request.url.path.endswith(f"/{operation}")
+
+
+def operation_of(request: httpx.Request) -> str:
+    """Return the id of the operation that a request is of; method and path for an address outside the contract."""
+    return faults.operation_of(request.method, request.url.path)
 
 
 def media_type(message: httpx.Request | httpx.Response) -> str:

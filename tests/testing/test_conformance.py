@@ -205,7 +205,8 @@ def ask_for_protobuf(request: httpx.Request) -> httpx.Request:
         ("training.model", head("create_model", 500), Outcome.CONTRADICTION, "answered 500"),
         ("training.model", head("create_model", 404), Outcome.CONTRADICTION, "answers 404"),
         ("training.model", head("create_model", media_type="text/html"), Outcome.CONTRADICTION, "text/html"),
-        ("sessions.heartbeat", head("session_heartbeat", 404), Outcome.ABSENT, "answers 404"),
+        ("sessions.heartbeat", always(404, {"detail": "Not Found"}, "session_heartbeat"), Outcome.ABSENT, "answers 404"),
+        ("sessions.heartbeat", head("session_heartbeat", 404), Outcome.DIFFERS, "heartbeat of an open session answers 404"),
         ("sessions.heartbeat", head("session_heartbeat", 501), Outcome.ABSENT, "answered 501"),
         ("sessions.finish", head("session_heartbeat", 200), Outcome.CONTRADICTION, "where it must refuse"),
         ("futures.unknown", head("retrieve_future", 400), Outcome.DIFFERS, "400 instead of 404"),
@@ -301,7 +302,7 @@ def test_verify_raises_and_skips(server: str) -> None:
     with pytest.raises(Nonconformance, match="differs"):
         verify("errors.statuses", server, transport=head("create_model", 201), strict=True)
     with pytest.raises(unittest.SkipTest, match="404"):
-        verify("sessions.heartbeat", server, transport=head("session_heartbeat", 404))
+        verify("sessions.heartbeat", server, transport=always(404, {"detail": "Not Found"}, "session_heartbeat"))
     with pytest.raises(KeyError):
         verify("sessions.nothing", server)
 

@@ -554,6 +554,64 @@ def least_likely_first(one: types.SampledSequence, request: dict[str, Any]) -> t
     return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, one.logprobs_np, turned)
 
 
+def copies(response: types.SampleResponse, request: dict[str, Any]) -> types.SampleResponse:
+    return attrs.evolve(response, sequences=[response.sequences[0]] * len(response.sequences))
+
+
+def wide_tokens(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
+    tokens = np.ascontiguousarray(one.tokens_np, np.int64).view(np.int32)
+    return types.SampledSequence(one.stop_reason, one.sequence_id, tokens, one.logprobs_np, one.topk_logprobs_np)
+
+
+def wide_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
+    logprobs = None if one.logprobs_np is None else wide(one.logprobs_np)
+    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np)
+
+
+def fewer_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
+    logprobs = None if one.logprobs_np is None else one.logprobs_np[:-1]
+    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np)
+
+
+def not_found_while_pending(polls: int) -> Plant:
+    """A server that does not know a request, for so many polls, until it is done."""
+
+    def plant() -> Tampering:
+        asked: Counter[str] = Counter()
+
+        def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+            if not is_of(request, "retrieve_future") or response.status_code != 200:
+                return response
+            asked[json.loads(request.content)["request_id"]] += 1
+            is_early = asked[json.loads(request.content)["request_id"]] <= polls
+            is_pending = is_early or b'"try_again"' in response.content
+            return httpx.Response(404, json={"detail": "there is no such request"}) if is_pending else response
+
+        return Tampering(answer)
+
+    return plant
+
+
+def without_newest(operation: str) -> Plant:
+    """A server whose list lacks the checkpoint that was saved last."""
+
+    def plant() -> Tampering:
+        def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+            if not is_of(request, "checkpoints") or not response.is_success:
+                return response
+            is_of_run = "/training_runs/" in request.url.path
+            if is_of_run is not (operation == "list_checkpoints"):
+                return response
+            value = response.json()
+            newest = max(value["checkpoints"], key=lambda one: one["time"], default=None)
+            value["checkpoints"] = [one for one in value["checkpoints"] if one is not newest]
+            return httpx.Response(200, json=value)
+
+        return Tampering(answer)
+
+    return plant
+
+
 def silent_overwrite() -> Tampering:
     """A save replaces what has its name."""
 
@@ -609,6 +667,27 @@ class Stepless(Engine):
 
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
         return {}
+
+
+class Drifting(Engine):
+    """Adds noise to the parameters in each step."""
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        metrics = super().optim_step(adapter_id, params)
+        noise = np.random.default_rng(1)
+        for values in self._adapters[adapter_id].tensors.values():
+            values += noise.normal(0.0, 0.1, values.shape).astype(values.dtype)
+        return metrics
+
+
+class Decaying(Engine):
+    """Takes a tenth of the parameters away in each step."""
+
+    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
+        metrics = super().optim_step(adapter_id, params)
+        for values in self._adapters[adapter_id].tensors.values():
+            values *= 0.9
+        return metrics
 
 
 class Demanding(Engine):
@@ -755,6 +834,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "session: 200 for a wrong body": Fault(answering(accept_any_session), "Wrong bodies", blames=frozenset({"create_session"})),
     "session: 500 for a wrong body": Fault(answering(crash_on_syntax), "unhandled error", blames=frozenset({"create_session"})),
+    "session: heartbeat never known": Fault(
+        lambda: always(404, {"detail": "there is no such session"}, "session_heartbeat"), "heartbeat of an open", fails=False
+    ),
     "session: heartbeat after its end": Fault(answering(beat_of_the_dead), "heartbeat|410|finished"),
     "model: ids of its own": Fault(lambda: replaced([(b":train:", b"-model-")]), "Ids or paths", fails=False),
     "model: another rank": Fault(changing("get_info", lambda v: v.update(lora_rank=9)), "rank"),
@@ -789,6 +871,8 @@ FAULTS: dict[str, Fault] = {
     "future: no request_id": Fault(changing("forward_backward", lambda v: v.pop("request_id")), "request_id"),
     "pending: 202": Fault(pending(202, {"detail": "pending"}), "no result yet", server="not holding"),
     "pending: 404": Fault(pending(404, {"detail": "not ready"}), "no result yet", server="not holding"),
+    "pending: 404, as for an unknown request": Fault(not_found_while_pending(1), "no result yet"),
+    "pending: 404, for seconds": Fault(not_found_while_pending(12), "no result yet"),
     "pending: another word": Fault(pending(200, {"status": "pending"}), "no result yet", server="not holding"),
     "pending: 202 after 30 s": Fault(pending(202, {}), "no result yet", server="waiting", slow=True, only=WAITING),
     "pending: 404 after 30 s": Fault(
@@ -866,6 +950,8 @@ FAULTS: dict[str, Fault] = {
     "gradient: kept after the step": Fault(Hoarding, "gradient of the step before it again"),
     "gradient: of a forward pass": Fault(Leaking, "forward pass"),
     "gradient: of an unloaded model": Fault(Reusing, "gradient of an unloaded one"),
+    "step: drifts": Fault(Drifting, "without a gradient changes the parameters"),
+    "step: decays": Fault(Decaying, "without a gradient changes the parameters"),
     "step: refused without a gradient": Fault(Demanding, "without a gradient", fails=False),
     "step: does nothing": Fault(Stepless, "step changes nothing"),
     "step: a rate of its own": Fault(Rushing, "learning rate of 0"),
@@ -877,7 +963,11 @@ FAULTS: dict[str, Fault] = {
     "sample: stop token cut off": Fault(lambda: each_sequence(cut_stop), "stop token"),
     "sample: always length": Fault(lambda: each_sequence(relabel("length")), "stop"),
     "sample: random at temperature 0": Fault(ignoring("temperature", 1.0), "temperature 0|most likely token"),
-    "sample: one instead of three": Fault(lambda: results(sample=fewer), "3 samples"),
+    "sample: one instead of three": Fault(lambda: results(sample=fewer), "as many parts"),
+    "sample: copies": Fault(lambda: results(sample=copies), "Sequences of one request are the same"),
+    "sample: tokens as int64": Fault(lambda: each_sequence(wide_tokens), "another width"),
+    "sample: logprobs as float64": Fault(lambda: each_sequence(wide_logprobs), "as many parts"),
+    "sample: a logprob short": Fault(lambda: each_sequence(fewer_logprobs), "as many parts"),
     "sample: too long": Fault(ignoring("max_tokens", 9), "max_tokens|tokens"),
     "sample: no logprobs": Fault(lambda: each_sequence(no_logprobs), "logprob", fails=False),
     "sample: no sequence ids": Fault(
@@ -905,6 +995,8 @@ FAULTS: dict[str, Fault] = {
     "save: time to live ignored": Fault(
         changing("checkpoints", lambda v: [one.update(expires_at=None) for one in v["checkpoints"]]), "ttl|live|expires"
     ),
+    "list: of a run without the newest": Fault(without_newest("list_checkpoints"), "Lists lack a checkpoint"),
+    "list: of the user without the newest": Fault(without_newest("list_user_checkpoints"), "Lists lack a checkpoint"),
     "list: bare ids": Fault(
         changing(
             "checkpoints", lambda v: [one.update(checkpoint_id=one["checkpoint_id"].split("/")[-1]) for one in v["checkpoints"]]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 _TOO_EARLY = 425
 #: What web frameworks say of an address that they do not have, or not under this method.
 _NO_ROUTE = frozenset({"Not Found", "Method Not Allowed", "nothing"})
+_WITH_STATUS = (models.HealthResponse, models.TelemetryResponse)
 #: Refusals by a server whose user may not do this.
 _FORBIDDEN = frozenset({401, 402, 403})
 
@@ -139,6 +141,9 @@ class CheckedRequests:
 
     def _note_anomalies(self, answer: ReceivedResponse, found: T, kind: type[Any]) -> T:
         operation = answer.message.operation
+        if kind in _WITH_STATUS:  # a constant, which the record has by default
+            how = f"the response of {operation} has no `status`"
+            self.expect(b'"status"' in answer.content, how, f"misfit: {kind.__name__}: {how}", operation, kind.__name__)
         for cause, anomaly in decoding.anomalies(found):
             self.note_difference(f"{operation}: {anomaly}", cause, operation=operation, schema=kind.__name__)
         return found
@@ -170,6 +175,8 @@ class CheckedRequests:
         except Crash as error:
             kind = cause or ("unknown ids" if 404 in statuses else "crash for refusal")
             raise Crash(f"{error}, {due}", cause=kind, operation=operation) from error
+        if OPERATIONS[operation].optional and is_without_route(answer) and 404 not in statuses:
+            raise Absent(str(answer), operation=operation)
         self.require(answer.status >= 400, f"{answer.message}: answers {answer.status} {due}", cause, operation)
         how = f"{answer.message}: refuses with {answer.status} instead of {wanted}"
         self.expect(answer.status in statuses, how, "statuses", operation=operation)

@@ -132,6 +132,7 @@ class Connection:
         self.clock: KitClock = clock or KitClock()
         self.known: ServerKnowledge = ServerKnowledge(base_model=base_model)
         self.heartbeats: Heartbeats = Heartbeats(self.clock.event, self._beat)
+        self.last: str = "no response"
         self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
 
     def close(self) -> None:
@@ -158,7 +159,7 @@ class Connection:
             if answer.status == _TOO_MANY and not {"retry-after", "retry-after-ms"} & answer.headers.keys():
                 note(Observation(f"{answer}, without Retry-After", "no delay", operation=message.operation))
             self._wait(answer, deadline)
-        operation = message.operation
+        operation, self.last = message.operation, f"{message.operation} ({message}) answered {answer.status}: {answer.excerpt}"
         if answer.status == 501:
             raise Absent(str(answer), cause=f"501: {operation}", operation=operation)
         if answer.status >= 500:
@@ -213,7 +214,7 @@ class Connection:
         except httpx.TimeoutException as error:
             raise Late(f"{message}: no response within {timeout:.0f} s", cause="late", operation=message.operation) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            how, operation = f"{type(error).__name__}: {error}", message.operation
+            how, operation = f"the connection broke: {error}".removesuffix(": "), message.operation
             raise Broken(f"{message}: {how}", cause=f"broken: {operation}: {normalize(how)}", operation=operation) from error
 
 
@@ -229,7 +230,8 @@ def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadlin
 
 def _retry_after(answer: ReceivedResponse) -> float:
     """Return the delay that is asked for in seconds; dates and nonsense count as a second."""
+    in_ms = answer.headers.get("retry-after-ms")
     try:
-        return max(0.0, float(answer.headers.get("retry-after", "")))
+        return max(0.0, float(in_ms or answer.headers.get("retry-after", "")) * (1e-3 if in_ms else 1.0))
     except ValueError:
         return _WAIT_SECONDS

@@ -31,7 +31,7 @@ from tinker.testing.conformance.outcome import (
     optional,
 )
 from tinker.testing.conformance.run_state import BodyFormat
-from tinker.testing.conformance.session import CheckSession, PendingResult
+from tinker.testing.conformance.session import NO_RESULT, CheckSession, PendingResult
 from tinker.testing.conformance.values import DATA, LORA, PROMPT, Floats, distance, logprobs_of, without_weight
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
@@ -138,7 +138,8 @@ class TrainingFixture:
         lacking, number = self.context.known.lacking, self.number
         if "forward" not in lacking:
             try:
-                return logprobs_of(self.output(data, backward=False), data)
+                output = self.output(data, backward=False)
+                return logprobs_of(output, data, "forward" if self.context.known.form == "json" else "forward_backward")
             except Absent as error:
                 lacking.add("forward")
                 how = f"losses are read only as JSON, and {error}"
@@ -191,6 +192,9 @@ class TrainingFixture:
         if body.path:
             self.context.cleanup.add(f"tinker://{self.model_id}/sampler_weights/{body.path}")
         saved = self.context.run(weights_api.save_weights_for_sampler(body), models.SaveWeightsForSamplerResponseInternal)
+        wanted, found = ("path", saved.path) if body.path else ("sampling_session_id", saved.sampling_session_id)
+        told = f"the result of save_weights_for_sampler has no `{wanted}`"
+        self.context.require(found is not None, told, NO_RESULT, "save_weights_for_sampler")
         self.context.cleanup.checkpoints += [saved.path] if saved.path else []
         return saved
 
@@ -274,9 +278,9 @@ class CheckContext(CheckSession):
         return self.adopt(self.run(self.creation(number, **fields), models.CreateModelResponse).model_id)
 
     def borrow(self) -> TrainingFixture:
-        """Return a model for losses, without steps: a new one, or if models cannot be unloaded one for many checks."""
+        """Return a model for losses, without steps: a new one, or where neither models nor sessions end one for many checks."""
         spare, self.known.spare = self.known.spare, None
-        if "unload_model" not in self.known.lacking:
+        if not self.known.lacking >= {"unload_model", "finish_session"}:
             return self.create()
         self._lent = self.create() if spare is None else TrainingFixture(self, *spare)
         return self._lent

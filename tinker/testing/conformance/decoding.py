@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -10,6 +11,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect
 from tinker_wire import models
+from tinker_wire.runtime import Binary, Request
 
 from tinker._wire import EVENT_STREAM, EventDecoder, json, proto
 from tinker.testing.conformance.connection import ReceivedResponse
@@ -17,6 +19,8 @@ from tinker.testing.conformance.outcome import Contradiction
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 T = TypeVar("T")
+
+MISCOUNT, WIDTH = "count of results", "width of tensors"
 
 
 def record(answer: ReceivedResponse, kind: type[T]) -> T:
@@ -61,8 +65,10 @@ def has_two_forms(kind: type[Any]) -> bool:
     return kind in _TWO_FORMS
 
 
-def result_of_either_form(answer: ReceivedResponse, kind: type[T]) -> T:
-    """Return the result of a loss or of a sample. Contradiction when it does not fit."""
+def result(answer: ReceivedResponse, kind: type[T]) -> T:
+    """Return the result of a request. Contradiction when it does not fit."""
+    if not has_two_forms(kind):
+        return record(answer, kind)
     read_proto, read_json, schema = _TWO_FORMS[kind]
     _require_type(answer, proto.MEDIA_TYPE, json.MEDIA_TYPE)
     try:
@@ -70,6 +76,37 @@ def result_of_either_form(answer: ReceivedResponse, kind: type[T]) -> T:
         return cast("T", read_proto(answer.content) if is_proto else read_json(record(answer, schema)))
     except ValueError as error:
         raise _misfit(answer, schema, f"the result is not a {schema.__name__}: {error}", error) from error
+
+
+def find_mismatches(request: Request[Any], found: object) -> Iterator[tuple[str, str]]:
+    """Yield in what the result of a loss or of a sample is not that of its request, each with its cause."""
+    if isinstance(found, ForwardBackwardOutput):
+        data, outputs = _count_data(request), len(found.loss_fn_outputs)
+        if data not in (None, outputs):
+            yield MISCOUNT, f"there are {outputs} outputs for {data} data"
+    if isinstance(found, SampleResponse) and isinstance(body := request.body, models.SampleRequest):
+        if len(found.sequences) != body.num_samples:
+            yield MISCOUNT, f"asked for {body.num_samples} samples, got {len(found.sequences)}"
+        for one in found.sequences:
+            tokens, logprobs = one.tokens, one.logprobs
+            if len(tokens) > (body.sampling_params.max_tokens or math.inf) and {*tokens[1::2]} <= {0, -1}:
+                yield (
+                    WIDTH,
+                    f"every second token is 0 or -1, as where each is written with 8 bytes instead of 4: {tokens}",
+                )
+            if logprobs is not None and len(logprobs) != len(tokens):
+                yield MISCOUNT, f"{len(tokens)} tokens have {len(logprobs)} logprobs"
+
+
+def _count_data(request: Request[Any]) -> int | None:
+    """Return how many data a loss has; None for a body that is written by hand."""
+    match request.body:
+        case Binary(media_type=proto.MEDIA_TYPE, content=content):
+            return len(proto.decode_forward_backward(b"".join(content)).data)
+        case models.ForwardBackwardRequest(forward_backward_input=given) | models.ForwardRequest(forward_input=given):
+            return len(given.data)
+        case _:
+            return None
 
 
 def anomalies(value: object, where: str = "") -> Iterator[tuple[str, str]]:
@@ -98,10 +135,19 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
 
 
 def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[tuple[str, str]]:
-    """Yield a text that an open enum does not list."""
-    listed = [one for one in kind.types if isinstance(one, inspect.LiteralType)] if isinstance(kind, inspect.UnionType) else []
+    """Yield a text that an open enum does not list, and an object that is none of the records of an open union."""
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType) and isinstance(value, Sequence):
+        for one in cast("Sequence[object]", value):
+            yield from _find_unlisted(one, kind.item_type, f"{where}[]")
+    types = kind.types if isinstance(kind, inspect.UnionType) else ()
+    listed = [one for one in types if isinstance(one, inspect.LiteralType)]
     if isinstance(value, str) and listed and value not in listed[0].values:
         yield f"unlisted: {where}: {value}", f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}"
+    records = [one for one in types if isinstance(one, inspect.StructType) and one.tag_field]
+    if isinstance(value, Mapping) and records:
+        tag, known = records[0].tag_field, ", ".join(str(one.tag) for one in records)
+        found = cast("Mapping[object, object]", value).get(tag)
+        yield f"unlisted: {where}.{tag}", f"{where}.{tag}: {found!r} is none of {known}"
 
 
 def detail(answer: ReceivedResponse) -> str:

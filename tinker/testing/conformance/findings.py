@@ -5,6 +5,7 @@ A finding points to the place in openapi.yaml, and to a recorded exchange of a r
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -15,7 +16,6 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.testing.conformance.causes import group_of, read_causes
 from tinker.testing.conformance.outcome import FOUND, SEVERITY, Observation, Outcome, Report, Row, normalize
 
 _MOST_EXCHANGES = 3
@@ -123,6 +123,30 @@ def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[str]:
     for name in dict.fromkeys(schemas):
         if hasattr(models, name):  # else it is no record of the document
             yield f"{DOCUMENT}#/components/schemas/{name}"
+
+
+@cache
+def _read_toml() -> dict[str, dict[str, str]]:
+    return tomllib.loads(files("tinker.testing.conformance").joinpath("causes.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def read_causes() -> dict[str, tuple[str, str]]:
+    """Return the title of each cause that many checks meet, and what its author can do, from `causes.toml`."""
+    return {cause: (about["title"], about["advice"]) for cause, about in _read_toml().items() if "title" in about}
+
+
+def read_groups() -> dict[str, str]:
+    """Return the causes and kinds of causes that are told together where nothing else is blocked by them."""
+    return _read_toml()["groups"]
+
+
+def group_of(one: Observation, check: str, blocking: frozenset[str]) -> str:
+    """Return what an observation is grouped by: its cause (with its kind where that blocks nothing), else its check."""
+    if not one.cause:
+        return f"check: {check}"
+    kind = read_groups().get(one.cause.partition(": ")[0])
+    return one.cause if kind is None or one.cause in blocking else kind
 
 
 @cache

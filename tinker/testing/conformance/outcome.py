@@ -77,7 +77,7 @@ class Absent(CheckEnd):
 
 
 class Blocked(CheckEnd):
-    """What the check needs fails in the check ``by``, which leaves this one open; LIMITS where the server is full."""
+    """The check stays open: what it needs fails in the check ``by``, or the server is full (LIMITS), or the kit fails (KIT)."""
 
     outcome = Outcome.BLOCKED
 
@@ -87,6 +87,7 @@ class Blocked(CheckEnd):
 
 
 LIMITS = "the limits of the server"
+KIT = "a failure of the kit"
 
 
 class Differs(CheckEnd):
@@ -159,7 +160,7 @@ def normalize(text: str) -> str:
 class Row:
     """One check of a run. ``how`` says in what way it is not supported; empty where it is.
 
-    ``blocked_by`` is the check that fails and on which this one rests (or LIMITS), None where it was tried.
+    ``blocked_by`` is the check that fails and on which this one rests (or LIMITS or KIT), None where it was tried.
     """
 
     check: str
@@ -219,9 +220,10 @@ class Report:
 
     @property
     def was_cut_short(self) -> bool:
-        """Return whether something could not be tried although nothing that it needs is known to fail: the server was full, or
-        the run was interrupted."""
-        return any(row.blocked_by == LIMITS for row in self.checks) or any(one.reason == "interrupted" for one in self.left_out)
+        """Return whether something could not be tried although nothing that it needs is known to fail: the server was full, the
+        kit failed, or the run was interrupted."""
+        is_blocked = any(row.blocked_by in (LIMITS, KIT) for row in self.checks)
+        return is_blocked or any(one.reason == "interrupted" for one in self.left_out)
 
     def passed(self, *, strict: bool = False) -> bool:
         """Return whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""

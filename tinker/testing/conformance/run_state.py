@@ -31,6 +31,7 @@ _SUCCESS = models.FinishSessionRequest(reason={"type": "success"}, detail=None)
 class ServerKnowledge:
     """What earlier checks of a run found out about the server.
 
+    ``basis_seconds``: how long the longest check took on which others rest.
     ``rate`` and ``eps``: of steps as long as the gradient. ``spare``: a model that was not unloaded, and its next number.
     ``refused``: fields at their default that the server refuses, which are left out as clients do.
     ``broken``: checks on which others depend and which failed or were blocked, each with the one that failed and its error.
@@ -43,6 +44,7 @@ class ServerKnowledge:
 
     base_model: str | None = None
     form: BodyFormat | None = None
+    basis_seconds: float = 0.0
     rate: float | None = None
     eps: float = 1e4
     spare: tuple[str, int] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 import unittest
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinker_wire import CONTRACT_VERSION
@@ -13,11 +15,11 @@ from tinker._http import UNREACHABLE_HINT
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (
+    KIT,
     LIMITS,
     Absent,
     Blocked,
     CheckEnd,
-    Contradiction,
     Differs,
     LeftOut,
     Outcome,
@@ -34,6 +36,8 @@ DEADLINE_SECONDS = 60.0
 #: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes. What others rest
 #: on is asked for first, when servers load and compile.
 SLOW_DEADLINE_SECONDS = 300.0
+#: How many times as long as the longest basis before it a check may take: a slow server, or a full one, is not a wrong one.
+_PACE = 20
 
 
 class Nonconformance(AssertionError):
@@ -62,8 +66,9 @@ def verify(
     """Run one check as a test: returns when it is supported, and skips the test where the server lacks the feature.
 
     Raises Nonconformance on a contradiction, with ``strict`` also where the server differs; unittest.SkipTest (which
-    pytest knows) when it is absent; KeyError for a name that no check has. ``base_model`` None takes the first one that
-    the server offers for training. ``deadline_seconds`` None is 60 s, 300 s for slow checks; the check ends by then.
+    pytest knows) when it is absent; RuntimeError when the kit itself fails; KeyError for a name that no check has.
+    ``base_model`` None takes the first one that the server offers for training. ``deadline_seconds`` None is 60 s, 300 s for
+    slow checks, and longer on a slow server; the check ends by then.
     """
     found = {one.name: one for one in all_checks()}[check_id]
     connection = Connection(base_url, api_key=api_key, base_model=base_model, transport=transport)
@@ -73,6 +78,8 @@ def verify(
         connection.close()
     if not Report(server=base_url, contract=CONTRACT_VERSION, checks=(row,)).passed(strict=strict):
         raise Nonconformance(f"{row.check} ({row.statement}): {row.outcome}: {'; '.join(row.how)}")
+    if row.blocked_by == KIT:
+        raise RuntimeError(row.how[0])
     if row.outcome is Outcome.ABSENT:
         raise unittest.SkipTest("; ".join(row.how))
     return row
@@ -136,23 +143,26 @@ def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | Non
 
 def _reach(connection: Connection) -> None:
     try:
-        connection.reach(10.0)
+        connection.reach(30.0)
     except CheckEnd as error:
         raise ConnectionError(f"no server answers at {connection.base_url}: {error}. {UNREACHABLE_HINT}") from error
 
 
 def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:
     """Run one check on a connection that is open."""
-    seconds = deadline_seconds or (SLOW_DEADLINE_SECONDS if check.slow or check.basis else DEADLINE_SECONDS)
+    least = SLOW_DEADLINE_SECONDS if check.slow or check.basis else DEADLINE_SECONDS
+    seconds = deadline_seconds or max(least, _PACE * connection.known.basis_seconds)
     context = CheckContext(connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core)
     began = connection.clock.monotonic()
     end = _run_body(check, context)
     context.close(at_end=end is None)
     by = end.by if isinstance(end, Blocked) else check.name
     # A loss that is not reported says nothing against what needs only the logprobs.
-    is_broken = end is not None and by != LIMITS and (check.core or not isinstance(end, Absent)) and type(end) is not Differs
-    if check.basis and is_broken:
+    is_broken = by not in (LIMITS, KIT) and (check.core or not isinstance(end, Absent)) and type(end) is not Differs
+    if check.basis and end is not None and is_broken:
         connection.known.broken[check.name] = (by, str(end))
+    elif check.basis and end is None:
+        connection.known.basis_seconds = max(connection.known.basis_seconds, connection.clock.monotonic() - began)
     observations = context.observations if end is None else [end.observation(is_core=check.core), *context.observations]
     return Row(
         check=check.name,
@@ -171,6 +181,8 @@ def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
         check.body(context)
     except CheckEnd as end:
         return end
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # say, a list too short
-        return Contradiction(f"the responses make no sense together: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - any of the kit's own: it judges what servers answer before it uses it
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        how = f"the check fails in {Path(place.filename).name}, line {place.lineno}, after {context.connection.last}; report it"
+        return Blocked(how, KIT)
     return None

@@ -19,14 +19,17 @@ from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.checked_requests import CheckedRequests, encode_body, is_without_route
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
-from tinker.testing.conformance.outcome import Absent, CheckEnd, Failed, Late
+from tinker.testing.conformance.outcome import Absent, CheckEnd, Contradiction, Failed, Late
 from tinker.testing.conformance.run_state import Cleanup
 
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE, _TRIES = 0.01, 0.5, 3
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+#: How often an accepted request that is answered with 404 is asked for again: some servers mean by it that it is not done.
+_TRIES = 20
 NO_RESULT_YET = ("pending", "retrieve_future", "TryAgainResponse")
+NO_RESULT = "no result"
 _STATE_FIELDS = frozenset({"status", "request_id", "type", "detail", "message"})
 _STATES = frozenset({"pending", "queued", "running", "processing", "in_progress"})
 _NUMBERS_OF_A_CHECK = 1000
@@ -36,11 +39,16 @@ _LACKING_STATUSES = ABSENT_STATUSES | {400, 422}
 
 @attrs.frozen
 class PendingResult(Generic[T]):
-    """A submitted request: what was answered at once, and the type of the result."""
+    """A submitted request, what was answered at once, and the type of the result."""
 
-    operation: str
+    request: Request[models.UntypedAPIFuture]
     future: models.UntypedAPIFuture
     kind: type[T]
+
+    @property
+    def operation(self) -> str:
+        """Return the operation that was submitted."""
+        return self.request.operation
 
     @property
     def request_id(self) -> str:
@@ -73,14 +81,25 @@ class CheckSession(CheckedRequests):
         is_own = self.known.submitted.setdefault(future.request_id, body) == body
         how = f"{request.operation} answers {future.request_id!r}, the request_id of an earlier request"
         self.require(is_own, how, "request_id used twice", request.operation, "UntypedAPIFuture")
-        return PendingResult(request.operation, future, kind)
+        return PendingResult(request, future, kind)
 
     def result(self, promise: PendingResult[T], *, protobuf: bool = True) -> T:
-        """Return the result, waited for until the deadline. Failed when the request failed."""
-        answer = self.wait_for_response(promise, protobuf=protobuf)
-        if decoding.has_two_forms(promise.kind):
-            return decoding.result_of_either_form(answer, promise.kind)
-        return self.decode(answer, promise.kind)
+        """Return the result, waited for until the deadline. Failed when the request failed, Contradiction when it does not fit.
+
+        An empty object may be what a server has to say, and is noted.
+        """
+        answer, operation = self.wait_for_response(promise, protobuf=protobuf), promise.operation
+        try:
+            found = decoding.result(answer, promise.kind)
+        except Contradiction as error:
+            how = f"the result of {operation}: {error}"
+            raise Contradiction(how, cause=error.cause, operation=operation, schema=error.schema) from error
+        self._note_anomalies(answer, found, promise.kind)
+        is_told = answer.content.strip() != b"{}"
+        self.expect(is_told, f"the result of {operation} is an empty object, which says nothing", NO_RESULT, operation)
+        for cause, how in decoding.find_mismatches(promise.request, found):
+            self.require(False, f"the result of {operation}: {how}", cause, operation, promise.kind.__name__)
+        return found
 
     def wait_for_response(
         self, promise: PendingResult[Any], *, protobuf: bool = True, metadata: bool = False
@@ -91,6 +110,8 @@ class CheckSession(CheckedRequests):
             answer = self._ask_again(promise, answer)
         if answer.status < 300:
             self.known.fetched.add(promise.request_id)
+            how = f"the result of {promise.operation}: {answer} without a body"
+            self.require(bool(answer.content), how, NO_RESULT, promise.operation)
         if _is_failure(answer):
             how = f"a failed request is a poll with status {answer.status}, not a body with error and category"
             self.note_difference(how, "failure as status", operation="retrieve_future", schema="RequestFailedResponse")
@@ -112,7 +133,7 @@ class CheckSession(CheckedRequests):
         self.require(promise.request_id not in self.known.fetched, told, "fetched once", "retrieve_future")
         for _ in range(_TRIES if answer.status == 404 else 0):
             self.deadline.pause(_LONGEST_PAUSE, f"the result of {promise.operation}")
-            self.require(self.poll(promise.request_id).status >= 300, f"{answer}; later there is a result", *NO_RESULT_YET)
+            self.require(self.poll(promise.request_id).status == 404, f"{answer}; later it does not", *NO_RESULT_YET)
         return answer
 
     def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
@@ -216,7 +237,8 @@ class CheckSession(CheckedRequests):
 
     def close(self) -> None:
         """Delete what the check has made."""
-        self.deadline: CheckDeadline = CheckDeadline(_SHUTDOWN_SECONDS, self.connection.clock)
+        seconds = max(_SHUTDOWN_SECONDS, self.known.basis_seconds)
+        self.deadline: CheckDeadline = CheckDeadline(seconds, self.connection.clock)
         for request in self.cleanup.requests():
             if request.operation not in self.known.lacking:
                 with suppress(CheckEnd):  # whether cleanup works is the subject of other checks

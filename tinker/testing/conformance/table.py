@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinker.testing.conformance.findings import Finding, findings
-from tinker.testing.conformance.outcome import Outcome, Report, Row
+from tinker.testing.conformance.outcome import KIT, Outcome, Report, Row
 
 STYLES = {
     Outcome.SUPPORTED: "green",
@@ -49,7 +49,7 @@ def _table(*columns: str) -> Table:
 
 def _describe(row: Row) -> Text:
     told = Text(row.statement)
-    if row.blocked_by is not None:
+    if row.blocked_by is not None and row.blocked_by != KIT:
         return told.append(f"\n- blocked by {row.blocked_by}", STYLES[row.outcome])
     for how in row.how:
         told.append(f"\n- {how}", STYLES[row.outcome])

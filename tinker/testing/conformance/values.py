@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 import attrs
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
 
+from tinker.testing.conformance.decoding import MISCOUNT, WIDTH
 from tinker.testing.conformance.outcome import Absent, Contradiction
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
@@ -23,6 +26,12 @@ ADAM = models.AdamParams(learning_rate=0.01)
 LORA = models.LoraConfig(rank=8, seed=11)
 #: The prompt of every sample.
 PROMPT = (5, 6, 7, 8)
+
+
+def read_body(name: str) -> dict[str, Any]:
+    """Return a body of `bodies.json`, which lacks the ids."""
+    content = files("tinker.testing.conformance").joinpath("bodies.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[str, dict[str, Any]])[name]
 
 
 def datum(tokens: Sequence[int] = (5, 6, 7, 8), targets: Sequence[int] | None = None, **inputs: Any) -> Datum:
@@ -43,10 +52,8 @@ ONE, OTHER = datum((5, 6, 7, 8)), datum((9, 10, 11))
 DATA = (ONE, OTHER)
 PROMPT_DATUM = datum(PROMPT[:-1], PROMPT[1:])
 
-_OUTPUT = {"operation": "forward_backward", "schema": "ForwardBackwardOutput"}
 
-
-def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> Floats:
+def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA, operation: str = "forward_backward") -> Floats:
     """Return the ``logprobs`` of a result in one row. Contradiction unless there is a finite one for each target."""
     rows: list[Floats] = []
     for fields in output.loss_fn_outputs:
@@ -56,12 +63,16 @@ def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA) -> 
     found, wanted = [len(row) for row in rows], [one.loss_fn_inputs["target_tokens"].to_numpy().size for one in data]
     if found != wanted:
         is_other_order, is_wide = sorted(found) == sorted(wanted), found == [2 * count for count in wanted]
-        cause = "order of outputs" if is_other_order else "width of tensors" if is_wide else ""
-        raise Contradiction(f"for {wanted} targets there are {found} logprobs", cause=cause, **_OUTPUT)
+        cause = "order of outputs" if is_other_order else WIDTH if is_wide else MISCOUNT
+        raise Contradiction(
+            f"for {wanted} targets there are {found} logprobs", cause=cause, operation=operation, schema="ForwardBackwardOutput"
+        )
     joined = np.concatenate(rows)
     if not np.isfinite(joined).all() or (joined > 1e-3).any():
         told = f"log-probabilities are finite and not positive, these are not: {joined.tolist()}"
-        raise Contradiction(told, cause="width of tensors" if not np.isfinite(joined).all() else "", **_OUTPUT)
+        raise Contradiction(
+            told, cause=WIDTH if not np.isfinite(joined).all() else "", operation=operation, schema="ForwardBackwardOutput"
+        )
     return joined
 
 

@@ -21,7 +21,7 @@ from tinker.testing.conformance.connection import ReceivedResponse
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import CheckEnd, Contradiction, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.values import LORA
+from tinker.testing.conformance.values import LORA, read_body
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 _SESSION = models.CreateSessionRequest(tags=["conformance"], user_metadata={}, sdk_version=__version__)
@@ -138,46 +138,26 @@ def unknown_fields(context: CheckContext) -> None:
 def older_bodies(context: CheckContext) -> None:
     """Request bodies from 2025 clients are accepted: they omit defaults and types, and send null for unset fields."""
     number = context.number(0)
-    session = context.begin(_plain("create_session", {"tags": ["conformance"], "user_metadata": {}, "sdk_version": "0.7.0"}))
+    session = context.begin(_plain("create_session", read_body("older_session")))
     body = {"session_id": session, "base_model": context.base_model()}
-    made = {**body, "model_seq_id": number, "user_metadata": None, "lora_config": _OLDER_LORA}
-    fixture = context.adopt(context.run(_plain("create_model", made), models.CreateModelResponse).model_id)
-    _older_training(context, fixture.model_id)
+    request = _plain("create_model", {**body, "model_seq_id": number, **read_body("older_model")})
+    _older_training(context, context.adopt(context.run(request, models.CreateModelResponse).model_id).model_id)
     opened = {**body, "sampling_session_seq_id": number, "model_path": None}
-    _older_sample(context, context.call(_plain("create_sampling_session", opened)).sampling_session_id)
+    sampler = context.call(_plain("create_sampling_session", opened)).sampling_session_id
+    request = _plain("asample", {"sampling_session_id": sampler, **read_body("older_sample")})
+    context.result(context.submit(request, SampleResponse), protobuf=False)
 
 
 _UNREAD = frozenset({406, 415})
-_OLDER_LORA = {"rank": 8, "seed": None, "train_unembed": True, "train_mlp": True, "train_attn": True}
 
 
 def _older_training(context: CheckContext, model_id: str) -> None:
-    inputs: dict[str, object] = {
-        "target_tokens": {"data": [6, 7], "dtype": "int64", "shape": [2]},
-        "weights": {"data": [1.0, 1.0], "dtype": "float32", "shape": [2]},
-    }
-    datum = {"loss_fn_inputs": inputs, "model_input": {"chunks": [{"tokens": [5, 6]}]}}
-    what = {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": None}
-    request = _plain("forward_backward", {"forward_backward_input": what, "model_id": model_id, "seq_id": 1})
+    request = _plain("forward_backward", {"model_id": model_id, **read_body("older_loss")})
     answer = context.send(request)
     if answer.status in _UNREAD:  # the body may be protobuf only, as `wires.json_body` says
         return
     context.result(context.accept(request, answer, ForwardBackwardOutput), protobuf=False)
-    step = {"model_id": model_id, "seq_id": 2, "adam_params": {"learning_rate": 1e-4}}
-    context.run(_plain("optim_step", step), models.OptimStepResponse)
-
-
-def _older_sample(context: CheckContext, sampling_session_id: str) -> None:
-    body = {
-        "prompt": {"chunks": [{"tokens": [5, 6]}]},
-        "sampling_params": {"max_tokens": 2},
-        "num_samples": 1,
-        "sampling_session_id": sampling_session_id,
-        "seq_id": 0,
-        "prompt_logprobs": False,
-        "topk_prompt_logprobs": 0,
-    }
-    context.result(context.submit(_plain("asample", body), SampleResponse), protobuf=False)
+    context.run(_plain("optim_step", {"model_id": model_id, **read_body("older_step")}), models.OptimStepResponse)
 
 
 def _plain(operation: str, body: object) -> Request[Any]:

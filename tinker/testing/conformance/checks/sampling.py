@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import suppress
 
@@ -64,6 +65,20 @@ def samples(context: CheckContext) -> None:
 
 
 @check("asample")
+def draws(context: CheckContext) -> None:
+    """Without a seed, the sequences of a request are drawn independently."""
+    drawn = context.sampler().sample(num_samples=3, max_tokens=24).sequences
+    for one, other in itertools.combinations(drawn, 2):
+        chance = math.exp(min(sum(one.logprobs or ()), 0.0))
+        how = f"two of {len(drawn)} sequences are {one.tokens}; by their logprobs the chance of that is {chance:.0e}"
+        context.require(one.tokens != other.tokens or chance > _LEAST_CHANCE, how, "same draws", "asample")
+
+
+#: Below it two sequences are not the same by chance: a kit that runs each second does not meet that in thirty years.
+_LEAST_CHANCE = 1e-9
+
+
+@check("asample")
 def seed(context: CheckContext) -> None:
     """The same seed gives the same tokens; another seed gives others."""
     made = context.sampler()
@@ -94,6 +109,7 @@ def stop_tokens(context: CheckContext) -> None:
     context.need("sampling.greedy")
     made = context.sampler()
     free = _tokens(made.sample(temperature=0.0, max_tokens=8))
+    context.require(bool(free), "asked for up to 8 tokens, got none")
     stop = free[min(2, len(free) - 1)]
     stopped = made.sample(temperature=0.0, max_tokens=8, stop=[stop]).sequences[0]
     found = (stopped.tokens, stopped.stop_reason)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
+import numpy as np
 from tinker_wire import models
 from tinker_wire.api import training as api
 from tinker_wire.runtime import Request
@@ -11,7 +13,18 @@ from tinker_wire.runtime import Request
 from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.values import ADAM, ONE, OTHER, are_alike, are_close, datum, distance, effect, logprobs_of
+from tinker.testing.conformance.values import (
+    ADAM,
+    ONE,
+    OTHER,
+    are_alike,
+    are_close,
+    datum,
+    distance,
+    effect,
+    logprobs_of,
+    read_body,
+)
 
 
 @check("create_model", core=True, basis=True)
@@ -75,10 +88,15 @@ def forward_only(context: CheckContext) -> None:
         context.result(fixture.loss(backward=False))
         fixture.step_without_gradient()
 
-    moved = distance(*context.measure(0, script))
+    before, after = context.measure(0, script)
+    moved = distance(before, after)
     if moved > 1e-3 and distance(*context.measure(1, script)) <= 1e-3:  # only once: of the model of an earlier check
         context.note_leftover_gradient(moved)
         return
+    if moved > 1e-3:
+        stepped = context.create(2)
+        stepped.step_without_gradient()
+        _require_stillness(distance(before, stepped.logprobs()) <= 1e-3, "the first step of a new model moves its logprobs")
     told = f"a step after a forward pass alone moves the logprobs by {moved:g}"
     context.require(moved <= 1e-3, told, operation="forward_backward")
 
@@ -105,6 +123,7 @@ def learns(context: CheckContext) -> None:
 @check("optim_step")
 def zero_rate(context: CheckContext) -> None:
     """A step with a learning rate of 0 changes nothing."""
+    context.need("training.clears")
     before, after = context.measure(0, lambda fixture: fixture.learn(params=models.AdamParams(learning_rate=0.0)))
     moved = distance(before, after)
     context.require(moved <= 1e-3, f"a step with a learning rate of 0 moves the logprobs by {moved:g}")
@@ -140,7 +159,16 @@ def clears(context: CheckContext) -> None:
     fixture.step_without_gradient()
     after = fixture.logprobs()
     is_clear = are_alike(learned, after, effect(before, learned))
+    first, second = learned - before, after - learned
+    is_again = np.dot(first, second) > 0.5 * np.linalg.norm(first) * np.linalg.norm(second)
+    told = "a step without a gradient moves the logprobs, and not where the one before it did"
+    _require_stillness(bool(is_clear or is_again), told)
     context.require(is_clear, "a step uses the gradient of the step before it again", operation="optim_step")
+
+
+def _require_stillness(holds: bool, how: str) -> None:
+    if not holds:
+        raise Contradiction(how, cause="drift", operation="optim_step")
 
 
 @check("optim_step")
@@ -217,23 +245,8 @@ def custom_loss(context: CheckContext) -> None:
 
 def _custom_loss(context: CheckContext) -> Request[models.UntypedAPIFuture]:
     """Return the request for the graph of ``-(logprobs * weights).sum()`` over all datums."""
-    ref = {"ref": "logprobs"}
-    nodes = [
-        models.CustomLossNode(op="placeholder", name="logprobs", target="logprobs"),
-        models.CustomLossNode(op="placeholder", name="weights", target="weights"),
-        models.CustomLossNode(op="call_function", name="mul", target="operator.mul", args=[ref, {"ref": "weights"}]),
-        models.CustomLossNode(op="call_method", name="sum_1", target="sum", args=[{"ref": "mul"}]),
-        models.CustomLossNode(op="call_function", name="neg", target="operator.neg", args=[{"ref": "sum_1"}]),
-        models.CustomLossNode(op="output", name="output", target="output", args=[{"tuple": [{"ref": "neg"}, {"dict": {}}]}]),
-    ]
-    body = models.CreateCustomLossRequest(
-        session_id=context.session(),
-        custom_loss_seq_id=0,
-        name="conformance",
-        inputs=[models.CustomLossInput(name="logprobs", rank=1), models.CustomLossInput(name="weights", rank=1)],
-        graph=models.CustomLossGraph(nodes=nodes),
-    )
-    return api.create_custom_loss(body)
+    body = {**read_body("custom_loss"), "session_id": context.session(), "custom_loss_seq_id": 0}
+    return api.create_custom_loss(msgspec.convert(body, models.CreateCustomLossRequest))
 
 
 @check("unload_model")
