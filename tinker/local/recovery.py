@@ -6,7 +6,6 @@ because gradients are nowhere else, and those that have no result. Everything el
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
@@ -50,42 +49,16 @@ class _Restart:
         journal = state.journal
         self._requests = journal.read(REQUESTS)
         self._runs = {run.model_id: run for run in journal.read(RUNS)}
-        self._lost: dict[str, str] = {}  # runs of which something cannot be read, and why they are lost
         accepted = {one.request_id for one in self._requests}
         self._results: dict[str, JournalResult] = {}
         for result in journal.read(RESULTS):
-            if not self._can_decode(result):
-                continue
             if result.request_id in accepted or self._is_final(result.request_id):
                 self._results[result.request_id] = result
             else:
                 journal.drop_result(result.request_id)
-        for name in journal.unreadable:
-            self._lose(name, "a row of the journal cannot be read")
         self.again: frozenset[str] = frozenset(
             one.request_id for one in self._requests if one.request_id in self._results and self._must_repeat(one)
         )
-
-    def _can_decode(self, result: JournalResult) -> bool:
-        """Return whether a result can be decoded; otherwise its run is lost."""
-        try:
-            _ = result.outcome
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:  # of a kind or content that this version does not know
-            self._lose(result.request_id, f"a result in the journal cannot be read ({error})")
-            return False
-        return True
-
-    def _lose(self, name: str, reason: str) -> None:
-        """Note that a run, or that of a request, cannot be continued."""
-        run_id = name if name in self._runs else split_request_key(name)[0]
-        if run_id not in self._lost:
-            log.error("%s is lost, because %s; its checkpoints are not", run_id, reason)
-            self._lost[run_id] = f"is lost, because {reason}; go on from a checkpoint"
 
     async def run(self) -> None:
         """Restore results, then repeat or pass over each request."""
@@ -94,8 +67,6 @@ class _Restart:
         for result in self._results.values():
             self._state.futures.restore(result.request_id, result.fingerprint, result.outcome)
         for request in self._requests:
-            if request.subject in self._lost and request.number:
-                continue
             try:
                 await self._repeat(request)
             except APIProblem as problem:
@@ -155,9 +126,6 @@ class _Restart:
     async def _restore_run(self, model: ModelRecord, created: JournalResult) -> None:
         """Load the saved weights of a run, or set the creation error with which its requests fail."""
         outcome, run = created.outcome, self._runs.get(model.model_id)
-        if (lost := self._lost.get(model.model_id)) is not None:
-            model.creation_error = model.closed_reason = lost  # which refuses requests at once
-            return
         model.creation_error = outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
         with self._state.lock():
             model.queue.start_at(1 if run is None else run.number + 1)
@@ -201,9 +169,8 @@ class _Restart:
             for result in self._results.values():
                 sampler_id, number = split_request_key(result.request_id)
                 if ":sample:" in sampler_id and number is not None:
-                    with contextlib.suppress(APIProblem):  # a sampler of a run that is lost is lost, too
-                        log_of_client = shared.store.sampler(sampler_id).completion_log(number // MAX_CLIENTS)
-                        log_of_client.add(result.request_id, failed=result.is_failure)
+                    log_of_client = shared.store.sampler(sampler_id).completion_log(number // MAX_CLIENTS)
+                    log_of_client.add(result.request_id, failed=result.is_failure)
 
 
 def _to_call(request: JournalRequest) -> APICall:

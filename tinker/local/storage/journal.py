@@ -26,7 +26,6 @@ from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 FOLDER = ".journal"
 FILE = "journal.sqlite"
-FORMAT = 1  # of the file, in its `user_version`; those of the versions before have 0, and are read
 log: logging.Logger = logging.getLogger("tinker.local")
 Row = TypeVar("Row", bound=msgspec.Struct)
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
@@ -69,16 +68,6 @@ class Table(Generic[Row]):
 
 class JournalInUseError(OSError):
     """Another server keeps its runs in this folder."""
-
-
-class JournalUnreadableError(OSError):
-    """The file is not a journal, is damaged, or is of a newer version."""
-
-    def __init__(self, root: Path, reason: object) -> None:
-        super().__init__(
-            f"the journal {root / FOLDER / FILE} cannot be read: {reason}. Start the version of this package that wrote it; or "
-            "move the file away, which loses the runs that are in it and keeps every checkpoint"
-        )
 
 
 class JournalRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -147,13 +136,10 @@ class _Notes(threading.local):
 class Journal:
     """The journal below a data folder, or of a server that keeps nothing (``root`` None). Used from any thread.
 
-    Raises JournalInUseError when another server has the file open, and JournalUnreadableError. ``unreadable`` has the first
-    column of each row that could not be read: what the row belongs to.
+    Raises JournalInUseError when another server has the file open.
     """
 
     def __init__(self, root: Path | None) -> None:
-        self._root = root
-        self.unreadable: list[str] = []
         self._lock = threading.RLock()
         self._notes = _Notes()
         self._overdue: list[Statement] = []  # statements that failed on a full disk, written before anything else
@@ -266,25 +252,12 @@ class Journal:
     # Reading
 
     def read(self, table: Table[Row], rest: str = "", *values: object) -> list[Row]:
-        """Return the rows of a table in the order in which they came; ``rest`` may be a condition and another order.
-
-        A row that cannot be read is left out, with a line in the log. Raises JournalUnreadableError for the whole file.
-        """
-        if self._database is None or self._root is None:
+        """Return the rows of a table in the order in which they came; ``rest`` may be a condition and another order."""
+        if self._database is None:
             return []
         query = f"select {', '.join(table.columns)} from {table.name} {rest or 'order by rowid'}"  # noqa: S608
-        found: list[Row] = []
-        try:
-            with self._lock:
-                for row in self._database.execute(query, values):
-                    try:
-                        found.append(msgspec.convert(row, table.row))
-                    except msgspec.ValidationError as error:
-                        log.error("the journal has a row of %r in %s that cannot be read: %s", row[0], table.name, error)
-                        self.unreadable.append(str(row[0]))
-        except sqlite3.DatabaseError as error:
-            raise JournalUnreadableError(self._root, error) from error
-        return found
+        with self._lock:
+            return [msgspec.convert(row, table.row) for row in self._database.execute(query, values)]
 
     def secret(self) -> bytes:
         """Return the signing secret of this server; a new one if nothing is kept."""
@@ -341,42 +314,17 @@ class Journal:
 
 
 def _open(root: Path) -> sqlite3.Connection:
-    file = root / FOLDER / FILE
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = sqlite3.connect(folder / FILE, timeout=0.0, isolation_level=None, check_same_thread=False)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        database = sqlite3.connect(file, timeout=0.0, isolation_level=None, check_same_thread=False)
-    except (OSError, sqlite3.Error) as error:
-        raise OSError(f"the journal {file} cannot be opened: {error}; choose another data folder") from error
-    try:
-        _prepare(database, root)
-    except (JournalUnreadableError, sqlite3.Error) as error:
+        for setting in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = normal"):
+            database.execute(f"pragma {setting}")
+        database.execute(_META.schema)  # takes the lock
+    except sqlite3.OperationalError as error:
         database.close()
-        if isinstance(error, JournalUnreadableError):
-            raise
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise JournalUnreadableError(root, error) from error
         raise JournalInUseError(f"another server keeps its runs in {root}; choose another data folder ({error})") from error
     return database
-
-
-def _prepare(database: sqlite3.Connection, root: Path) -> None:
-    """Take the lock of a file whose format is known."""
-    database.text_factory = _read_text
-    (found,) = database.execute("pragma user_version").fetchone()
-    if found > FORMAT:
-        raise JournalUnreadableError(root, f"it has the format {found}, and this version reads up to {FORMAT}")
-    settings = "locking_mode = exclusive", "journal_mode = wal", "synchronous = normal", f"user_version = {FORMAT}"
-    for setting in settings:
-        database.execute(f"pragma {setting}")
-    database.execute(_META.schema)  # takes the lock
-
-
-def _read_text(data: bytes) -> str | bytes:
-    """Return text; bytes that are no text make a row that cannot be read."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
 
 
 def _execute_nothing(statement: str, values: tuple[object, ...]) -> None:
