@@ -24,8 +24,7 @@ from tinker.local.scheduling.samples import SampleQueue, SampleTask
 from tinker.local.scheduling.steps import to_failure
 from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
 from tinker.local.settings import Settings
-from tinker.local.storage.future_store import FutureStore
-from tinker.local.storage.futures import RequestFailure, ServerFuture
+from tinker.local.storage.futures import FutureStore, RequestFailure, ServerFuture
 from tinker.local.storage.sessions import ModelTask, SmallLoss
 
 

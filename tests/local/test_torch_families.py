@@ -23,6 +23,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from support.families import FAMILIES, SIZES, Family, write_family
+from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 from transformers.cache_utils import DynamicCache
@@ -143,7 +144,7 @@ def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
     ]
     alone = [sample_jobs(trained.engine, [one])[0] for one in jobs]
     trained.engine._parts.prefixes = Prefixes()
-    batch, done = trained.engine.open_batch(1000), dict[Any, Any]()
+    batch, done = open_batch(trained.engine, 1000), dict[Any, Any]()
     for number in range(16):
         if number < len(jobs):
             batch.add(number, jobs[number])
@@ -176,7 +177,7 @@ def test_prompts_are_scored(trained: Trained) -> None:
 
 def test_adapters_share_passes(trained: Trained) -> None:
     """Two adapters over the base model are computed in one pass for each token, experts and all."""
-    batch = trained.engine.open_batch(1000)
+    batch = open_batch(trained.engine, 1000)
     for number, weights in enumerate((trained.adapter, trained.other)):
         batch.add(number, job(6, weights, max_tokens=2))
     assert [ticket for _ in range(2) for ticket, _ in batch.step()] == [0, 1]
@@ -185,7 +186,7 @@ def test_adapters_share_passes(trained: Trained) -> None:
 
 def sample(trained: Trained, *jobs: SampleJob) -> tuple[list[Any], int]:
     """Sample jobs together. Returns the first sequence of each, and how many tokens were computed."""
-    batch, done = trained.engine.open_batch(4000), dict[object, Any]()
+    batch, done = open_batch(trained.engine, 4000), dict[object, Any]()
     for number, one in enumerate(jobs):
         batch.add(number, one)
     while len(done) < len(jobs):

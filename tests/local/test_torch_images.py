@@ -22,6 +22,7 @@ import torch
 import transformers
 from PIL import Image
 from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, write_family
+from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
 
@@ -205,7 +206,7 @@ def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
     ]
     alone = [sample_jobs(seeing.engine, [one])[0] for one in jobs]
     seeing.engine._parts.prefixes = Prefixes()
-    batch, done = seeing.engine.open_batch(1000), dict[Any, Any]()
+    batch, done = open_batch(seeing.engine, 1000), dict[Any, Any]()
     for number in range(14):
         if number < len(jobs):
             batch.add(number, jobs[number])
@@ -247,7 +248,7 @@ def test_a_prompt_goes_through_in_pieces(seeing: Seeing, monkeypatch: pytest.Mon
     monkeypatch.setattr(sampling, "PIECE_TOKENS", width)
     seeing.engine._parts.prefixes = Prefixes()
     value = show(WIDE, TALL, seed=4)
-    batch = seeing.engine.open_batch(1000)
+    batch = open_batch(seeing.engine, 1000)
     batch.add("pieces", seeing.job(value, seeing.adapter, seed=1))
     done = dict[object, Any]()
     while not done:
@@ -265,7 +266,7 @@ def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
             ImageChunk(data=make_image((48, 48), 9), format="png") if isinstance(c, ImageChunk) else c for c in value.chunks
         ]
     )
-    batch, computed = seeing.engine.open_batch(1000), list[int]()
+    batch, computed = open_batch(seeing.engine, 1000), list[int]()
     for number, one in enumerate((value, ModelInput(chunks=[*value.chunks, text(5)]), other)):
         before = batch.tally.real
         batch.add(number, seeing.job(one, seeing.adapter, seed=1, max_tokens=1))
@@ -282,7 +283,7 @@ def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
     """A sample that waits for room continues with its image, also when its cache is computed again."""
     seeing.engine._parts.prefixes = Prefixes()
     values = [show(WIDE, seed=number) for number in range(2)]
-    batch, done = seeing.engine.open_batch(40), dict[Any, Any]()
+    batch, done = open_batch(seeing.engine, 40), dict[Any, Any]()
     for number, value in enumerate(values):
         batch.add(number, seeing.job(value, seeing.adapter, seed=number, max_tokens=12))
     while len(done) < 2:
@@ -296,7 +297,7 @@ def test_an_image_goes_through_the_tower_once(seeing: Seeing) -> None:
     calls = list[int]()
     handle = seeing.engine._model.model.visual.register_forward_hook(lambda *_: calls.append(1))
     seeing.engine._parts.prefixes = Prefixes()
-    value, batch = show(WIDE, seed=77), seeing.engine.open_batch(1000)
+    value, batch = show(WIDE, seed=77), open_batch(seeing.engine, 1000)
     for number in range(4):
         batch.add(number, seeing.job(value, seeing.adapter, seed=number, max_tokens=1))
     assert len(batch.step()) == 4

@@ -19,6 +19,7 @@ for needed in ("torch", "transformers", "peft"):
 
 import torch
 import transformers
+from support.tallied import open_batch
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 
@@ -344,7 +345,7 @@ def test_prompts_in_pieces_give_the_results_of_whole_ones(llama: Path, monkeypat
 def test_samples_that_run_take_turns_with_the_pieces(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step computes one piece of a long prompt, and draws a token of each sample that runs."""
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 20)
-    batch = open_engine(llama).open_batch(10_000)
+    batch = open_batch(open_engine(llama), 10_000)
     batch.add("running", SampleJob(tokens=np.arange(5, dtype=np.int32), weights=None, max_tokens=7, stop=[]))
     batch.step()
     batch.add("long", SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[]))
@@ -357,7 +358,7 @@ def test_samples_that_run_take_turns_with_the_pieces(llama: Path, monkeypatch: p
 def test_a_prompt_that_nobody_wants_is_not_computed_to_its_end(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropping a job between two pieces of its prompt stops there."""
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 20)
-    batch = open_engine(llama).open_batch(10_000)
+    batch = open_batch(open_engine(llama), 10_000)
     batch.add(
         "long", SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[], prompt_logprobs=True)
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ for needed in ("torch", "transformers", "peft"):
 import attrs
 import torch
 import transformers
+from support.tallied import PassTally, TalliedBatch, open_batch
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
-from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
@@ -61,41 +61,6 @@ def prompt(length: int, seed: int = 0) -> Any:
 def job(length: int = 6, **changes: Any) -> SampleJob:
     values = {"tokens": prompt(length), "weights": None, "max_tokens": 8, "seed": 5, "stop": []}
     return SampleJob(**{**values, **changes})
-
-
-@attrs.define
-class PassTally:
-    """How often the model was run, over how many tokens, and over how many cells with the padding."""
-
-    passes: int = 0
-    real: int = 0
-    padded: int = 0
-
-    def add(self, lengths: Sequence[int]) -> None:
-        """Count a pass over rows of these lengths."""
-        self.passes, self.real = self.passes + 1, self.real + sum(lengths)
-        self.padded += len(lengths) * max(lengths)
-
-
-class TalliedBatch(TorchBatch):
-    """A batch that counts its passes."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.tally = PassTally()
-
-    def _score(self, batch: Any, done: Any) -> None:
-        super()._score(batch, done)
-        self.tally.add(done.real)
-
-    def _advance(self, group: Any) -> None:
-        super()._advance(group)
-        self.tally.add([1] * len(group.runs))
-
-
-def open_batch(engine: TorchEngine, limit: int) -> TalliedBatch:
-    """Return what the engine makes, with a count of its passes."""
-    return TalliedBatch(engine._parts, DynamicCache(config=engine._parts.config), limit)
 
 
 def finish(batch: TorchBatch, count: int) -> dict[Any, Any]:

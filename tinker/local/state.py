@@ -31,8 +31,7 @@ from tinker.local.storage.access import Accounts, Links, Signer
 from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.disk import Owner, ServerFolder
-from tinker.local.storage.future_store import FutureStore
-from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.recorded import RecordedSequences
 from tinker.local.storage.records import RUN_TABLES, AuditLog, RunHistory, UsageMeter

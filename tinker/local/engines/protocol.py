@@ -26,6 +26,7 @@ class EngineImage(Protocol):
     @property
     def length(self) -> int:
         """Return how many positions it takes."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,9 +48,11 @@ class ImageReader(Protocol):
     @property
     def token(self) -> int:
         """Return the placeholder token id of images."""
+        ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:
         """Read an image file. Raises EngineError, with a message for the user, if it is not an image of that format."""
+        ...
 
 
 Int32 = NDArray[np.int32]
@@ -155,6 +158,7 @@ class TokenListener(Protocol):
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
         """Receive a token of the sample ``index``, the last one with its stop reason. Return False to end the job."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -234,6 +238,7 @@ class SampleBatch(Protocol):
     @property
     def tokens(self) -> int:
         """Return how many tokens the samples hold now: prompts and drawn tokens."""
+        ...
 
     def add(self, ticket: object, job: SampleJob) -> None:
         """Add a job that begins with the next step, identified by ``ticket``. Raises EngineError naming the job's fault."""
@@ -246,6 +251,7 @@ class SampleBatch(Protocol):
 
         Where they run elsewhere, it may wait, briefly, for something to happen. An exception fails every job in the batch.
         """
+        ...
 
 
 class InputReader(Protocol):
@@ -254,10 +260,12 @@ class InputReader(Protocol):
     @property
     def max_context_length(self) -> int:
         """Longest prompt plus continuation, in tokens."""
+        ...
 
     @property
     def image_reader(self) -> ImageReader | None:
         """Return the image reader of the model; None if it takes text only."""
+        ...
 
 
 class TrainingEngine(InputReader, Protocol):
@@ -279,6 +287,7 @@ class TrainingEngine(InputReader, Protocol):
     @property
     def restarts(self) -> Sequence[int]:
         """Return how often each of its worker processes was started again; empty if it computes in this process."""
+        ...
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         """Make a fresh adapter (initially the base model exactly) and its empty gradient and optimizer state."""
@@ -299,6 +308,7 @@ class TrainingEngine(InputReader, Protocol):
 
         Raises EngineError for an unknown loss, a missing input or a wrong shape, before any gradient changes.
         """
+        ...
 
     def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
         """Prepare these calls of different adapters, whose data have one shape, in one pass if that is cheaper.
@@ -312,6 +322,7 @@ class TrainingEngine(InputReader, Protocol):
 
         One adapter takes steps of one optimizer only; the server sees to that.
         """
+        ...
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         """Write the adapter (PEFT files where that applies) and, when asked, the optimizer state into an existing folder."""
@@ -321,6 +332,7 @@ class TrainingEngine(InputReader, Protocol):
 
         Without ``optimizer`` its optimizer state starts fresh. Raises EngineError when the folder does not fit the base model.
         """
+        ...
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         """Read an adapter that was made elsewhere and write it into an existing folder as :meth:`save` does.
@@ -341,9 +353,11 @@ class Sampler(InputReader, Protocol):
         A snapshot lives as long as a reference to it. The last one may be dropped in any thread, so a sampler that has to
         free something then (``weakref.finalize``) must not wait for anything there. The folder may be gone before.
         """
+        ...
 
     def open_batch(self, limit: int) -> SampleBatch:
         """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job may hold more."""
+        ...
 
     def close(self) -> None:
         """End what was started outside this process; it may have ended. Nothing else is called afterwards."""
@@ -354,3 +368,4 @@ class Engine(TrainingEngine, Sampler, Protocol):
 
     def snapshot(self, adapter_id: str) -> object:
         """Freeze the adapter's present weights for the engine's own sampler; later steps do not change the snapshot."""
+        ...

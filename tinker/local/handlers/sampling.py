@@ -240,11 +240,7 @@ def _find_session_end(sampler: SamplerRecord | None) -> RequestFailure | None:
 
 
 def _response_maker(
-    state: State,
-    request: models.SampleRequest,
-    usage_key: UsageKey,
-    sequence_ids: Sequence[str],
-    recording: SessionRecord | None = None,
+    state: State, request: models.SampleRequest, usage_key: UsageKey, ids: Sequence[str], recording: SessionRecord | None = None
 ) -> Callable[[SampleResult], SampleResponse]:
     """Return a function that counts the tokens of a result, and responds.
 
@@ -256,9 +252,9 @@ def _response_maker(
         with state.lock() as shared:
             shared.usage.count("sampling_prefill", prompt, usage_key)
             shared.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
-            for sequence_id, sampled in zip(sequence_ids, result.sequences, strict=True):
+            for sequence_id, sampled in zip(ids, result.sequences, strict=True):
                 if recording is not None and recording.end is None:
                     shared.recorded.add(sequence_id, recording.session_id, prompt, sampled)
-        return to_response(request, result, sequence_ids)
+        return to_response(request, result, ids)
 
     return result

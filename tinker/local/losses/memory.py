@@ -147,6 +147,14 @@ def _measure_unique(values: torch.Tensor, *_: Any, **__: Any) -> int:
     return 4 * 8 * values.numel() + TENSOR_NBYTES * max(values.shape, default=1)
 
 
+def _measure_nonzero(mask: torch.Tensor) -> int:
+    return 8 * mask.ndim * mask.numel()
+
+
+def _measure_repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> int:
+    return 8 * int(repeats.sum())
+
+
 #: What operations take whose results depend on the content of their operands, or which make more than their results.
 BOUNDS: Mapping[str, Callable[..., int]] = {
     **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _measure_unique),
@@ -155,6 +163,6 @@ BOUNDS: Mapping[str, Callable[..., int]] = {
     "dist": _measure_broadcast,
     "index": _measure_index,
     "masked_select": _measure_broadcast,
-    "nonzero": lambda mask: 8 * mask.ndim * mask.numel(),
-    "repeat_interleave": lambda repeats, **_: 8 * int(repeats.sum()),
+    "nonzero": _measure_nonzero,
+    "repeat_interleave": _measure_repeats,
 }

@@ -77,9 +77,8 @@ def write_down(
         number=number,
         known_failure=call.known_failure,
     )
-    file = state.settings.data_dir / FOLDER / FILE
     try:
-        if not file.exists():  # SQLite would go on writing to the file that has no name any more
+        if not (file := state.settings.data_dir / FOLDER / FILE).exists():  # SQLite would go on writing
             raise sqlite3.OperationalError(f"{file} was removed while the server ran; start the server again")
         state.journal.add_request(request)
     except sqlite3.Error as error:

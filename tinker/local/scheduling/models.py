@@ -11,8 +11,7 @@ from tinker_wire.api import training, weights
 
 from tinker.local.errors import APIProblem, conflict
 from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, log, to_failure
-from tinker.local.storage.future_store import FutureStore
-from tinker.local.storage.futures import RequestFailure, RequestResult
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult
 from tinker.local.storage.sessions import ModelTask, SmallLoss
 
 #: Operations that change a run: a later request counts on them.

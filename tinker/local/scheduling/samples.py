@@ -11,8 +11,7 @@ import attrs
 
 from tinker.local.engines.protocol import SampleBatch, SampleJob, Sampler, SampleResult
 from tinker.local.scheduling.steps import OpenSampler, SampleStep, to_failure
-from tinker.local.storage.future_store import FutureStore
-from tinker.local.storage.futures import RequestFailure, RequestResult, ServerFuture, do_nothing
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult, ServerFuture, do_nothing
 
 
 @attrs.frozen(eq=False)

@@ -29,9 +29,11 @@ class StepQueue(Protocol[Opened_contra]):
 
     def take(self, now: float) -> WorkerStep[Opened_contra] | None:
         """Return the next step that may run now."""
+        ...
 
     def next_wake(self) -> float | None:
         """Return when a step may become ready by itself."""
+        ...
 
 
 class PrecedingFailure(Exception):

@@ -202,3 +202,4 @@ class ServerEvents(Protocol):
 
     def find_last_save(self, run: str) -> str:
         """Return what to add to the refusal of a run that is unknown: where it was saved last; empty without a save."""
+        ...

@@ -187,12 +187,8 @@ class ChatBody(GenerationBody, kw_only=True):
 Body = TypeVar("Body", bound=GenerationBody)
 
 
-def _split_words(text: str) -> Sequence[str]:
-    return text.split()
-
-
 # Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra output. This server has none.
-_OTHERS = _split_words("""
+_OTHERS = str.split("""
 add_generation_prompt allowed_token_ids audio bad_words bad_words_ids chat_template chat_template_kwargs
 continue_final_message documents dry_multiplier ebnf epsilon_cutoff eta_cutoff grammar guided_choice guided_grammar
 guided_json guided_regex ignore_eos include_stop_str_in_output json_schema length_penalty logits_processors
@@ -215,7 +211,7 @@ _NEUTRAL: dict[str, object] = {
 }
 
 # Parameters of OpenAI's API and of other servers that leave the text as it is: they are reported and ignored.
-_IGNORED = _split_words("""
+_IGNORED = str.split("""
 function_call metadata mirostat_eta mirostat_tau modalities parallel_tool_calls prediction prompt_cache_key
 prompt_cache_retention request_id safety_identifier service_tier store
 """)

@@ -15,18 +15,8 @@ from tinker.local.call import read_credential, receive
 from tinker.local.errors import APIProblem, Endpoint, answer_errors
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.state import State
+from tinker.local.v1 import bodies
 from tinker.local.v1.answers import AnswerBody, describe_error
-from tinker.local.v1.bodies import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    UnknownParameter,
-    check_chat,
-    check_completion,
-    check_names,
-    with_others,
-)
 from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion, resolve_model
 from tinker.local.v1.texts import Texts, load_texts
 
@@ -57,7 +47,7 @@ def _answer(state: State, endpoint: Endpoint) -> Endpoint:
 def _refuse(problem: APIProblem) -> Response:
     status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
     # The model is the only thing that a request of these names.
-    param = problem.param if isinstance(problem, UnknownParameter) else "model" if status == 404 else None
+    param = problem.param if isinstance(problem, bodies.UnknownParameter) else "model" if status == 404 else None
     return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
 
 
@@ -92,24 +82,25 @@ class Endpoints:
 
     async def complete(self, request: Request) -> Response:
         """Continue with a text."""
-        return await self._generate(request, with_others(CompletionBody), ChatBody, check_completion, open_completion)
+        return await self._generate(request, bodies.CompletionBody, bodies.ChatBody, bodies.check_completion, open_completion)
 
     async def chat(self, request: Request) -> Response:
         """Continue with a conversation."""
-        return await self._generate(request, with_others(ChatBody), CompletionBody, check_chat, open_chat)
+        return await self._generate(request, bodies.ChatBody, bodies.CompletionBody, bodies.check_chat, open_chat)
 
     async def _generate(
         self,
         request: Request,
-        kind: type[Body],
-        other: type[GenerationBody],
-        check: Callable[[Body, int], None],
-        open_conversation: Callable[[State, Texts, Body], Conversation],
+        kind: type[bodies.Body],
+        other: type[bodies.GenerationBody],
+        check: Callable[[bodies.Body, int], None],
+        open_conversation: Callable[[State, Texts, bodies.Body], Conversation],
     ) -> Response:
         state = self._state
         call = await receive(request, OPERATIONS["asample"], state.settings.max_request_bytes, state.offload)
+        kind = bodies.with_others(kind)
         body = read_body(call.content, kind)
-        check_names(call.content, kind, other)
+        bodies.check_names(call.content, kind, other)
         headers = self._unread.check(request.scope["route"].path.removeprefix("/v1/"), call.content, kind)
         check(body, state.settings.max_samples)
         body.model = await resolve_model(state, body.model)

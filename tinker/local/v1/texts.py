@@ -30,21 +30,26 @@ class Texts(Protocol):
     @property
     def ends(self) -> Mapping[int, str]:
         """Return the tokens that end a text, and how they are written."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a prompt."""
+        ...
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens, without the special ones unless they are wanted."""
+        ...
 
     def encode_chat(self, messages: Sequence[ChatTurn], tools: Sequence[ToolSchema]) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant begins.
 
         Raises APIProblem 400 for a wrong one, and for tools that the model cannot call.
         """
+        ...
 
     def read_calls(self, prompt: Sequence[int], tokens: Sequence[int], tools: Sequence[ToolSchema]) -> ChatTurn | None:
         """Return what was written as a message with ``tool_calls``; None where no tool is called as it has to be."""
+        ...
 
 
 class ByteTexts:
