@@ -12,6 +12,7 @@ from tinker_wire import limits, models
 from tinker_wire.models import AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
 from tinker_wire.models import ListedLossFnType as LossFnType
 
+from tinker._checks import find_float32_fault
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
 from tinker_records import RecordType, advise
@@ -82,6 +83,13 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
         _check_number(self, "eps", self.eps, least=0)
         _check_number(self, "weight_decay", self.weight_decay)
         _check_number(self, "grad_clip_norm", self.grad_clip_norm)
+        _check_float32(self)
+
+
+def _check_float32(params: AdamParams | DimuonParams) -> None:
+    __tracebackhide__ = True
+    if fault := find_float32_fault(msgspec.structs.asdict(params)):
+        raise ValueError(f"{type(params).__name__}.{fault}")
 
 
 def _check_number(
@@ -116,6 +124,7 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
         _check_number(self, "learning_rate", self.learning_rate, least=0)
         _check_number(self, "grad_clip_norm", self.grad_clip_norm)
         _check_number(self, "beta1", self.beta1, least=0, below=1)
+        _check_float32(self)
 
 
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):

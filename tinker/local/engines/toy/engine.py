@@ -226,10 +226,9 @@ class ToyEngine:
         clip = params.grad_clip_norm / norm if 0 < params.grad_clip_norm < norm else 1.0
         clipped = {name: part * clip for name, part in gradient.items()}
         if isinstance(params, Dimuon):
-            step_dimuon(adapter, clipped, params)
+            self._adapters[adapter_id] = step_dimuon(adapter, clipped, params)
         else:
-            step_adam(adapter, clipped, params)
-        adapter.gradient = None
+            self._adapters[adapter_id] = step_adam(adapter, clipped, params)
         return {"grad_norm:mean": norm}
 
     # Sampling
