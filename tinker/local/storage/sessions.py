@@ -123,6 +123,10 @@ class RequestQueue(Protocol):
         """Skip this number, whose request a proxy refused, or an earlier process ran, with this failure if it failed."""
         ...
 
+    def leave_out(self, number: int) -> None:
+        """Let a free number hold nothing back: a later request runs without it, unless it comes first."""
+        ...
+
     def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
         """Skip this number, whose request was refused; ``request`` is its fingerprint."""
         ...
