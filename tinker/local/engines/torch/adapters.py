@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import NO_OPTIMIZER, WEIGHTS_DIVERGED
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
+from tinker.local.engines.protocol import FILE_FORMAT, Adam, AdapterSpec, Dimuon, EngineError, check_format
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.mixture import join_stack, split_stack
 
@@ -111,7 +111,7 @@ def write_weights(directory: Path, targets: LoraTargets, weights: LoraWeights, b
     tensors = {PEFT_PREFIX + name: t.detach().cpu().contiguous() for name, t in weights.tensors.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     targets.peft_config(weights.spec, base_model).save_pretrained(str(directory))
-    about = {"format": 1, "base_model": base_model, "spec": attrs.asdict(weights.spec)}
+    about = {"format": FILE_FORMAT, "base_model": base_model, "spec": attrs.asdict(weights.spec)}
     (directory / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
 
 
@@ -119,9 +119,10 @@ def read_weights(directory: Path, targets: LoraTargets, base_model: str) -> Lora
     """Read an adapter. Raises EngineError when the folder is incomplete or was trained over another base model."""
     try:
         about = json.loads((directory / ABOUT).read_text())
+        check_format(ABOUT, int(about.get("format", FILE_FORMAT)))
         tensors = load_file(directory / WEIGHTS)
         spec, trained_on = AdapterSpec(**about["spec"]), about["base_model"]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = type(error).__name__
         raise EngineError(f"the checkpoint cannot be read ({reason}): files are missing or damaged") from error
     if trained_on != base_model:
