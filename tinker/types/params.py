@@ -76,32 +76,24 @@ class AdamParams(models.AdamParams, frozen=True, metaclass=_NamesChecked):
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
-        convert_numbers(self)
-        _check_number(self, "learning_rate", self.learning_rate, least=0)
-        _check_number(self, "beta1", self.beta1, least=0, below=1)
-        _check_number(self, "beta2", self.beta2, least=0, below=1)
-        _check_number(self, "eps", self.eps, least=0)
-        _check_number(self, "weight_decay", self.weight_decay)
-        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
-        _check_float32(self)
+        _check_step(self)
 
 
-def _check_float32(params: AdamParams | DimuonParams) -> None:
-    __tracebackhide__ = True
-    if fault := find_float32_fault(msgspec.structs.asdict(params)):
-        raise ValueError(f"{type(params).__name__}.{fault}")
-
-
-def _check_number(
-    params: AdamParams | DimuonParams, name: str, value: float, *, least: float = -math.inf, below: float = math.inf
-) -> None:
+def _check_step(params: AdamParams | DimuonParams) -> None:
     """Raise ValueError for a number with which no step can be made."""
     __tracebackhide__ = True
-    what = f"{type(params).__name__}.{name} must be"
-    if not math.isfinite(value):
-        raise ValueError(f"{what} finite, got {value}")
-    if not least <= value < below:
-        raise ValueError(f"{what} at least {least:g}{'' if below == math.inf else f' and below {below:g}'}, got {value}")
+    convert_numbers(params)
+    numbers = msgspec.structs.asdict(params)
+    for name, value in numbers.items():
+        what = f"{type(params).__name__}.{name} must be"
+        least = -math.inf if name in ("weight_decay", "grad_clip_norm") else 0
+        below, limit = (1, " and below 1") if name.startswith("beta") else (math.inf, "")
+        if not math.isfinite(value):
+            raise ValueError(f"{what} finite, got {value}")
+        if not least <= value < below:
+            raise ValueError(f"{what} at least {least:g}{limit}, got {value}")
+    if fault := find_float32_fault(numbers):
+        raise ValueError(f"{type(params).__name__}.{fault}")
 
 
 class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
@@ -120,11 +112,7 @@ class DimuonParams(models.DimuonParams, frozen=True, metaclass=_NamesChecked):
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
-        convert_numbers(self)
-        _check_number(self, "learning_rate", self.learning_rate, least=0)
-        _check_number(self, "grad_clip_norm", self.grad_clip_norm)
-        _check_number(self, "beta1", self.beta1, least=0, below=1)
-        _check_float32(self)
+        _check_step(self)
 
 
 class LoraConfig(models.LoraConfig, frozen=True, metaclass=_NamesChecked):
