@@ -66,7 +66,7 @@ class _Restart:
         )
 
     def _find_lost(self, results: list[JournalResult]) -> set[str]:
-        """Return the runs of which something cannot be read; without it they would go on with other weights."""
+        """Return the runs of which something cannot be read; without it they would continue with other weights."""
         unreadable = {split_request_key(name)[0] for name in self._state.journal.unreadable} | self._state.journal.unreadable
         unreadable |= {split_request_key(one.request_id)[0] for one in results if not _is_readable(one)}
         unreadable |= {one.subject for one in self._requests if not self._can_repeat(one)}
