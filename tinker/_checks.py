@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bool, int)
 _OURS = ("tinker", "tinker_records")
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -36,6 +38,21 @@ def check_number(name: str, value: object, *, positive: bool = False, finite: bo
         raise ValueError(f"{name} must be {'above 0' if positive else 'at least 0'}, got {value}")
     if finite and math.isinf(number):
         raise ValueError(f"{name} must be finite, got {value}")
+
+
+def find_float32_fault(step: Mapping[str, float]) -> str | None:
+    """Return which finite number of an optimizer step float32, the type of weights, does not hold; None if it holds all."""
+    numbers = dict(step)
+    if "weight_decay" in step:  # the factors with which Adam multiplies
+        numbers["learning_rate / (1 - beta1)"] = step["learning_rate"] / (1 - step["beta1"])
+        numbers["learning_rate * weight_decay"] = step["learning_rate"] * step["weight_decay"]
+    for name, value in numbers.items():
+        held = math.inf if abs(value) > _FLOAT32_MAX else float(struct.unpack("f", struct.pack("f", value))[0])
+        is_lost = held == 0 != value and name in step
+        if is_lost or held == math.inf or (held == 1 and name in ("beta1", "beta2")):
+            becomes = "too large for" if held == math.inf else f"{held:g} in"
+            return f"{name} is {value!r}, which is {becomes} float32, the type of the weights"
+    return None
 
 
 def read_integer(name: str, value: object) -> int:

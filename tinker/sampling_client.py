@@ -288,7 +288,7 @@ class SamplingClient(Signposted, ReadyClient):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the sampler without a credential; the other process uses its own. Blocks until the client exists."""
-        return _restore, (self._sampler.state(),)
+        return SamplingClient.from_sampler_handle, (self.get_sampler_handle(),)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SamplingClient:
         return _restore(self._sampler.state())

@@ -4,6 +4,6 @@
 from typing import Final
 
 #: The version of the contract, `info.version` of openapi.yaml.
-CONTRACT_VERSION: Final = "1.5.0"
+CONTRACT_VERSION: Final = "1.6.0"
 #: The version of the official client that the contract covers whole, `info.x-official-surface` of openapi.yaml.
 OFFICIAL_SURFACE: Final = "0.38.0"

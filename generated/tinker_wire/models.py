@@ -255,6 +255,7 @@ ErrorCode: TypeAlias = (
         "checkpoint_not_found",
         "upload_not_found",
         "name_taken",
+        "seq_id_free",
         "seq_id_used",
         "limit_reached",
     ]
@@ -264,6 +265,8 @@ ErrorCode: TypeAlias = (
 (401), `payment_required` (402), `permission_denied` (403), `not_found` (404), `method_not_allowed` (405), `timeout`
 (408), `conflict` (409), `gone` (410), `too_large` (413), `unsupported_media_type` (415), `invalid_body` (422),
 `too_early` (425), `too_many_requests` (429), `internal` (500), `not_implemented` (501), `unavailable` (503).
+`seq_id_free` says that a request was not carried out and that its number is free: the next request of the run may
+have it.
 """
 
 ErrorDetail: TypeAlias = Any

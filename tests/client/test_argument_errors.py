@@ -697,6 +697,11 @@ def test_values_of_the_wrong_type(make: Callable[[], object], error: type[Except
         ({"beta1": 1}, "beta1 must be at least 0 and below 1, got 1"),
         ({"beta2": -0.5}, "beta2 must be at least 0 and below 1, got -0.5"),
         ({"eps": -1e-8}, "eps must be at least 0, got -1e-08"),
+        ({"eps": 1e-60}, "eps is 1e-60, which is 0 in float32, the type of the weights"),
+        ({"learning_rate": 1e300}, r"learning_rate is 1e\+300, which is too large for float32, the type of the weights"),
+        ({"beta2": 1 - 1e-12}, "beta2 is 0.999999999999, which is 1 in float32, the type of the weights"),
+        ({"grad_clip_norm": -1e39}, r"grad_clip_norm is -1e\+39, which is too large for float32"),
+        ({"learning_rate": 1e30, "weight_decay": 1e30}, r"learning_rate \* weight_decay is 1\S*e\+60, which is too large"),
     ],
 )
 def test_invalid_optimizer_steps(training: tinker.TrainingClient, wire: Any, wrong: Any, message: str) -> None:

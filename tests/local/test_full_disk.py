@@ -153,3 +153,64 @@ def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFi
         service.close().result(timeout=30)
     assert not recoveries
     assert "cannot keep the weights of" in caplog.text
+
+
+Send = Callable[[tinker.TrainingClient], Any]
+DATA = [tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})]
+NUMBERED: dict[str, Send] = {
+    "forward": lambda run: run.forward(DATA, "cross_entropy"),
+    "forward_backward": lambda run: run.forward_backward(DATA, "cross_entropy"),
+    "forward_backward in parts": lambda run: run.forward_backward(DATA * 1500, "cross_entropy"),
+    "optim_step": lambda run: run.optim_step(tinker.AdamParams(learning_rate=RATE)),
+    "save_weights": lambda run: run.save_state("late"),
+    "save_weights_for_sampler": lambda run: run.save_weights_for_sampler("late"),
+    "load_weights": lambda run: run.load_state("tinker://missing"),
+}
+
+
+@pytest.mark.parametrize("operation", NUMBERED)
+def test_a_run_goes_on_at_once_after_a_refusal(operation: str, disk: FullDisk, caplog: pytest.LogCaptureFixture) -> None:
+    """After any numbered request that could not be written down, the next ones have results though no gap is ever given up."""
+    caplog.set_level(logging.CRITICAL, "tinker.local")
+    settings = Settings(data_dir=Path(disk.root), durability="step", gap_seconds=10_000.0)
+    with running_server(settings) as url:
+        service = tinker.ServiceClient(base_url=url, max_retries=0)
+        run = service.create_lora_training_client("tinker/toy", rank=4)
+        path = run.save_state("early").result(timeout=30).path
+        send = (lambda run: run.load_state(path)) if operation == "load_weights" else NUMBERED[operation]
+        disk.first = disk.writes
+        with pytest.raises(tinker.InternalServerError, match="was not carried out") as refused:
+            send(run).result(timeout=30)
+        assert refused.value.code == "seq_id_free"
+        disk.free()
+        assert send(run).result(timeout=30) is not None
+        assert run.forward(DATA, "cross_entropy").result(timeout=30).loss_fn_outputs
+        service.close().result(timeout=30)
+
+
+def test_a_client_that_leaves_numbers_out_goes_on_at_once(kept: Callable[[], Client], disk: FullDisk) -> None:
+    """Without the header of this client, which uses a free number again, a later request runs without the refused one."""
+    api = kept().api
+    model = api.model()
+    disk.first = disk.writes
+    assert api.call("forward_backward", loss_body(model, 1)).status_code == 500
+    disk.free()
+    late = api.ok("forward", forward_body(model, 2))
+    api.wait(late)
+    assert "error" not in api.result(late)
+    assert api.call("forward_backward", loss_body(model, 1)).status_code == 409
+
+
+def test_a_client_that_says_what_it_knows_may_send_a_free_number_late(kept: Callable[[], Client], disk: FullDisk) -> None:
+    """Parts of one request that are sent at once stay in their order: the refused one is waited for."""
+    api = kept().api
+    model, known = api.model(), {"x-tinker-known-failure": "0"}
+    disk.first = disk.writes
+    assert api.call("forward_backward", loss_body(model, 1), headers=known).status_code == 500
+    disk.free()
+    second = api.ok("forward_backward", loss_body(model, 2), headers=known)
+    assert api.pending(second)
+    first = api.ok("forward_backward", loss_body(model, 1), headers=known)
+    for future in (first, second):
+        api.wait(future)
+        assert "error" not in api.result(future)

@@ -28,6 +28,7 @@ import torch
 import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, share, terms_of_gradient, terms_of_pass, tolerance
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tinker.local.engines.inputs import shape_logits
@@ -651,15 +652,105 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
 def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
     """As long as the gradient stays the same, so does the momentum, whatever share of it is kept."""
     nudge(engine, "a")
-    adapter, found = engine._adapter("a"), list[list[torch.Tensor]]()
+    found = list[list[torch.Tensor]]()
     for beta1 in (0.0, 0.5, 0.9):
         engine.forward_backward("a", supervised(6, 4), "cross_entropy", {}, backward=True)
         engine.optim_step("a", Dimuon(learning_rate=0.0, beta1=beta1))
-        found.append([adapter.optimizer.state[tensor]["momentum"].clone() for tensor in adapter.weights.tensors.values()])
+        found.append(list(engine._adapter("a").moments["momentum"]))
     assert float(found[0][0].norm()) > 0
     for beta1 in (1, 2):
         for one, other in zip(found[beta1], found[0], strict=True):
             assert_near(one, other, 3)
+
+
+class FailingTorch(TorchDispatchMode):
+    """Counts what torch is asked to do, and fails instead of, or right after, the operation number ``at``."""
+
+    def __init__(self, at: int = 0, *, after: bool = False) -> None:
+        super().__init__()
+        self.at, self.after, self.count = at, after, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.count == self.at and not self.after:
+            raise MemoryError(f"operation {self.count}")
+        done = func(*args, **(kwargs or {}))
+        if self.count == self.at:
+            raise MemoryError(f"operation {self.count}")
+        return done
+
+
+def everything(engine: TorchEngine, name: str, folder: Path) -> Any:
+    """Return the files with which a run is saved, and its gradient."""
+    engine.save(name, folder, optimizer=True)
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    return files, [part.clone() for part in engine._adapter(name).gradient or ()]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("step", [attrs.evolve(ADAM, grad_clip_norm=1e-3), Dimuon(learning_rate=0.01)], ids=["adam", "dimuon"])
+def test_a_step_that_fails_changes_nothing(
+    engine: TorchEngine, tmp_path: Path, step: Adam | Dimuon, is_first: bool, after: bool
+) -> None:
+    """Whichever operation of a step fails, weights, moments, count and gradient stay, and the next step is as if it had not."""
+    for name in ("a", "c"):
+        engine.create_adapter(name, AdapterSpec(rank=2, seed=7, target_modules=["q_proj"]))
+        engine.forward_backward(name, supervised(6, 4), "cross_entropy", {}, backward=True)
+        if not is_first:
+            engine.optim_step(name, step)
+            engine.forward_backward(name, supervised(5, seed=1), "cross_entropy", {}, backward=True)
+    with FailingTorch() as counter:
+        engine.optim_step("c", step)
+    assert counter.count > 20
+    before, gradient = everything(engine, "a", tmp_path)
+    for at in range(1, counter.count + 1):
+        with pytest.raises(MemoryError, match=f"operation {at}$"), FailingTorch(at, after=after):
+            engine.optim_step("a", step)
+        files, kept = everything(engine, "a", tmp_path)
+        assert files == before, at
+        assert len(kept) == len(gradient) > 0
+        assert all(map(torch.equal, kept, gradient)), at
+    engine.optim_step("a", step)
+    assert everything(engine, "a", tmp_path) == everything(engine, "c", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Adam(learning_rate=1e300),
+        Adam(learning_rate=3.4028235e38),
+        Adam(learning_rate=1e-60),
+        Adam(eps=1e39),
+        Adam(eps=1e-60),
+        Adam(weight_decay=1e300),
+        Adam(beta1=1 - 1e-12),
+        Adam(beta2=1 - 1e-9),
+        Adam(beta2=1e-60),
+        Adam(grad_clip_norm=1e300),
+        Adam(grad_clip_norm=1e-60),
+        Adam(learning_rate=1e30, weight_decay=1e30),
+        Adam(learning_rate=1e38, beta1=0.9999),
+        Dimuon(learning_rate=1e300),
+        Dimuon(learning_rate=1.0, beta1=1 - 1e-12),
+        Dimuon(learning_rate=1.0, grad_clip_norm=1e-60),
+    ],
+    ids=repr,
+)
+def test_numbers_that_float32_does_not_hold_are_refused(engine: TorchEngine, step: Adam | Dimuon) -> None:
+    """A number that is infinite, 0, or for a beta 1, in the type of the weights is the user's fault, and changes nothing."""
+    engine.forward_backward("a", supervised(6, 4), "cross_entropy", {}, backward=True)
+    gradient = engine._adapter("a").gradient
+    with pytest.raises(EngineError, match=r"^\w+( [/*] .*)? is \S+, which is .* float32, the type of the weights$"):
+        engine.optim_step("a", step)
+    assert engine._adapter("a").gradient is gradient
+
+
+@pytest.mark.parametrize("rate", [3.4e38, 1e-45, 0.0])
+def test_numbers_that_float32_holds_are_taken(engine: TorchEngine, rate: float) -> None:
+    """The largest and the smallest numbers of float32 are numbers with which a step is made."""
+    engine.optim_step("a", Adam(learning_rate=rate, beta1=0.0, eps=rate, weight_decay=0.5))
+    engine.optim_step("b", Dimuon(learning_rate=rate, beta1=1 - 1e-7))
 
 
 # Sampling

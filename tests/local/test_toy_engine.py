@@ -309,7 +309,65 @@ def test_steps_follow_adam(engine: ToyEngine) -> None:
         first, second = 0.8 * first + 0.2 * gradient, 0.9 * second + 0.1 * gradient**2
         direction = first / (1 - 0.8**step) / (np.sqrt(second / (1 - 0.9**step)) + 1e-3)
         value = value * (1 - 0.1 * 0.5) - 0.1 * direction
-    assert_near(adapter.tensors["low.b"], value, value.size, unit=FLOAT64)
+    assert_near(engine._adapter("a").tensors["low.b"], value, value.size, unit=FLOAT64)
+
+
+class FailingArray(np.ndarray[Any, Any]):
+    """An array that counts what numpy does with it and what comes of it, and fails at the operation number ``at``."""
+
+    at, count = 0, 0
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        FailingArray.count += 1
+        if FailingArray.count == FailingArray.at:
+            raise MemoryError(f"operation {FailingArray.count}")
+        plain = [np.asarray(one) for one in inputs]
+        options = {name: np.asarray(value) if name == "where" else value for name, value in options.items()}
+        if out is not None:
+            options["out"] = tuple(np.asarray(one) for one in out)
+        done = getattr(ufunc, method)(*plain, **options)
+        return done.view(FailingArray) if isinstance(done, np.ndarray) else done
+
+
+def numbers_of(engine: ToyEngine, name: str) -> Any:
+    """Return a run as bytes."""
+    adapter = engine._adapter(name)
+    parts = (adapter.tensors, adapter.first, adapter.second, adapter.gradient or {})
+    return adapter.steps, [{name: array.tobytes() for name, array in part.items()} for part in parts]
+
+
+@pytest.mark.parametrize(
+    "step", [Adam(grad_clip_norm=1e-3, weight_decay=0.1), Dimuon(learning_rate=0.1)], ids=["adam", "dimuon"]
+)
+def test_a_step_that_fails_changes_nothing(engine: ToyEngine, step: Adam | Dimuon) -> None:
+    """Whichever operation of a step fails, weights, moments, count and gradient stay, and the next step is as if it had not."""
+    for name in ("a", "c"):
+        engine.create_adapter(name, AdapterSpec(rank=2, seed=1))
+        for _ in range(2):
+            engine.optim_step(name, step)
+            engine.forward_backward(name, [example()], "cross_entropy", {}, backward=True)
+        adapter = engine._adapter(name)
+        for part in (adapter.tensors, adapter.first, adapter.second, adapter.gradient or {}):
+            part.update({key: array.view(FailingArray) for key, array in part.items()})
+    FailingArray.at = FailingArray.count = 0
+    engine.optim_step("c", step)
+    before, count = numbers_of(engine, "a"), FailingArray.count
+    assert count > 20
+    for FailingArray.at in range(1, count + 1):
+        FailingArray.count = 0
+        with pytest.raises(MemoryError, match=f"operation {FailingArray.at}$"):
+            engine.optim_step("a", step)
+        assert numbers_of(engine, "a") == before, FailingArray.at
+    FailingArray.at = 0
+    engine.optim_step("a", step)
+    assert numbers_of(engine, "a") == numbers_of(engine, "c")
+
+
+@pytest.mark.parametrize("step", [Adam(learning_rate=1e300), Adam(eps=1e-60), Dimuon(learning_rate=1e300)], ids=repr)
+def test_numbers_that_float32_does_not_hold_are_refused(engine: ToyEngine, step: Adam | Dimuon) -> None:
+    """The numbers of a step are checked as those of a real model are."""
+    with pytest.raises(EngineError, match=r"which is .* float32, the type of the weights$"):
+        engine.optim_step("a", step)
 
 
 def test_the_model_learns(engine: ToyEngine) -> None:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import enum
 
+from tinker_wire.models import ErrorCode
+
 from tinker.errors import (
     APIConnectionError,
     APIError,
@@ -44,7 +46,7 @@ class Verdict(enum.Enum):
 class Fate(enum.Enum):
     """What became of a request that failed."""
 
-    UNSEEN = "unseen"  # the server has not read it
+    UNSEEN = "unseen"  # the server has not read it, or says that it is as if it had not
     REFUSED = "refused"  # the server read it, and does not carry it out
     UNKNOWN = "unknown"  # the server may have accepted it
 
@@ -77,6 +79,8 @@ UNEXPECTED_STATUS = 500
 _UNEXPECTED_STATUSES = frozenset({UNEXPECTED_STATUS})
 # These say that a request was read, its number included, and is not carried out.
 REJECTED_STATUSES = frozenset({400, 409, 422})
+# Whatever the status, a refusal with this code says that the number can be used for another request.
+_NUMBER_IS_FREE: ErrorCode = "seq_id_free"
 # Below 500, these alone leave open whether the server accepted the request.
 _UNKNOWN_STATUSES = frozenset({408, 410})
 # These on a poll say, with a text, that the request failed.
@@ -146,6 +150,8 @@ def _last_fate(error: APIError) -> Fate:
     if not isinstance(error, APIStatusError):
         return Fate.UNKNOWN
     status = error.status_code
+    if error.code == _NUMBER_IS_FREE:
+        return Fate.UNSEEN
     if status in REJECTED_STATUSES:
         return Fate.REFUSED
     if status in ABSENT_STATUSES or (status < 500 and status not in _UNKNOWN_STATUSES):

@@ -21,6 +21,7 @@ from tinker._config import load_config
 from tinker._loop import loop_thread
 from tinker._runtime import Runtime, open_runtime
 from tinker._session import Description, ServerConfig
+from tinker._version import __version__
 from tinker.observing import Observer
 from tinker_records import prepare
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # Each clone has so many numbers to itself. The wire takes numbers beyond what a double holds.
 SEQ_IDS_PER_CLONE = 1_000_000_000
+FORMAT = 1  # of a handle; those of an earlier version without a number are the same
 
 
 class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,11 @@ class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
     client_config: models.ClientConfigResponse
     dynamic_config: models.ClientDynamicConfigResponse
     origin: str
+    format: int = FORMAT
+
+
+class _Head(msgspec.Struct):
+    format: int = FORMAT
 
 
 _lock = threading.Lock()
@@ -97,6 +104,11 @@ def to_handle(state: SamplerState) -> str:
 def from_handle(handle: str) -> SamplerState:
     """Return the state of a handle. Raises ValueError for other text."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(handle), type=prepare(SamplerState))
+        content = base64.urlsafe_b64decode(handle)
+        found = msgspec.json.decode(content, type=_Head).format
+        if found <= FORMAT:
+            return msgspec.json.decode(content, type=prepare(SamplerState))
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"not a sampler handle: {error}") from None
+    known = f"this version of tinker, {__version__}, reads formats up to {FORMAT}"
+    raise ValueError(f"the sampler has format {found}, and {known}; install the version here that sent it")

@@ -49,9 +49,14 @@ class _Restart:
         journal = state.journal
         self._requests = journal.read(REQUESTS)
         self._runs = {run.model_id: run for run in journal.read(RUNS)}
+        results = journal.read(RESULTS)
+        self._lost = self._find_lost(results)
+        self._requests = [one for one in self._requests if one.subject not in self._lost]
         accepted = {one.request_id for one in self._requests}
         self._results: dict[str, JournalResult] = {}
-        for result in journal.read(RESULTS):
+        for result in results:
+            if split_request_key(result.request_id)[0] in self._lost or not _is_readable(result):
+                continue
             if result.request_id in accepted or self._is_final(result.request_id):
                 self._results[result.request_id] = result
             else:
@@ -59,6 +64,23 @@ class _Restart:
         self.again: frozenset[str] = frozenset(
             one.request_id for one in self._requests if one.request_id in self._results and self._must_repeat(one)
         )
+
+    def _find_lost(self, results: list[JournalResult]) -> set[str]:
+        """Return the runs of which something cannot be read; without it they would continue with other weights."""
+        unreadable = {split_request_key(name)[0] for name in self._state.journal.unreadable} | self._state.journal.unreadable
+        unreadable |= {split_request_key(one.request_id)[0] for one in results if not _is_readable(one)}
+        unreadable |= {one.subject for one in self._requests if not self._can_repeat(one)}
+        lost = {name for name in unreadable if ":train:" in name}
+        for name in sorted(lost):
+            log.error("the run %s is lost: what the journal says of it cannot be read; its checkpoints stay", name)
+        return lost
+
+    def _can_repeat(self, request: JournalRequest) -> bool:
+        try:
+            _to_call(request)
+        except (KeyError, ValueError):
+            return False
+        return request.operation in self._handlers
 
     async def run(self) -> None:
         """Restore results, then repeat or pass over each request."""
@@ -69,8 +91,8 @@ class _Restart:
         for request in self._requests:
             try:
                 await self._repeat(request)
-            except APIProblem as problem:
-                log.warning("%s of %s could not be repeated: %s", request.operation, request.subject, problem.detail)
+            except (APIProblem, KeyError, ValueError) as problem:
+                log.warning("%s of %s could not be repeated: %s", request.operation, request.subject, problem)
         self._announce_samples()
         self._forget_others()
         if self._requests:
@@ -84,7 +106,7 @@ class _Restart:
         with self._state.lock() as shared:
             live = {model.model_id for model in shared.store.models()}
             shared.former_runs[:] = find_former_runs(self._state.journal, live)
-        self._state.runs.forget_others(live | self._runs.keys())
+        self._state.runs.forget_others(live | self._runs.keys() | self._lost)
 
     def _is_final(self, request_id: str) -> bool:
         """Return whether a result without its request counts; of a run only up to its last step: later ones were refused."""
@@ -171,6 +193,14 @@ class _Restart:
                 if ":sample:" in sampler_id and number is not None:
                     log_of_client = shared.store.sampler(sampler_id).completion_log(number // MAX_CLIENTS)
                     log_of_client.add(result.request_id, failed=result.is_failure)
+
+
+def _is_readable(result: JournalResult) -> bool:
+    try:
+        result.outcome  # noqa: B018
+    except Exception:  # noqa: BLE001 - whatever another version, or a damaged file, has put there
+        return False
+    return True
 
 
 def _to_call(request: JournalRequest) -> APICall:

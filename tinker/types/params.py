@@ -14,7 +14,7 @@ from tinker_wire.models import AdamOptimizerConfig as AdamOptimizerConfig
 from tinker_wire.models import DimuonOptimizerConfig as DimuonOptimizerConfig
 from tinker_wire.models import OptimizerConfig as OptimizerConfig
 
-from tinker._checks import warn
+from tinker._checks import find_float32_fault, warn
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
 from tinker_records import Record, RecordType, advise, is_misspelled
@@ -78,12 +78,13 @@ _STEP_RANGES = {"learning_rate": (0.0, math.inf), "beta1": (0.0, 1.0), "beta2": 
 
 
 class _StepParams(_Params, frozen=True):
-    """Base of the parameters of optimizers; ValueError for a number with which no step can be made."""
+    """Base of the parameters of an optimizer step, with which a step can be made."""
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
         convert_numbers(self)
-        for name, value in self._numbers().items():
+        numbers = msgspec.structs.asdict(self)
+        for name, value in numbers.items():
             what = f"{type(self).__name__}.{name} must be"
             least, below = _STEP_RANGES.get(name, (-math.inf, math.inf))
             if not math.isfinite(value):
@@ -91,9 +92,8 @@ class _StepParams(_Params, frozen=True):
             if not least <= value < below:
                 upper = "" if below == math.inf else f" and below {below:g}"
                 raise ValueError(f"{what} at least {least:g}{upper}, got {value}")
-
-    def _numbers(self) -> Mapping[str, float]:
-        raise NotImplementedError
+        if fault := find_float32_fault(numbers):
+            raise ValueError(f"{type(self).__name__}.{fault}")
 
 
 class AdamParams(_StepParams, models.AdamParams, frozen=True):
@@ -110,10 +110,6 @@ class AdamParams(_StepParams, models.AdamParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
-    def _numbers(self) -> Mapping[str, float]:
-        decays = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "weight_decay": self.weight_decay}
-        return {"learning_rate": self.learning_rate, **decays, "grad_clip_norm": self.grad_clip_norm}
-
 
 class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
     """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
@@ -123,9 +119,6 @@ class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
-
-    def _numbers(self) -> Mapping[str, float]:
-        return {"learning_rate": self.learning_rate, "grad_clip_norm": self.grad_clip_norm, "beta1": self.beta1}
 
 
 class LoraConfig(_Params, models.LoraConfig, frozen=True):

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from tinker._checks import find_float32_fault
 from tinker.local.engines.protocol import Adam, Dimuon, EngineError, Float32, PlacedImage, SampleJob, TrainingExample
 from tinker_records import suggest, suggest_loss
 
@@ -164,6 +165,8 @@ def check_step(params: Adam | Dimuon) -> None:
         high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")
         if not (low <= value < high and math.isfinite(value)):
             raise EngineError(f"{name} is {value}; it must be at least 0 and {limit}")
+    if fault := find_float32_fault(attrs.asdict(params)):
+        raise EngineError(fault)
 
 
 def explain_infinite_loss(form: LossForm, logprobs_are_finite: bool) -> str:

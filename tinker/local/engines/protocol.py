@@ -19,6 +19,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from tinker._version import __version__
+
 
 class EngineImage(Protocol):
     """An image that an engine has read, opaque to everything else."""
@@ -68,6 +70,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     is_torch = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
     return is_torch or isinstance(error, MemoryError)
+
+
+FILE_FORMAT = 1  # of the files of an adapter; those of an earlier version without a number are the same
+
+
+def check_format(file: str, found: int) -> None:
+    """Raise EngineError for a file of a format that a newer version of this package has written."""
+    if found > FILE_FORMAT:
+        known = f"this version of tinker, {__version__}, reads formats up to {FILE_FORMAT}"
+        raise EngineError(f"{file} has format {found}, and {known}; use the version that wrote it")
 
 
 LORA_ALPHA = 32.0  # where a request names none

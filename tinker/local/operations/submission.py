@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Callable, Generator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -85,7 +86,7 @@ def write_down(
         undo()
         log.error("cannot write the journal: %s; %s is refused", error, call.name)
         detail = f"the server cannot write this request down ({error}), so it was not carried out; send it again"
-        raise APIProblem(500, detail) from error
+        raise APIProblem(500, detail, code="seq_id_free") from error
 
 
 def enqueue_idempotent(
@@ -132,10 +133,18 @@ def enqueue_idempotent(
             run = _keep_after(state.runs, model, number, future, run)
         with _forget_if_refused(state, future):
             _prepare(state, model.queue, position, request_fingerprint, check, prepare)
-            write_down(state, call, model.model_id, undo, request_id=request_id, number=number)
             known_failure = call.known_failure if is_ordered else None
+            free = partial(_free, model.queue, position, known_failure, undo)
+            write_down(state, call, model.model_id, free, request_id=request_id, number=number)
             model.queue.put(position, ModelTask(future, run, operation, number, known_failure, small()), state.clock())
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
+
+
+def _free(queue: ModelQueue, number: int, known_failure: int | None, undo: Callable[[], None]) -> None:
+    """Take a request back that was not written down. A client that sends no ``known_failure`` does not use numbers again."""
+    undo()
+    if known_failure is None:
+        queue.leave_out(number)
 
 
 def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:

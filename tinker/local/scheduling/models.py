@@ -44,6 +44,7 @@ class ModelQueue:
         self._peers[self] = None
         self._next = 0
         self._waiting: dict[int, ModelTask | _Failure | None] = {}
+        self._left_out: set[int] = set()
         self._gap_ends: float | None = None
         self._failure: RequestFailure | None = None
         self._last_step: EngineStep | None = None
@@ -75,6 +76,7 @@ class ModelQueue:
     def put(self, number: int, work: ModelTask, now: float) -> None:
         """Queue a request under a free number."""
         self._waiting[number] = work
+        self._left_out.discard(number)
         self._update_gap(now)
 
     def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
@@ -82,6 +84,9 @@ class ModelQueue:
         if number >= self._next and number not in self._waiting:
             self._waiting[number] = None if failure is None else _find_cause(number, operation, failure)
             self._update_gap(now)
+
+    def leave_out(self, number: int) -> None:
+        self._left_out.add(number)
 
     def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
         """Skip this number, whose request was refused; ``request`` is its fingerprint."""
@@ -179,6 +184,9 @@ class ModelQueue:
         return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"
 
     def _update_gap(self, now: float) -> None:
+        while self._next in self._left_out and max(self._waiting, default=0) > self._next:
+            self._left_out.remove(self._next)
+            self._next += 1
         if not self._waiting or self._next in self._waiting:
             self._gap_ends = None
         elif self._gap_ends is None:

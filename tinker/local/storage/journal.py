@@ -13,6 +13,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -20,18 +21,20 @@ import attrs
 import msgspec
 from tinker_wire import models
 
+from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.local.storage.futures import RequestFailure, RequestOutcome, ServerFuture
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 FOLDER = ".journal"
 FILE = "journal.sqlite"
+FORMAT = 1  # of the file, in its user_version; a file of an earlier version of this package has 0, and is the same
 log: logging.Logger = logging.getLogger("tinker.local")
 Row = TypeVar("Row", bound=msgspec.Struct)
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 Execute: TypeAlias = Callable[[str, tuple[object, ...]], object]
 LOSS, SAMPLE, FAILURE = "loss", "sample", "failure"  # kinds of results; every other one is the name of a record
-_SECRET, _STARTS = "secret", "starts"
+_SECRET, _STARTS, _WRITER = "secret", "starts", "writer"
 
 
 class Table(Generic[Row]):
@@ -136,7 +139,8 @@ class _Notes(threading.local):
 class Journal:
     """The journal below a data folder, or of a server that keeps nothing (``root`` None). Used from any thread.
 
-    Raises JournalInUseError when another server has the file open.
+    ``unreadable`` has the first column, the subject or the id, of each row that could not be read. Raises JournalInUseError
+    when another server has the file open, OSError for a file that cannot be read, or that a newer version has written.
     """
 
     def __init__(self, root: Path | None) -> None:
@@ -144,9 +148,17 @@ class Journal:
         self._notes = _Notes()
         self._overdue: list[Statement] = []  # statements that failed on a full disk, written before anything else
         self._held: dict[str, dict[str, list[Statement]]] = {}  # by run and request
-        self._database: sqlite3.Connection | None = None if root is None else _open(root)
-        self.add_tables(_META, REQUESTS, RESULTS, RUNS)
-        self.starts: int = self._count_start()
+        self.unreadable: set[str] = set()
+        self._file = Path() if root is None else root / FOLDER / FILE
+        self._database: sqlite3.Connection | None = None if root is None else _open(self._file)
+        try:
+            with _explain(self._file):
+                self.add_tables(_META, REQUESTS, RESULTS, RUNS)
+                self.starts: int = self._count_start()
+                self._set_meta(_WRITER, __version__.encode())
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_kept(self) -> bool:
@@ -163,7 +175,7 @@ class Journal:
         """Create the tables, and in those of an earlier version the columns that are new."""
         if self._database is None:
             return
-        with self._lock:
+        with self._lock, _explain(self._file):
             for table in tables:
                 self._database.execute(table.schema)
                 there = {column[1] for column in self._database.execute(f"pragma table_info({table.name})")}
@@ -252,12 +264,22 @@ class Journal:
     # Reading
 
     def read(self, table: Table[Row], rest: str = "", *values: object) -> list[Row]:
-        """Return the rows of a table in the order in which they came; ``rest`` may be a condition and another order."""
+        """Return the rows of a table in the order in which they came; ``rest`` may be a condition and another order.
+
+        A row that cannot be read is left out, with a line in the log. Raises OSError for a table that cannot be read.
+        """
         if self._database is None:
             return []
         query = f"select {', '.join(table.columns)} from {table.name} {rest or 'order by rowid'}"  # noqa: S608
-        with self._lock:
-            return [msgspec.convert(row, table.row) for row in self._database.execute(query, values)]
+        found: list[Row] = []
+        with self._lock, _explain(self._file):
+            for row in self._database.execute(query, values):
+                try:
+                    found.append(msgspec.convert(row, table.row))
+                except msgspec.ValidationError as error:
+                    log.error("%s: a row of %s, of %r, cannot be read: %s", self._file, table.name, row[0], error)
+                    self.unreadable.add(str(row[0]))
+        return found
 
     def secret(self) -> bytes:
         """Return the signing secret of this server; a new one if nothing is kept."""
@@ -313,18 +335,50 @@ class Journal:
             self._notes.mine.clear()
 
 
-def _open(root: Path) -> sqlite3.Connection:
-    folder = root / FOLDER
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = sqlite3.connect(folder / FILE, timeout=0.0, isolation_level=None, check_same_thread=False)
-    try:
-        for setting in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = normal"):
-            database.execute(f"pragma {setting}")
-        database.execute(_META.schema)  # takes the lock
-    except sqlite3.OperationalError as error:
-        database.close()
-        raise JournalInUseError(f"another server keeps its runs in {root}; choose another data folder ({error})") from error
+def _open(file: Path) -> sqlite3.Connection:
+    with _explain(file):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        database = sqlite3.connect(file, timeout=0.0, isolation_level=None, check_same_thread=False)
+        database.text_factory = partial(str, encoding="utf-8", errors="replace")  # bytes that are no text spoil their row alone
+        try:
+            for setting in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = normal"):
+                database.execute(f"pragma {setting}")
+            _require_format(database, file)
+            database.execute(_META.schema)  # takes the lock
+            (fault,) = database.execute("pragma quick_check(1)").fetchone()
+            if fault != "ok":
+                raise sqlite3.DatabaseError("it is damaged")
+            database.execute(f"pragma user_version = {FORMAT}")
+        except BaseException:
+            database.close()
+            raise
     return database
+
+
+def _require_format(database: sqlite3.Connection, file: Path) -> None:
+    """Raise OSError for a file of a format that a newer version of this package has written."""
+    (found,) = database.execute("pragma user_version").fetchone()
+    if found > FORMAT:
+        (writer,) = database.execute("select max(value) from meta where name = ?", (_WRITER,)).fetchone() or (None,)
+        newer = f"version {writer.decode(errors='replace')}" if isinstance(writer, bytes) else "the version that wrote it"
+        known = f"this one, {__version__}, reads formats up to {FORMAT}"
+        raise OSError(f"the journal {file} has format {found}, and {known}; start {newer} of tinker, or {_MOVE}")
+
+
+_MOVE = "move the file away: checkpoints stay, and the runs in it are lost"
+
+
+@contextlib.contextmanager
+def _explain(file: Path) -> Generator[None]:
+    """Turn an error of SQLite into an OSError that says what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            other = f"another server keeps its runs in {file.parent.parent}; choose another data folder ({error})"
+            raise JournalInUseError(other) from error
+        advice = f"start the version of tinker that wrote it, or {_MOVE}"
+        raise OSError(f"the journal {file} cannot be used ({error}); {advice}") from error
 
 
 def _execute_nothing(statement: str, values: tuple[object, ...]) -> None:

@@ -214,13 +214,24 @@ class ReplicatedEngine:
         check_step(params)
         run.begun = number = run.begun + 1
         try:
-            metrics: StepMetrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, number, params), run)[0]
+            metrics = self._take_step(adapter_id, run, params)
         except Exception:
-            self._retry(lambda: self._rebuild(adapter_id, run))  # it may be summed already
-            raise
+            self._retry(lambda: self._settle(adapter_id, run))
+            if run.steps < number:
+                raise
+            metrics = self._take_step(adapter_id, run, params)
         run.steps = number
         run.losses.clear()
         return metrics
+
+    def _take_step(self, adapter_id: str, run: Run, params: Adam | Dimuon) -> StepMetrics:
+        metrics: StepMetrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, run.begun, params), run)[0]
+        return metrics
+
+    def _settle(self, adapter_id: str, run: Run) -> None:
+        """Make an adapter equal on all workers after a step failed: some may have taken it, or summed the gradients."""
+        held: list[WorkerHoldings] = self.workers.call_all("find_held")
+        self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
 
     # Samples
 

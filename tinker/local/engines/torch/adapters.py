@@ -9,13 +9,14 @@ are trained here, get matrices that change nothing yet.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# (torch and transformers are typed in part only)
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (torch and transformers are typed in part only, and torch's functions of many tensors are public under private names)
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,25 @@ from safetensors.torch import load_file, save_file
 
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import NO_OPTIMIZER, WEIGHTS_DIVERGED
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
+from tinker.local.engines.protocol import FILE_FORMAT, Adam, AdapterSpec, Dimuon, EngineError, check_format
 from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
 from tinker.local.engines.torch.mixture import join_stack, split_stack
 
 
 @attrs.define(eq=False)
 class TorchAdapter:
-    """The state of one training run. ``gradient`` is None until one has been accumulated."""
+    """The state of one training run, which a step replaces as a whole; ``gradient`` is None until one has been accumulated.
+
+    ``moments`` are the optimizer's, by their names; each list is in the order of the weights. Empty before the first step.
+    """
 
     weights: LoraWeights
-    optimizer: torch.optim.AdamW
+    moments: Mapping[str, list[torch.Tensor]] = attrs.field(factory=lambda: dict[str, list[torch.Tensor]]())
     gradient: list[torch.Tensor] | None = None
 
-    @classmethod
-    def create(cls, weights: LoraWeights) -> TorchAdapter:
-        return cls(weights, torch.optim.AdamW(weights.tensors.values()))
+    def find_moments(self, name: str) -> list[torch.Tensor]:
+        """Return the moments of that name; zeros before the first step."""
+        return self.moments.get(name) or [torch.zeros_like(tensor) for tensor in self.weights.tensors.values()]
 
 
 def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -55,31 +59,32 @@ def gradient_norm(tensors: list[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
 
 
-def step_adam(
-    optimizer: torch.optim.AdamW, parameters: list[torch.nn.Parameter], gradient: list[torch.Tensor], params: Adam
-) -> None:
-    optimizer.param_groups[0].update(
-        lr=params.learning_rate,
-        betas=(params.beta1, params.beta2),
-        eps=params.eps,
-        weight_decay=params.weight_decay,
-    )
-    for parameter, part in zip(parameters, gradient):
-        parameter.grad = part
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+@torch.no_grad()
+def step_adam(adapter: TorchAdapter, gradient: list[torch.Tensor], params: Adam) -> TorchAdapter:
+    """Return the adapter after a step of AdamW, as ``torch.optim`` computes it; the given one stays as it is."""
+    before: list[torch.Tensor] = list(adapter.weights.tensors.values())
+    counts = adapter.moments.get("step") or [torch.tensor(0.0) for _ in before]
+    count = float(counts[0]) + 1
+    first = torch._foreach_lerp(adapter.find_moments("exp_avg"), gradient, 1 - params.beta1)
+    second = torch._foreach_mul(adapter.find_moments("exp_avg_sq"), params.beta2)
+    torch._foreach_addcmul_(second, gradient, gradient, 1 - params.beta2)
+    scale = torch._foreach_sqrt(second)
+    torch._foreach_div_(scale, math.sqrt(1 - params.beta2**count))
+    torch._foreach_add_(scale, params.eps)
+    after = torch._foreach_mul(before, 1 - params.learning_rate * params.weight_decay)
+    torch._foreach_addcdiv_(after, first, scale, -params.learning_rate / (1 - params.beta1**count))
+    moments = {"step": [one + 1 for one in counts], "exp_avg": list(first), "exp_avg_sq": list(second)}
+    return TorchAdapter(adapter.weights.replace(after), moments)
 
 
 @torch.no_grad()
-def step_dimuon(optimizer: torch.optim.AdamW, weights: LoraWeights, gradient: Sequence[torch.Tensor], params: Dimuon) -> None:
-    """Apply one step. AdamW's state only keeps the momentum, so that it is saved and loaded as Adam's is."""
-    momenta: dict[str, torch.Tensor] = {}
-    for (name, parameter), part in zip(weights.tensors.items(), gradient, strict=True):
-        state = optimizer.state[parameter]
-        before = state.get("momentum", torch.zeros_like(parameter))
-        momenta[name] = state["momentum"] = params.beta1 * before + (1 - params.beta1) * part
-    for name, direction in _find_directions(momenta, weights.experts).items():
-        weights.tensors[name].sub_(params.learning_rate * direction)
+def step_dimuon(adapter: TorchAdapter, gradient: list[torch.Tensor], params: Dimuon) -> TorchAdapter:
+    """Return the adapter after a step; the given one stays as it is."""
+    before = adapter.find_moments("momentum")
+    momentum = [params.beta1 * old + (1 - params.beta1) * part for old, part in zip(before, gradient, strict=True)]
+    directions = _find_directions(dict(zip(adapter.weights.tensors, momentum)), adapter.weights.experts)
+    after = [weight - params.learning_rate * directions[name] for name, weight in adapter.weights.tensors.items()]
+    return TorchAdapter(adapter.weights.replace(after), {"momentum": momentum})
 
 
 def _find_directions(momenta: Mapping[str, torch.Tensor], experts: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -106,7 +111,7 @@ def write_weights(directory: Path, targets: LoraTargets, weights: LoraWeights, b
     tensors = {PEFT_PREFIX + name: t.detach().cpu().contiguous() for name, t in weights.tensors.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     targets.peft_config(weights.spec, base_model).save_pretrained(str(directory))
-    about = {"format": 1, "base_model": base_model, "spec": attrs.asdict(weights.spec)}
+    about = {"format": FILE_FORMAT, "base_model": base_model, "spec": attrs.asdict(weights.spec)}
     (directory / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
 
 
@@ -114,9 +119,10 @@ def read_weights(directory: Path, targets: LoraTargets, base_model: str) -> Lora
     """Read an adapter. Raises EngineError when the folder is incomplete or was trained over another base model."""
     try:
         about = json.loads((directory / ABOUT).read_text())
+        check_format(ABOUT, int(about.get("format", FILE_FORMAT)))
         tensors = load_file(directory / WEIGHTS)
         spec, trained_on = AdapterSpec(**about["spec"]), about["base_model"]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = type(error).__name__
         raise EngineError(f"the checkpoint cannot be read ({reason}): files are missing or damaged") from error
     if trained_on != base_model:
@@ -124,23 +130,25 @@ def read_weights(directory: Path, targets: LoraTargets, base_model: str) -> Lora
     return targets.adopt(spec, {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()})
 
 
-def write_optimizer(directory: Path, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Write ``state``, which maps a weight's name to its AdamW values; empty before the first step."""
-    flat = {f"{name}:{key}": t.detach().cpu() for name, values in state.items() for key, t in values.items()}
+def write_optimizer(directory: Path, adapter: TorchAdapter) -> None:
+    """Write the moments under the names of the weights and their own."""
+    names = adapter.weights.tensors
+    flat = {f"{name}:{key}": one.cpu() for key, moments in adapter.moments.items() for name, one in zip(names, moments)}
     save_file(flat, directory / OPTIMIZER)
 
 
-def read_optimizer(directory: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the optimizer's state. Raises EngineError when the folder holds none."""
+def read_optimizer(directory: Path, weights: LoraWeights) -> dict[str, list[torch.Tensor]]:
+    """Read the moments of these weights. Raises EngineError when the folder holds none."""
     try:
         flat = load_file(directory / OPTIMIZER)
     except (OSError, SafetensorError) as error:
         raise EngineError(NO_OPTIMIZER) from error
-    state: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in flat.items():
-        name, _, value = key.rpartition(":")
-        state.setdefault(name, {})[value] = tensor
-    return state
+    found: dict[str, list[torch.Tensor]] = {}
+    for key in sorted({name.rpartition(":")[2] for name in flat}):
+        for name, weight in weights.tensors.items():
+            device = torch.device("cpu") if key == "step" else weight.device
+            found.setdefault(key, []).append(flat[f"{name}:{key}"].to(device, copy=True))
+    return found
 
 
 CONFIG = "adapter_config.json"

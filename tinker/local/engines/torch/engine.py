@@ -113,7 +113,7 @@ class TorchEngine:
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
-        self._adapters[adapter_id] = TorchAdapter.create(self._targets.fresh(attrs.evolve(spec, seed=seed), seed))
+        self._adapters[adapter_id] = TorchAdapter(self._targets.fresh(attrs.evolve(spec, seed=seed), seed))
 
     def drop_adapter(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
@@ -129,19 +129,12 @@ class TorchEngine:
         adapter = self._adapter(adapter_id)
         write_weights(directory, self._targets, adapter.weights, self.base_model)
         if optimizer:
-            state = {name: adapter.optimizer.state[t] for name, t in adapter.weights.tensors.items()}
-            write_optimizer(directory, state)
+            write_optimizer(directory, adapter)
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
-        adapter = TorchAdapter.create(read_weights(directory, self._targets, self.base_model))
-        if optimizer:
-            for name, values in read_optimizer(directory).items():
-                weight = adapter.weights.tensors[name]
-                adapter.optimizer.state[weight] = {
-                    key: value.to("cpu" if key == "step" else weight.device, copy=True) for key, value in values.items()
-                }
-        self._adapters[adapter_id] = adapter
-        return adapter.weights.spec
+        weights = read_weights(directory, self._targets, self.base_model)
+        self._adapters[adapter_id] = TorchAdapter(weights, read_optimizer(directory, weights) if optimizer else {})
+        return weights.spec
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapters`."""
@@ -209,16 +202,14 @@ class TorchEngine:
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
         check_step(params)
-        parameters = list(adapter.weights.tensors.values())
-        gradient = adapter.gradient or [torch.zeros_like(parameter) for parameter in parameters]
+        gradient = adapter.gradient or [torch.zeros_like(tensor) for tensor in adapter.weights.tensors.values()]
         norm = gradient_norm(gradient)
         if 0 < params.grad_clip_norm < norm:
             gradient = [part * (params.grad_clip_norm / norm) for part in gradient]
         if isinstance(params, Dimuon):
-            step_dimuon(adapter.optimizer, adapter.weights, gradient, params)
+            self._adapters[adapter_id] = step_dimuon(adapter, gradient, params)
         else:
-            step_adam(adapter.optimizer, parameters, gradient, params)
-        adapter.gradient = None
+            self._adapters[adapter_id] = step_adam(adapter, gradient, params)
         self._memory.count_step()
         return {"grad_norm:mean": norm}
 

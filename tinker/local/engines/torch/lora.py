@@ -39,6 +39,10 @@ class LoraWeights:
         """Return whether every number is one; it is not after training has diverged."""
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
+    def replace(self, tensors: Sequence[torch.Tensor]) -> LoraWeights:
+        """Return weights of the same names with these values, which are not copied."""
+        return attrs.evolve(self, tensors={name: torch.nn.Parameter(one) for name, one in zip(self.tensors, tensors)})
+
     def freeze_copy(self) -> LoraWeights:
         copies = {name: torch.nn.Parameter(t.detach().clone(), requires_grad=False) for name, t in self.tensors.items()}
         return LoraWeights(spec=self.spec, tensors=copies, experts=self.experts)

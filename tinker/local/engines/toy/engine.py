@@ -34,6 +34,7 @@ from tinker.local.engines.inputs import (
 from tinker.local.engines.losses import LOSSES, LossMetrics
 from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
+    FILE_FORMAT,
     Adam,
     AdapterSpec,
     Continuation,
@@ -47,6 +48,7 @@ from tinker.local.engines.protocol import (
     SampleJob,
     SampleResult,
     TrainingExample,
+    check_format,
 )
 from tinker.local.engines.toy.model import (
     ADAPTER_FILE,
@@ -132,7 +134,7 @@ class ToyEngine:
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
         adapter = self._adapter(adapter_id)
-        about = json.dumps({"vocabulary": self._vocabulary, "spec": attrs.asdict(adapter.spec)})
+        about = json.dumps({"format": FILE_FORMAT, "vocabulary": self._vocabulary, "spec": attrs.asdict(adapter.spec)})
         write_arrays(directory / ADAPTER_FILE, {"about": np.array(about), **adapter.tensors})
         if optimizer:
             moments = {f"first.{name}": value for name, value in adapter.first.items()}
@@ -166,8 +168,9 @@ class ToyEngine:
         found = read_arrays(directory / ADAPTER_FILE, {"about", *self._base.tensors})
         try:
             about = json.loads(str(found.pop("about")))
+            check_format(ADAPTER_FILE, int(about.get("format", FILE_FORMAT)))
             vocabulary, spec = about["vocabulary"], AdapterSpec(**about["spec"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(f"{ADAPTER_FILE} does not say what it contains: it is damaged") from error
         if vocabulary != self._vocabulary:
             raise EngineError(f"the checkpoint has {vocabulary} token ids, this model {self._vocabulary}")
@@ -226,10 +229,9 @@ class ToyEngine:
         clip = params.grad_clip_norm / norm if 0 < params.grad_clip_norm < norm else 1.0
         clipped = {name: part * clip for name, part in gradient.items()}
         if isinstance(params, Dimuon):
-            step_dimuon(adapter, clipped, params)
+            self._adapters[adapter_id] = step_dimuon(adapter, clipped, params)
         else:
-            step_adam(adapter, clipped, params)
-        adapter.gradient = None
+            self._adapters[adapter_id] = step_adam(adapter, clipped, params)
         return {"grad_norm:mean": norm}
 
     # Sampling

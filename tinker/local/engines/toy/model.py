@@ -198,23 +198,27 @@ def zeros_like(tensors: Tensors) -> Tensors:
     return {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
-def step_adam(adapter: ToyAdapter, gradient: Tensors, params: Adam) -> None:
-    adapter.steps += 1
+def step_adam(adapter: ToyAdapter, gradient: Tensors, params: Adam) -> ToyAdapter:
+    """Return the adapter after a step; the given one stays as it is."""
+    steps, tensors, first, second = adapter.steps + 1, Tensors(), Tensors(), Tensors()
     for name, tensor in adapter.tensors.items():
         part = gradient[name]
-        first = adapter.first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * part
-        second = adapter.second[name] = params.beta2 * adapter.second[name] + (1 - params.beta2) * part**2
-        rate = params.learning_rate / (1 - params.beta1**adapter.steps)
-        scale = np.sqrt(second / (1 - params.beta2**adapter.steps)) + params.eps
-        step = np.divide(first, scale, out=np.zeros_like(first), where=scale > 0)
-        adapter.tensors[name] = tensor * (1 - params.learning_rate * params.weight_decay) - rate * step
+        first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * part
+        second[name] = params.beta2 * adapter.second[name] + (1 - params.beta2) * part**2
+        rate = params.learning_rate / (1 - params.beta1**steps)
+        scale = np.sqrt(second[name] / (1 - params.beta2**steps)) + params.eps
+        step = np.divide(first[name], scale, out=np.zeros_like(scale), where=scale > 0)
+        tensors[name] = tensor * (1 - params.learning_rate * params.weight_decay) - rate * step
+    return ToyAdapter(adapter.spec, tensors, first, second, steps)
 
 
-def step_dimuon(adapter: ToyAdapter, gradient: Tensors, params: Dimuon) -> None:
-    adapter.steps += 1
-    for name, tensor in adapter.tensors.items():
-        momentum = adapter.first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * gradient[name]
-        adapter.tensors[name] = tensor - params.learning_rate * orthogonal_direction(momentum)
+def step_dimuon(adapter: ToyAdapter, gradient: Tensors, params: Dimuon) -> ToyAdapter:
+    """Return the adapter after a step; the given one stays as it is."""
+    first = {name: params.beta1 * adapter.first[name] + (1 - params.beta1) * part for name, part in gradient.items()}
+    tensors = {
+        name: tensor - params.learning_rate * orthogonal_direction(first[name]) for name, tensor in adapter.tensors.items()
+    }
+    return ToyAdapter(adapter.spec, tensors, first, adapter.second, adapter.steps + 1)
 
 
 def moment_names(tensors: Tensors) -> set[str]:
