@@ -86,6 +86,7 @@ class ModelQueue:
             self._update_gap(now)
 
     def leave_out(self, number: int) -> None:
+        """Let a free number hold nothing back: a later request runs without it, unless it comes first."""
         self._left_out.add(number)
 
     def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
