@@ -26,7 +26,7 @@ from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing.server import FaultyServer
 
-PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)
+PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2, stop=[])
 TOO_LARGE = messages.MAX_ANSWER_NBYTES + 1
 JSON = {"content-type": "application/json"}
 
@@ -95,7 +95,7 @@ import httpx
 import tinker
 
 url, kind, room = sys.argv[1:]
-prompt, params = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)
+prompt, params = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2, stop=[])
 transport = httpx.AsyncHTTPTransport() if kind == "httpx" else None
 service = tinker.ServiceClient(base_url=url, api_key="tml-key", transport=transport, patience_seconds=20)
 sampler = service.create_sampling_client(base_model="tinker/toy").result(60)
