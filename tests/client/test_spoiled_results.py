@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -187,3 +188,48 @@ def test_a_step_without_a_field(clients: Clients, wire: Any, call: str) -> None:
             continue
         with pytest.raises(tinker.APIResponseValidationError, match=name):
             STEPS[call](clients)
+
+
+def train(service: tinker.ServiceClient) -> tinker.TrainingClient:
+    return service.create_lora_training_client("tinker/toy", rank=2).result(30)
+
+
+def sample(service: tinker.ServiceClient) -> object:
+    return service.create_sampling_client(base_model="tinker/toy").result(30).sample(PROMPT, 1, PARAMS).result(30)
+
+
+#: What asks for the response of each operation, of those that a program makes first.
+ASKED: dict[str, Callable[[tinker.ServiceClient], object]] = {
+    "client/config": train,
+    "create_session": train,
+    "create_model": train,
+    "get_info": lambda service: train(service).get_info(),
+    "forward_backward": lambda service: train(service).forward_backward(data(1), "cross_entropy").result(30),
+    "optim_step": lambda service: train(service).optim_step(ADAM).result(30),
+    "save_weights": lambda service: train(service).save_state("a", overwrite=True).result(30),
+    "save_weights_for_sampler": lambda service: train(service).save_weights_and_get_sampling_client().result(30),
+    "create_sampling_session": sample,
+    "asample": sample,
+    "get_server_capabilities": lambda service: service.get_server_capabilities(),
+    "sessions": lambda service: service.create_rest_client().list_sessions().result(30),
+    "training_runs": lambda service: service.create_rest_client().list_training_runs().result(30),
+    "checkpoints": lambda service: service.create_rest_client().list_user_checkpoints().result(30),
+}
+
+
+@pytest.mark.parametrize("operation", ASKED)
+def test_a_response_without_a_field(connect: Connect, wire: Any, operation: str) -> None:
+    """A response that lacks a field once is asked for again or read without it; one that always does is a typed error, if any."""
+    ASKED[operation](connect())
+    whole = wire.answers(operation)[-1]
+    for name in whole:
+
+        def cut(response: httpx.Response, name: str = name) -> httpx.Response:
+            return httpx.Response(200, json={key: value for key, value in response.json().items() if key != name})
+
+        wire.spoil(operation, cut)
+        ASKED[operation](connect())
+        wire.spoil(operation, cut, 100)
+        with contextlib.suppress(tinker.TinkerError):
+            ASKED[operation](connect())
+        wire.faults[-1].times = 0
