@@ -108,6 +108,12 @@ DIFFERENCES = [
     Difference("legacy_041", (54,), NUMBERS, body(lambda value: value.update(seq_id=3))),
     Difference("legacy_070", (60,), NUMBERS, body(lambda value: value.update(seq_id=3))),
 ]
+#: How many polls at most are made again, as something seems to be missing from the result.
+AGAIN = {
+    "forward_backward_chunked_serial": (2, "two results lack a metric that the first has"),
+    "forward_backward_chunked_parallel": (2, "results lack a metric that another has, which may come before or after them"),
+    "json_instead_of_proto": (2, "the recorded result has no outputs for its datum, and is no result, each time"),
+}
 #: Requests that come earlier or later than recorded.
 OUT_OF_ORDER = {
     "session_start_jwt": ((4, 7), "a client asks for the settings with its first request, not when it is made"),
@@ -231,6 +237,7 @@ def test_the_same_calls_send_the_same_requests(file: str, tmp_path: Path) -> Non
     replay = play(file, played(file), tmp_path)
     assert replay.faults == []
     assert replay.unsent == []
+    assert len(replay.again) <= AGAIN.get(file, (0, ""))[0]
     elsewhere, _ = OUT_OF_ORDER.get(file, ((), ""))
     ordered = [place for place in replay.submitted if place not in elsewhere]
     assert ordered == sorted(ordered)

@@ -420,9 +420,15 @@ def submit_429_retry_after(player: Player) -> None:
     future.result(SECONDS)
 
 
-@recorded("try_again", "json_instead_of_proto")
+@recorded("try_again")
 def one_pair(player: Player) -> None:
     player.training().forward_backward([PAIR], "cross_entropy").result(SECONDS)
+
+
+@recorded("json_instead_of_proto")
+def one_pair_without_outputs(player: Player) -> None:
+    error = player.training().forward_backward([PAIR], "cross_entropy").exception(SECONDS)
+    assert isinstance(error, tinker.APIResponseValidationError)
 
 
 @recorded("user_error", "retrieve_errors")

@@ -75,7 +75,8 @@ class Replay(httpx.AsyncBaseTransport):
     """Plays the exchanges of one file.
 
     ``normal`` makes bodies comparable. ``beyond`` are the answers to requests that were not recorded and may be made all the
-    same. ``faults`` says what was sent otherwise than recorded; ``order`` lists the recorded requests as they came.
+    same. ``faults`` says what was sent otherwise than recorded; ``order`` lists the recorded requests as they came. A result
+    that is fetched again is the same again; ``again`` lists these polls.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Replay(httpx.AsyncBaseTransport):
         self._arrived = threading.Condition()
         self.faults: list[str] = []
         self.order: list[Exchange] = []
+        self.again: list[int] = []
 
     @property
     def unsent(self) -> list[str]:
@@ -116,6 +118,10 @@ class Replay(httpx.AsyncBaseTransport):
         found = next((one for one in self._unsent if self._asked(one) == sent), None)
         if found is not None:
             return await self._recorded(found, request)
+        before = next((one for one in self.order if operation == "retrieve_future" and self._asked(one) == sent), None)
+        if before is not None:
+            self.again.append(number(before))
+            return self._respond(before)
         if operation in self._beyond:
             status, body = self._beyond[operation]
             return httpx.Response(status, json=body) if body is not None else httpx.Response(status)
@@ -135,6 +141,10 @@ class Replay(httpx.AsyncBaseTransport):
             and self._asked(found) not in map(self._asked, self._unsent)
         ):
             await asyncio.Event().wait()  # the last poll was held until it was abandoned
+        return self._respond(found)
+
+    def _respond(self, found: Exchange) -> httpx.Response:
+        body = found.response.json
         content = found.response.content if body is None else json.dumps(self._completed(body)).encode()
         headers = {name: self._completed(value) for name, value in found.response.headers.items()}
         return httpx.Response(found.status, headers=headers, content=content)

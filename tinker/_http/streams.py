@@ -94,7 +94,7 @@ class EventReceiver:
         return event.type in ("done", "failed")
 
     def _check_tokens(self, event: models.SampleStreamEvent) -> None:
-        """Raise ValueError unless these tokens are of a sample that goes on, and all of them have a log-probability or none."""
+        """Raise ValueError unless these tokens are of a sample that has not ended, with as many log-probabilities or none."""
         if event.index >= self._sample_count or self._ended.get(event.index):
             raise ValueError(f"tokens of sample {event.index}, which has ended or was not asked for")
         if event.logprobs and len(event.logprobs) != len(event.tokens):

@@ -256,7 +256,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return status
 
     def _decode(self, response: RawResponse) -> T:
-        """Return the result in a response; any exception where there is none."""
+        """Return the result in a response; any exception if there is none."""
         spec, body = self.spec, response.content
         if not body:
             raise ValueError(f"the body is empty (status {response.status})")

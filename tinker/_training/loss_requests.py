@@ -168,15 +168,11 @@ class LossRequests(msgspec.Struct, frozen=True):
         """Wait for the chunks and put their results together."""
         if len(accepted) == 1:
             return combine([await self._result(self.chunks[0], accepted[0], future)])
-        pairs = list(zip(self.chunks, accepted, strict=True))
-        results = await run_together({index: self._result_or_stop(*pair, future) for index, pair in enumerate(pairs)})
+        pairs = enumerate(zip(self.chunks, accepted, strict=True))
+        results = await run_together({index: self._result_or_stop(chunk, one, future) for index, (chunk, one) in pairs})
         outputs = [one for one in results.values() if not isinstance(one, NotRunError)]
         if len(outputs) < len(results):
             raise next(one for one in results.values() if isinstance(one, NotRunError))
-        self.context.result_names[self._kind] = frozenset[str]().union(*map(_names, outputs))
-        for index, (pair, output) in enumerate(zip(pairs, outputs, strict=True)):
-            if self._find_fault(pair[0], output) is not None:  # the first of them had no other to be held against
-                outputs[index] = await self._result(*pair, future)
         return combine(outputs)
 
     async def _result_or_stop(
@@ -197,24 +193,26 @@ class LossRequests(msgspec.Struct, frozen=True):
         use = _use(future, [chunk])
         return meter(observers, future, use, lambda _: use, result)
 
-    @property
-    def _kind(self) -> tuple[str, bool]:
-        """Return what decides which metrics and fields a result has."""
-        return self.job.loss_fn, self.job.forward_only
-
     def _find_fault(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
-        """Return why an output is not the whole result of a chunk. What is missing twice is taken for not computed."""
+        """Return why an output is not the whole result of a chunk."""
         if (count := len(output.loss_fn_outputs)) != len(chunk.data):
             return f"{count} outputs for {len(chunk.data)} datums"
         if self.job.needs_logprobs and (fault := self._find_missing_logprobs(chunk, output)) is not None:
             return fault
-        names, expected = _names(output), self.context.result_names
-        usual = expected.get(self._kind, names)
-        everything = usual.union(*output.loss_fn_outputs)
-        if (missing := sorted(everything - names)) and not chunk.is_doubted:
+        return self._find_missing_names(chunk, output)
+
+    def _find_missing_names(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
+        """Return which metrics or fields of outputs are missing that other results have. Missing twice, they do not exist."""
+        fields = [frozenset(one) for one in output.loss_fn_outputs]
+        names, kind = (
+            frozenset(output.metrics).union(fields[0].intersection(*fields)),
+            (self.job.loss_fn, self.job.forward_only),
+        )
+        usual = self.context.result_names.get(kind, names)
+        if (missing := sorted(usual.union(*fields) - names)) and not chunk.is_doubted:
             chunk.is_doubted = True
-            return f"no {', '.join(missing)}, which others of this loss have"
-        expected[self._kind] = usual & names
+            return f"no {', '.join(missing)}, which other results of this loss have"
+        self.context.result_names[kind] = usual & names
         return None
 
     def _find_missing_logprobs(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
@@ -266,12 +264,6 @@ class LossRequests(msgspec.Struct, frozen=True):
 
 def _use(future: APIFuture[Any], chunks: Iterable[_Chunk]) -> TokensUsed:
     return training_use(future, (datum.model_input for chunk in chunks for datum in chunk.data))
-
-
-def _names(output: ForwardBackwardOutput) -> frozenset[str]:
-    """Return the names of the metrics, and of the fields that each output has."""
-    fields = map(frozenset, output.loss_fn_outputs)
-    return frozenset(output.metrics) | frozenset(next(fields, ())).intersection(*fields)
 
 
 def _dense(datum: Datum) -> Datum:
