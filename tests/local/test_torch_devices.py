@@ -110,7 +110,7 @@ def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
     """Weights, gradients and optimizer state are float32 on the model's device, and the model keeps its dtype."""
     engine.forward_backward("a", data(12), "cispo", {}, backward=True)
     adapter = engine._adapter("a")
-    state = [value for values in adapter.optimizer.state.values() for key, value in values.items() if key != "step"]
+    state = [tensor for name, tensors in adapter.moments.items() if name != "step" for tensor in tensors]
     tensors = [*adapter.weights.tensors.values(), *(adapter.gradient or []), *state]
     assert len(tensors) >= 4 * len(adapter.weights.tensors)
     assert {tensor.dtype for tensor in tensors} == {torch.float32}

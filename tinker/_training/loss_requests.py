@@ -204,10 +204,8 @@ class LossRequests(msgspec.Struct, frozen=True):
     def _find_missing_names(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
         """Return which metrics or fields of outputs are missing that other results have. Missing twice, they do not exist."""
         fields = [frozenset(one) for one in output.loss_fn_outputs]
-        names, kind = (
-            frozenset(output.metrics).union(fields[0].intersection(*fields)),
-            (self.job.loss_fn, self.job.forward_only),
-        )
+        names = fields[0].intersection(*fields).union(output.metrics)
+        kind = self.job.loss_fn, self.job.forward_only
         usual = self.context.result_names.get(kind, names)
         if (missing := sorted(usual.union(*fields) - names)) and not chunk.is_doubted:
             chunk.is_doubted = True
