@@ -87,7 +87,7 @@ def save_state(
         keep_last=keep_last,
     )
     spec = ResultSpec(
-        "SaveWeights", models.SaveWeightsResponse, lambda answer: SaveWeightsResponse(path=answer.path, type=answer.type)
+        "SaveWeights", models.SaveWeightsResponse, lambda answer, _: SaveWeightsResponse(path=answer.path, type=answer.type)
     )
     return RunRequest(operation="save_state", fill=_numbered(weights_api.save_weights, body), spec=spec, changes_run=False)
 
@@ -103,7 +103,7 @@ def save_weights_for_sampler(
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
-        lambda answer: SaveWeightsForSamplerResponse(path=_present(answer.path, "path"), type=answer.type),
+        lambda answer, _: SaveWeightsForSamplerResponse(path=_present(answer.path, "path"), type=answer.type),
     )
     fill = _numbered(weights_api.save_weights_for_sampler, body)
     return RunRequest(operation="save_weights_for_sampler", fill=fill, spec=spec, changes_run=False)
@@ -119,7 +119,7 @@ def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: 
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
-        lambda answer: _present(answer.sampling_session_id, "sampling_session_id"),
+        lambda answer, _: _present(answer.sampling_session_id, "sampling_session_id"),
     )
     fill = _numbered(weights_api.save_weights_for_sampler, body)
     return RunRequest(operation="save_weights_and_get_sampling_client", fill=fill, spec=spec, changes_run=False)
@@ -133,7 +133,7 @@ def save_weights_external(
     spec = ResultSpec(
         "SaveWeightsExternal",
         models.SaveWeightsExternalResponseInternal,
-        lambda answer: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
+        lambda answer, _: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
     )
     fill = _numbered(weights_api.save_weights_external, body)
     return RunRequest(operation="save_weights_external", fill=fill, spec=spec, changes_run=False)
