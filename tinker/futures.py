@@ -120,9 +120,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             RuntimeError: Called on the client's I/O thread, or in a forked child process, where waiting would never end.
         """
         __tracebackhide__ = True  # pytest and IPython show the line of the call only
-        check_timeout(timeout)
-        if not self.done():
-            self._refuse_to_block()
+        self._check_wait(timeout)
         try:
             return self._get_outcome(timeout)
         except TimeoutError:
@@ -144,9 +142,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             CancelledError: The future was cancelled.
             RuntimeError: Called on the client's I/O thread, or in a forked child process, where waiting would never end.
         """
-        check_timeout(timeout)
-        if not self.done():
-            self._refuse_to_block()
+        self._check_wait(timeout)
         error = super().exception(timeout)
         if error is not None:
             self.receipt.mark_received()
@@ -315,7 +311,12 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             what = self.operation or "this future"
             raise RuntimeError(f"{what}: called in the parent process, where the result arrives; wait for it there")
 
-    def _refuse_to_block(self) -> None:
+    def _check_wait(self, timeout: float | None) -> None:
+        """Raise TypeError for a timeout that is no number, and RuntimeError where waiting would never end."""
+        __tracebackhide__ = True
+        check_timeout(timeout)
+        if self.done():
+            return
         self._refuse_to_wait()
         if self._thread.is_current():
             raise RuntimeError(f"{self.operation or 'this future'}: blocking here would stop all I/O; await it instead")

@@ -20,12 +20,12 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import EventLabels, TokenQueue
-from tinker._http import SAMPLE, SUBMIT, Policy, Purpose, Reply, Retries, SampleAdmission, StreamsAbsent, is_absent
+from tinker._http import SAMPLE, SUBMIT, Policy, Purpose, Retries, SampleAdmission, StreamsAbsent, is_absent
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
 from tinker._sampling.sources import SamplerSource
-from tinker._session import ResultSpec, ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
+from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
 from tinker._wire import prompt_nbytes
 from tinker.errors import (
     APIError,
@@ -175,15 +175,14 @@ class SamplerConnection:
 
     # --------------------------------------------------------------------------------------------------------- information
 
-    async def _find_base_model(self, future: APIFuture[str]) -> str:
+    async def _find_base_model(self, future: APIFuture[Any]) -> str:
         await wait_before(self.created, future)
         assert self.session_id is not None
         return await self._source.find_base_model(self.runtime, self.session_id)
 
     async def _find_tokenizer(self, future: APIFuture[_tokenizers.TokenizerSource]) -> _tokenizers.TokenizerSource:
-        await wait_before(self.created, future)
+        base_model = await self._find_base_model(future)
         assert self.session_id is not None
-        base_model = await self._source.find_base_model(self.runtime, self.session_id)
         sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), SUBMIT)
         tokenizer_id = None if sampler is None else sampler.tokenizer_id
         return _tokenizers.resolve(base_model, tokenizer_id)
@@ -280,10 +279,10 @@ class SamplerConnection:
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
             expected = sample_response(submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt))
-            if completions is None:
-                result = context.results.wait(submission, expected, future)
-            else:
-                result = self._wait_for_completion(completions, context, submission, expected, number, future)
+            get = partial(context.results.wait, submission, expected, future)
+            result = (
+                get() if completions is None else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
+            )
             if observers:
                 use = prompt_use(future, prompt)
                 result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
@@ -293,23 +292,6 @@ class SamplerConnection:
                 if context.server_config.dynamic.sample_cancel_enabled:
                     self.runtime.tasks.background(f"cancel of {request_id}", partial(self._cancel, request_id))
                 raise
-
-    async def _wait_for_completion(
-        self,
-        completions: SessionPoller,
-        context: SessionContext,
-        submission: Reply[models.UntypedAPIFuture],
-        expected: ResultSpec[SampleResponse],
-        number: int,
-        future: APIFuture[Any],
-    ) -> SampleResponse:
-        """Wait until the shared poller reports the sample as done, then fetch the result."""
-        request_id = submission.value.request_id
-        size = await completions.wait(request_id, number)
-        try:
-            return await context.results.wait(submission, expected, future, result_nbytes=size)
-        finally:
-            completions.note_fetched(request_id)
 
     async def _note_base_model(self) -> None:
         """Find the base model, by which tokens are counted; None if the server does not report it."""

@@ -68,21 +68,20 @@ class NotRunError(RequestFailedError):
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
     """The result of one kind of request: its type by name, the record of its JSON form, and the public value of each form.
 
-    ``from_json`` takes the record; ``from_body``, where it is given, also the bytes that it was read from. ``find_fault`` says
-    why a value does not answer what was asked.
+    ``from_json`` takes the record, and the bytes that it was read from. ``find_fault`` says why a value does not answer what
+    was asked.
     """
 
     request_type: str
     record: type[Any]
-    from_json: Callable[[Any], T]
+    from_json: Callable[[Any, bytes], T]
     from_proto: Callable[[bytes], T] | None = None
-    from_body: Callable[[Any, bytes], T] | None = None
     find_fault: Callable[[T], str | None] | None = None
 
 
 def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
     """Return a result that is always JSON and whose record is public."""
-    return ResultSpec(request_type, record, lambda value: cast("T", value))
+    return ResultSpec(request_type, record, lambda value, _: cast("T", value))
 
 
 def loss_output(
@@ -92,7 +91,7 @@ def loss_output(
     return ResultSpec(
         request_type,
         models.ForwardBackwardOutput,
-        json.public_loss_output,
+        lambda value, _: json.public_loss_output(value),
         proto.decode_loss_output,
         find_fault=find_fault,
     )
@@ -103,9 +102,8 @@ def sample_response(sequence_ids: list[str], find_fault: Callable[[SampleRespons
     return ResultSpec(
         "Sample",
         models.SampleResponse,
-        lambda value: json.public_sample(value, sequence_ids),
-        lambda body: proto.decode_sample(body, sequence_ids),
         lambda value, body: json.public_sample(value, sequence_ids, body),
+        lambda body: proto.decode_sample(body, sequence_ids),
         find_fault,
     )
 
@@ -264,8 +262,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             if spec.from_proto is None:
                 raise ValueError("the body is protobuf instead of JSON")
             return spec.from_proto(body)
-        record = json.decode(body, spec.record)
-        return spec.from_json(record) if spec.from_body is None else spec.from_body(record, body)
+        return spec.from_json(json.decode(body, spec.record), body)
 
     def _invalid(self, response: RawResponse, fault: str) -> APIError:
         return invalid_response(response, fault, self.future.operation)

@@ -9,8 +9,9 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from tinker_wire import models
 from tinker_wire.api import futures as api
@@ -23,6 +24,7 @@ from tinker.errors import APIError, TinkerError, copy_error
 #: A sample that no poll has reported for so long asks for itself: a server that was restarted may not know that it was done.
 UNREPORTED_SECONDS = 900.0
 logger = logging.getLogger("tinker")
+T = TypeVar("T")
 
 
 class SessionPoller:
@@ -45,7 +47,7 @@ class SessionPoller:
 
     @contextmanager
     def submission(self) -> Generator[int]:
-        """Track one submission, so that a completion that comes before its response is not missed. For :meth:`wait`."""
+        """Track one submission, so that a completion that comes before its response is not missed. For :meth:`fetch`."""
         self._newest = number = next(self._begun)
         self._submitting[number] = None
         try:
@@ -59,6 +61,17 @@ class SessionPoller:
         oldest = next(iter(self._submitting), self._newest + 1)
         while self._early and next(iter(self._early.values()))[1] < oldest:
             del self._early[next(iter(self._early))]
+
+    async def fetch(self, request_id: str, submission: int, get: Callable[[int | None], Awaitable[T]]) -> T:
+        """Return what ``get(size)`` does, once the request of a submission is done; then report that its result was fetched.
+
+        ``size`` is that of the result, where it is known.
+        """
+        size = await self.wait(request_id, submission)
+        try:
+            return await get(size)
+        finally:
+            self._note_fetched(request_id)
 
     async def wait(self, request_id: str, submission: int) -> int | None:
         """Wait until the request of a submission is done; return the size of its result, None if unknown or failed.
@@ -77,7 +90,7 @@ class SessionPoller:
         finally:
             self._waiting.pop(request_id, None)
 
-    def note_fetched(self, request_id: str) -> None:
+    def _note_fetched(self, request_id: str) -> None:
         """Report with the next poll that the result has arrived, so that the server may drop it."""
         if not self._absent:
             self._fetched.add(request_id)

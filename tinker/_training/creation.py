@@ -98,50 +98,40 @@ async def _create_then_load(
     runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, body: models.LoadWeightsRequest
 ) -> str:
     """Return the id of a new model that holds the weights; the load is the run's first request."""
-    origin = await _find_origin(runtime, body.path)
+    base_model, lora = await _find_origin(runtime, body.path)
     assert body.model_seq_id is not None
     create = models.CreateModelRequest(
         session_id=context.session_id,
         model_seq_id=body.model_seq_id,
-        base_model=body.base_model or origin.base_model,
+        base_model=body.base_model or base_model,
         user_metadata=body.user_metadata,
-        lora_config=origin.lora,
+        lora_config=lora,
         optimizer_config=body.optimizer_config or models.AdamOptimizerConfig(),
     )
     model_id = await _create(future, context, create)
-    load = msgspec.structs.replace(
-        body,
-        session_id=None,
-        model_seq_id=None,
-        base_model=None,
-        user_metadata=None,
-        optimizer_config=None,
+    load = models.LoadWeightsRequest(
         model_id=model_id,
         seq_id=numbers.take(),
+        path=body.path,
+        optimizer=body.optimizer,
+        weights_access_token=body.weights_access_token,
     )
     await context.submit(weights_api.load_weights(load), LOADED, future)
     return model_id
 
 
-class _Origin(msgspec.Struct, frozen=True):
-    """The origin of trained weights."""
-
-    base_model: str
-    lora: models.LoraConfig
-
-
-async def _find_origin(runtime: Runtime, path: str) -> _Origin:
-    """Ask the checkpoint for its origin, or its training run on servers that do not know that."""
+async def _find_origin(runtime: Runtime, path: str) -> tuple[str, models.LoraConfig]:
+    """Ask the checkpoint, or its training run on servers that do not know that, for the base model and the adapter."""
     transport = runtime.transport
     info = await transport.send_optional(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), SUBMIT)
     if info is None:
         run_id = ParsedCheckpointTinkerPath.from_tinker_path(path).training_run_id
         run = (await transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
-        return _Origin(run.base_model, models.LoraConfig(rank=run.lora_rank or DEFAULT_RANK))
+        return run.base_model, models.LoraConfig(rank=run.lora_rank or DEFAULT_RANK)
     lora = models.LoraConfig(
         rank=info.lora_rank or DEFAULT_RANK,
         train_unembed=info.train_unembed is not False,
         train_mlp=info.train_mlp is not False,
         train_attn=info.train_attn is not False,
     )
-    return _Origin(info.base_model, lora)
+    return info.base_model, lora

@@ -22,13 +22,7 @@ from tinker.types.model_input import (
     ModelInput,
     ModelInputChunk,
 )
-from tinker.types.results import (
-    ForwardBackwardOutput,
-    SampledSequence,
-    SampleResponse,
-    TopkLogprobs,
-    TopkRow,
-)
+from tinker.types.results import ForwardBackwardOutput, SampledSequence, SampleResponse, topk_table
 from tinker.types.tensor_data import TensorData, dimensions
 
 if TYPE_CHECKING:
@@ -196,7 +190,7 @@ def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] =
             sequence_id=sequence_ids[index] if index < len(sequence_ids) else sequence.sequence_id,
             tokens=sequence.tokens,
             logprobs=sequence.logprobs,
-            topk_logprobs_np=_topk_table(sequence.topk_logprobs),
+            topk_logprobs_np=topk_table(sequence.topk_logprobs),
             extra=_unknown(fields, models.SampledSequence),
         )
         for index, (sequence, fields) in enumerate(zip(response.sequences, each, strict=True))
@@ -205,7 +199,7 @@ def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] =
     return SampleResponse(
         sequences=sequences,
         prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
-        topk_prompt_logprobs_np=_topk_table(response.topk_prompt_logprobs),
+        topk_prompt_logprobs_np=topk_table(response.topk_prompt_logprobs),
         prompt_cache_hit_tokens=response.prompt_cache_hit_tokens or 0,
         extra=_unknown(whole, models.SampleResponse),
     )
@@ -223,7 +217,3 @@ def _fields_of_sample(body: bytes) -> tuple[Mapping[str, msgspec.Raw], Sequence[
 def _unknown(fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct]) -> dict[str, Any] | None:
     """Return the values of the fields that the record does not have; None where it has all of them."""
     return {name: msgspec.json.decode(fields[name]) for name in fields.keys() - {*kind.__struct_encode_fields__}} or None
-
-
-def _topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
-    return None if rows is None else TopkLogprobs.from_rows(rows)

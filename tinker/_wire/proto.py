@@ -127,9 +127,9 @@ class _Message:
 
     __slots__ = ("nbytes", "parts")
 
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self.nbytes = 0
+    def __init__(self, head: bytes = b"") -> None:
+        self.parts: list[Part] = [head] if head else []
+        self.nbytes = len(head)
 
     def raw(self, part: Part) -> None:
         if part:
@@ -207,10 +207,7 @@ def _datum(datum: Datum) -> list[Part]:
             values = tensor.values
             parts += (_dense_head(name, tensor.dtype, tuple(tensor.shape or values.shape), values.nbytes), _view(values))
         else:
-            entry = _Message()
-            entry.raw(_text(pb.MAP_ENTRY_KEY, name))
-            entry.nested(pb.MAP_ENTRY_VALUE, _tensor(tensor))
-            parts += _nested(pb.DATUM_LOSS_FN_INPUTS, entry)
+            parts += _nested(pb.DATUM_LOSS_FN_INPUTS, _entry(name, _tensor(tensor)))
     for span in datum.model_input_spans or ():
         parts.append(_blob(pb.DATUM_MODEL_INPUT_SPANS, _span(span)))
     for span in datum.loss_fn_input_spans or ():
@@ -220,6 +217,12 @@ def _datum(datum: Datum) -> list[Part]:
 
 def _nested(field: int, message: _Message) -> list[Part]:
     return [_key(field, _LEN) + _varint(message.nbytes), *message.parts]
+
+
+def _entry(name: str, value: _Message) -> _Message:
+    entry = _Message(_text(pb.MAP_ENTRY_KEY, name))
+    entry.nested(pb.MAP_ENTRY_VALUE, value)
+    return entry
 
 
 # Most datums of a batch have the same names and shapes, so what stands in front of their arrays is made once.
@@ -251,24 +254,22 @@ def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> b
 
 def _chunk(chunk: ModelInputChunk) -> _Message:
     """Write a chunk that is not text."""
-    message, inner = _Message(), _Message()
+    message = _Message()
     if isinstance(chunk, ImageChunk):
-        inner.raw(_text(pb.IMAGE_CHUNK_FORMAT, chunk.format))
+        inner = _Message(_text(pb.IMAGE_CHUNK_FORMAT, chunk.format))
         if chunk.expected_tokens is not None:
             inner.raw(_key(pb.IMAGE_CHUNK_EXPECTED_TOKENS, _VARINT) + _varint(chunk.expected_tokens))
         inner.raw(_blob(pb.IMAGE_CHUNK_DATA, chunk.data))
         message.nested(pb.CHUNK_IMAGE, inner)
     elif isinstance(chunk, DmelChunk):
-        inner.raw(_blob(pb.DMEL_CHUNK_DMEL, chunk.dmel))
-        message.nested(pb.CHUNK_DMEL, inner)
+        message.nested(pb.CHUNK_DMEL, _Message(_blob(pb.DMEL_CHUNK_DMEL, chunk.dmel)))
     else:
         raise ValueError("an ImageAssetPointerChunk cannot be trained on over protobuf; send the image as an ImageChunk")
     return message
 
 
 def _tensor(tensor: TensorData) -> _Message:
-    message = _Message()
-    message.raw(_int(pb.TENSOR_DTYPE, pb.DTYPE[tensor.dtype]))
+    message = _Message(_int(pb.TENSOR_DTYPE, pb.DTYPE[tensor.dtype]))
     message.raw(_blob(pb.TENSOR_SHAPE, b"".join(map(_varint, dimensions(tensor)))))
     if tensor.sparse_crow_indices is None:
         message.array(pb.TENSOR_DENSE, tensor.values)
@@ -290,8 +291,7 @@ def _span(span: ProvenanceSpan) -> bytes:
 
 def encode_loss_output(output: ForwardBackwardOutput) -> bytes:
     """Encode a ``ForwardBackwardOutput``: one record for each run of datums with the same fields, dtypes and inner shapes."""
-    message = _Message()
-    message.raw(_text(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE, output.loss_fn_output_type))
+    message = _Message(_text(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE, output.loss_fn_output_type))
     for run in _runs(output.loss_fn_outputs):
         message.nested(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS, _record(output.loss_fn_output_type, run))
     for name, value in output.metrics.items():
@@ -316,22 +316,19 @@ def _runs(outputs: Sequence[LossFnOutput]) -> Iterator[list[LossFnOutput]]:
 
 
 def _record(type_tag: str, run: Sequence[LossFnOutput]) -> _Message:
-    message = _Message()
-    message.raw(_text(pb.ARRAY_RECORD_TYPE_TAG, type_tag.rpartition(":")[2]) + _int(pb.ARRAY_RECORD_NUM_DATUMS, len(run)))
+    message = _Message(
+        _text(pb.ARRAY_RECORD_TYPE_TAG, type_tag.rpartition(":")[2]) + _int(pb.ARRAY_RECORD_NUM_DATUMS, len(run))
+    )
     for name, first in run[0].items():
         arrays = [np.atleast_1d(output[name].to_numpy()) for output in run]
-        batched = _Message()
-        batched.raw(_int(pb.BATCHED_TENSOR_DTYPE, pb.DTYPE[first.dtype]))
+        batched = _Message(_int(pb.BATCHED_TENSOR_DTYPE, pb.DTYPE[first.dtype]))
         if arrays[0].ndim > 1:
             batched.raw(_blob(pb.BATCHED_TENSOR_TRAILING_SHAPE, b"".join(map(_varint, arrays[0].shape[1:]))))
         batched.array(pb.BATCHED_TENSOR_OFFSETS, np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64))
         batched.raw(_key(pb.BATCHED_TENSOR_DATA, _LEN) + _varint(sum(array.nbytes for array in arrays)))
         for array in arrays:
             batched.raw(_view(array))
-        entry = _Message()
-        entry.raw(_text(pb.MAP_ENTRY_KEY, name))
-        entry.nested(pb.MAP_ENTRY_VALUE, batched)
-        message.nested(pb.ARRAY_RECORD_FIELDS, entry)
+        message.nested(pb.ARRAY_RECORD_FIELDS, _entry(name, batched))
     return message
 
 
@@ -356,8 +353,7 @@ def encode_sample(response: SampleResponse) -> bytes:
 
 
 def _sequence(sequence: SampledSequence) -> _Message:
-    message = _Message()
-    message.raw(_int(pb.SAMPLED_SEQUENCE_STOP_REASON, _stop_number(sequence.stop_reason)))
+    message = _Message(_int(pb.SAMPLED_SEQUENCE_STOP_REASON, _stop_number(sequence.stop_reason)))
     message.array(pb.SAMPLED_SEQUENCE_TOKENS, sequence.tokens_np)
     if sequence.logprobs_np is not None:
         message.array(pb.SAMPLED_SEQUENCE_LOGPROBS, sequence.logprobs_np)
@@ -367,9 +363,8 @@ def _sequence(sequence: SampledSequence) -> _Message:
 
 
 def _topk(table: TopkLogprobs) -> _Message:
-    message = _Message()
     length, k = table.token_ids.shape
-    message.raw(_int(pb.TOPK_LOGPROBS_K, k) + _int(pb.TOPK_LOGPROBS_LENGTH, length))
+    message = _Message(_int(pb.TOPK_LOGPROBS_K, k) + _int(pb.TOPK_LOGPROBS_LENGTH, length))
     message.array(pb.TOPK_LOGPROBS_TOKEN_IDS, table.token_ids)
     message.array(pb.TOPK_LOGPROBS_LOGPROBS, table.logprobs)
     return message
@@ -460,16 +455,17 @@ class _Reader:
             raise ProtoError(f"{end - start} bytes are not a multiple of the size of {np.dtype(dtype)} values")
         return np.frombuffer(self._buffer, dtype, count, start)
 
-    def integers(self, wire_type: int, value: int, end: int) -> list[int]:
-        """Return a repeated int64, packed or not."""
-        if wire_type == _VARINT:
-            return [_to_signed(value)]
+    def integers(self, wanted: int) -> list[int]:
+        """Return the repeated int64 of this field, packed or not."""
         numbers: list[int] = []
-        at = value
-        while at < end:
-            number, at = self._read_varint(at)
-            numbers.append(_to_signed(number))
-        return numbers
+        for field, wire_type, at, end in self.fields():
+            if field == wanted and wire_type == _VARINT:
+                numbers.append(at)
+            elif field == wanted:
+                while at < end:
+                    number, at = self._read_varint(at)
+                    numbers.append(number)
+        return list(map(_to_signed, numbers))
 
 
 def _to_signed(value: int) -> int:
@@ -508,17 +504,12 @@ def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
 def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
     """Read a ``ForwardBackwardRequest``. ProtoError when the bytes are not one."""
     reader = _Reader(bytearray(body))
-    texts = {pb.FORWARD_BACKWARD_REQUEST_MODEL_ID: "", pb.FORWARD_BACKWARD_REQUEST_LOSS_FN: ""}
-    numbers = {pb.FORWARD_BACKWARD_REQUEST_SEQ_ID: 0, pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY: 0}
+    numbers, spans = reader.last()
     data: list[Datum] = []
     old: dict[str, float | str] = {}
     new: dict[str, float | str] = {}
     for field, wire_type, start, end in reader.fields():
-        if field in texts and wire_type == _LEN:
-            texts[field] = reader.text(start, end)
-        elif field in numbers and wire_type == _VARINT:
-            numbers[field] = _to_signed(start)
-        elif field == pb.FORWARD_BACKWARD_REQUEST_DATA and wire_type == _LEN:
+        if field == pb.FORWARD_BACKWARD_REQUEST_DATA and wire_type == _LEN:
             data.append(_read_datum(reader.nested(start, end)))
         elif field == pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG and wire_type == _LEN:
             name, kind, at, _ = _map_entry(reader.nested(start, end))
@@ -527,10 +518,10 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
             name, _, at, stop = _map_entry(reader.nested(start, end))
             new[name] = _read_config_value(reader.nested(at, stop))
     return ForwardBackwardCall(
-        model_id=texts[pb.FORWARD_BACKWARD_REQUEST_MODEL_ID],
-        seq_id=numbers[pb.FORWARD_BACKWARD_REQUEST_SEQ_ID],
+        model_id=reader.text(*spans[pb.FORWARD_BACKWARD_REQUEST_MODEL_ID]),
+        seq_id=_to_signed(numbers[pb.FORWARD_BACKWARD_REQUEST_SEQ_ID]),
         data=data,
-        loss_fn=texts[pb.FORWARD_BACKWARD_REQUEST_LOSS_FN],
+        loss_fn=reader.text(*spans[pb.FORWARD_BACKWARD_REQUEST_LOSS_FN]),
         loss_fn_config={**old, **new},
         forward_only=bool(numbers[pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY]),
     )
@@ -620,22 +611,12 @@ def _read_tokens_of(make: type[_Span], known: tuple[int, int, int], reader: _Rea
 
 
 def _read_tensor(reader: _Reader) -> TensorData:
-    dtype, shape = 0, list[int]()
-    dense: tuple[int, int] | None = None
-    sparse: tuple[int, int] | None = None
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.TENSOR_DENSE and wire_type == _LEN:
-            dense = (start, end)
-        elif field == pb.TENSOR_SPARSE_CSR and wire_type == _LEN:
-            sparse = (start, end)
-        elif field == pb.TENSOR_DTYPE and wire_type == _VARINT:
-            dtype = start
-        elif field == pb.TENSOR_SHAPE:
-            shape += reader.integers(wire_type, start, end)
+    numbers, spans = reader.last()
+    dtype, shape = numbers[pb.TENSOR_DTYPE], reader.integers(pb.TENSOR_SHAPE)
     try:
-        if sparse is not None:
-            return _read_csr(reader.nested(*sparse), dtype, shape)
-        values = _values(reader, *(dense or (0, 0)), dtype)
+        if pb.TENSOR_SPARSE_CSR in spans:
+            return _read_csr(reader.nested(*spans[pb.TENSOR_SPARSE_CSR]), dtype, shape)
+        values = _values(reader, *spans[pb.TENSOR_DENSE], dtype)
         return TensorData.from_numpy(values.reshape(_shape(shape, values.size)))
     except ValueError as error:
         raise error if isinstance(error, ProtoError) else ProtoError(f"bad tensor: {error}") from error
@@ -700,22 +681,13 @@ def _read_record(reader: _Reader) -> list[LossFnOutput]:
 
 
 def _read_batched(reader: _Reader) -> list[TensorData]:
-    dtype, trailing = 0, list[int]()
-    data, offsets = (0, 0), (0, 0)
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.BATCHED_TENSOR_DATA and wire_type == _LEN:
-            data = (start, end)
-        elif field == pb.BATCHED_TENSOR_OFFSETS and wire_type == _LEN:
-            offsets = (start, end)
-        elif field == pb.BATCHED_TENSOR_DTYPE and wire_type == _VARINT:
-            dtype = start
-        elif field == pb.BATCHED_TENSOR_TRAILING_SHAPE:
-            trailing += reader.integers(wire_type, start, end)
-    values = _values(reader, *data, dtype)
+    numbers, spans = reader.last()
+    dtype, (start, end) = numbers[pb.BATCHED_TENSOR_DTYPE], spans[pb.BATCHED_TENSOR_DATA]
+    values = _values(reader, start, end, dtype)
     itemsize = _ITEMSIZE[dtype]
-    bounds = reader.array(*offsets, _INT64_DTYPE)
-    _check_offsets(bounds, data[1] - data[0], itemsize)
-    inner = tuple(trailing)
+    bounds = reader.array(*spans[pb.BATCHED_TENSOR_OFFSETS], _INT64_DTYPE)
+    _check_offsets(bounds, end - start, itemsize)
+    inner = reader.integers(pb.BATCHED_TENSOR_TRAILING_SHAPE)
     _expect(all(dimension > 0 for dimension in inner), "trailing dimensions must be positive")
     cuts = (bounds // itemsize).tolist()
     try:

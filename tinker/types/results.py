@@ -218,7 +218,7 @@ class SampledSequence(Signposted, FrozenValue):
             sequence_id=sequence_id,
             tokens_np=np.asarray(given, np.int32),
             logprobs_np=None if drawn is None else np.asarray(drawn, np.float32),
-            topk_logprobs_np=topk_logprobs_np or _table(_topk_logprobs_list),
+            topk_logprobs_np=topk_logprobs_np or topk_table(_topk_logprobs_list),
         )
         if extra:
             self.__dict__["extra"] = extra
@@ -266,7 +266,7 @@ class SampledSequence(Signposted, FrozenValue):
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         rows = fields.pop("topk_logprobs", None)
-        return cls(**fields, topk_logprobs_np=_table(rows))
+        return cls(**fields, topk_logprobs_np=topk_table(rows))
 
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
@@ -301,7 +301,8 @@ def _same_floats(one: NDArray[np.float32] | None, other: NDArray[np.float32] | N
     return np.array_equal(one, other, equal_nan=True)
 
 
-def _table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
+def topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
+    """Return the table of rows; None where there are none."""
     return None if rows is None else TopkLogprobs.from_rows(rows)
 
 
@@ -363,7 +364,7 @@ class SampleResponse(_Whole, AttrsValue):
         return cls(
             sequences=[SampledSequence.model_validate(sequence) for sequence in fields["sequences"]],
             prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
-            topk_prompt_logprobs_np=_table(rows),
+            topk_prompt_logprobs_np=topk_table(rows),
             target_prompt_logprobs=None if targets is None else TensorData.model_validate(targets),
             prompt_cache_hit_tokens=fields.get("prompt_cache_hit_tokens") or 0,
             prompt_alt_tokens=None if alternatives is None else PromptAltTokens.model_validate(alternatives),

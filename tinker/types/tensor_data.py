@@ -208,13 +208,7 @@ class TensorData(FrozenValue):
         return self.to_numpy(pad_value).tolist()
 
     def _field_values(self) -> dict[str, Any]:
-        return {
-            "data": self.data,
-            "dtype": self.dtype,
-            "shape": self.shape,
-            "sparse_crow_indices": self.sparse_crow_indices,
-            "sparse_col_indices": self.sparse_col_indices,
-        }
+        return {"data": self.data, **{name: getattr(self, name) for name in _DESCRIPTION}}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorData):
