@@ -21,7 +21,7 @@ from tinker.local.operations.streams import KEEP_ALIVE
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
 from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, TokenUsage, describe_error, encode_event
-from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody, to_sample_request
+from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody
 from tinker.local.v1.texts import SampleText, Texts, TokenScore, ToolSchema
 from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
 
@@ -168,12 +168,27 @@ class Conversation:
         return self.texts.decode([token], special=True)
 
     def _to_request(self, prompt: Sequence[int]) -> models.SampleRequest:
-        stops = self.body.stops
-        return to_sample_request(
-            self.body,
-            prompt,
-            self.max_tokens,
-            [*stops, *self.texts.ends.values()] if stops else None,
+        """Return the sample of the contract that is asked for."""
+        body, stops, is_checkpoint = self.body, self.body.stops, self.body.model.startswith(SCHEME)
+        return models.SampleRequest(
+            base_model=None if is_checkpoint else body.model,
+            model_path=body.model if is_checkpoint else None,
+            num_samples=body.samples,
+            prompt=models.ModelInput(chunks=[models.EncodedTextChunk(tokens=list(prompt))]),
+            sampling_params=models.SamplingParams(
+                max_tokens=self.max_tokens,
+                seed=body.seed,
+                stop=[*stops, *self.texts.ends.values()] if stops else None,
+                temperature=1.0 if body.temperature is None else body.temperature,
+                top_k=-1 if body.top_k is None else body.top_k,
+                top_p=1.0 if body.top_p is None else body.top_p,
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                repetition_penalty=body.repetition_penalty,
+                json_schema=None if body.response_format is None else body.response_format.read_schema(),
+                priority=body.priority,
+            ),
             prompt_logprobs=self.echo and ((self.form.scored and len(prompt) > 1) or self.max_tokens == 0),
             topk_prompt_logprobs=self.top if self.echo and len(prompt) > 1 else 0,
             topk_sample_logprobs=self.top,
@@ -251,13 +266,7 @@ def _end(text: SampleText, turn: ChatTurn | None) -> str:
 
 def open_completion(state: State, texts: Texts, body: CompletionBody) -> Conversation:
     """Read a completion request."""
-    form = AnswerForm(
-        kind="text_completion",
-        model=body.model,
-        created=int(state.now()),
-        scored=body.logprobs is not None,
-        is_chat=False,
-    )
+    form = AnswerForm(model=body.model, created=int(state.now()), scored=body.logprobs is not None, is_chat=False)
     return Conversation(
         state=state,
         texts=texts,
@@ -272,9 +281,7 @@ def open_completion(state: State, texts: Texts, body: CompletionBody) -> Convers
 
 def open_chat(state: State, texts: Texts, body: ChatBody) -> Conversation:
     """Read a chat request."""
-    form = AnswerForm(
-        kind="chat.completion", model=body.model, created=int(state.now()), scored=bool(body.logprobs), is_chat=True
-    )
+    form = AnswerForm(model=body.model, created=int(state.now()), scored=bool(body.logprobs), is_chat=True)
     return Conversation(
         state=state,
         texts=texts,
