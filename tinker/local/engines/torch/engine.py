@@ -148,7 +148,8 @@ class TorchEngine(LocalEngine[TorchAdapter]):
         adapter = self._adapter(adapter_id)
         done = self._expected.pop(adapter_id, None) if backward else None
         if done is None:
-            plan = self._plan(adapter, data, loss_fn, config, backward=backward)
+            call = ExpectedLoss(adapter_id=adapter_id, data=data, loss_fn=loss_fn, config=config)
+            plan = self._plan(adapter, call, backward=backward)
             with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
                 done = self._trainer.run(plan)
         if backward:
@@ -161,11 +162,7 @@ class TorchEngine(LocalEngine[TorchAdapter]):
             return
         try:
             adapters = [self._adapter(call.adapter_id) for call in calls]
-            plans = [
-                self._plan(adapter, call.data, call.loss_fn, call.config, backward=True)
-                for adapter, call in zip(adapters, calls)
-            ]
-            parts = [(adapter.weights, plan) for adapter, plan in zip(adapters, plans)]
+            parts = [(one.weights, self._plan(one, call, backward=True)) for one, call in zip(adapters, calls)]
             with torch.set_grad_enabled(True):
                 runs = run_joined(self._split, self._parts.mixer, parts)
         except Exception as error:  # noqa: BLE001 - each call is computed alone then, and fails alone
@@ -174,19 +171,11 @@ class TorchEngine(LocalEngine[TorchAdapter]):
         else:
             self._expected = {call.adapter_id: run for call, run in zip(calls, runs) if run is not None}
 
-    def _plan(
-        self,
-        adapter: TorchAdapter,
-        data: Sequence[TrainingExample],
-        loss_fn: str,
-        config: Mapping[str, float | str],
-        *,
-        backward: bool,
-    ) -> LossPlan:
+    def _plan(self, adapter: TorchAdapter, call: ExpectedLoss, *, backward: bool) -> LossPlan:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = check_data(data, loss_fn, config, **limits)
+        form, options, checked = check_data(call.data, call.loss_fn, call.config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
-        return LossPlan(checked, form, options, LOSSES[loss_fn], parameters, self._vocabulary)
+        return LossPlan(checked, form, options, LOSSES[call.loss_fn], parameters, self._vocabulary)
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
