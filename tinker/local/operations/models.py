@@ -13,6 +13,7 @@ from tinker_wire import models
 from tinker.local.engines.protocol import LORA_ALPHA, Adam, AdapterSpec, Dimuon, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import SharedData, State
+from tinker.local.storage.futures import RequestResult
 from tinker.local.storage.records import RunHistory
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 
@@ -96,12 +97,12 @@ class NewModel:
         )
 
 
-def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Callable[[Engine], None]:
+def creation_step(model: ModelRecord, make: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
     """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
 
-    def run(engine: Engine) -> None:
+    def run(engine: Engine) -> RequestResult:
         try:
-            make(engine)
+            return make(engine)
         except Exception as error:
             model.creation_error = str(error)
             raise
