@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import attrs
@@ -121,15 +122,12 @@ def _describe_token(score: TokenScore) -> AnswerBody:
 
 def describe_columns(scores: Sequence[TokenScore]) -> AnswerBody:
     """Describe scored tokens as completions have them: a list for each property."""
-    offsets, at = list[int](), 0
-    for score in scores:
-        offsets.append(at)
-        at += len(score.text)
+    ends = accumulate((len(score.text) for score in scores), initial=0)
     return {
         "tokens": [score.text for score in scores],
         "token_logprobs": [score.logprob for score in scores],
         "top_logprobs": [_describe_top(score) for score in scores],
-        "text_offset": offsets,
+        "text_offset": list(ends)[:-1],
     }
 
 

@@ -98,11 +98,12 @@ class Conversation:
         count = 0
         for prompt, result in zip(self.prompts, results, strict=True):
             for sequence in result.sequences:
-                text = SampleText(self.texts, self.body.stops)
-                written = "".join(self._add_sequence(text, sequence))
-                count += text.token_count
-                turn = self._read_calls(prompt, sequence)
-                choices.append(self._choice(len(choices), prompt, result, text, written, turn))
+                text, written, turn = self._write(prompt, sequence)
+                count, scores = count + text.token_count, text.drain_scores()
+                if self.echo:
+                    written = self.texts.decode(prompt) + written
+                    scores = [*self._score_prompt(prompt, result), *scores]
+                choices.append(self.form.choice(len(choices), written, scores, _end(text, turn), turn))
         return self.form.whole(choices, TokenUsage(sum(map(len, self.prompts)), count))
 
     async def _sample_all(self, request: Request, call: APICall) -> list[SampleResponse]:
@@ -115,27 +116,9 @@ class Conversation:
             results.append(outcome)
         return results
 
-    def _read_calls(self, prompt: Sequence[int], sequence: SampledSequence) -> ChatTurn | None:
-        """Return what was written as a message, where tools are called in it; None elsewhere."""
-        return self.texts.read_calls(prompt, sequence.tokens_np.tolist(), self.tools) if self.tools else None
-
-    def _choice(
-        self,
-        index: int,
-        prompt: Sequence[int],
-        result: SampleResponse,
-        text: SampleText,
-        written: str,
-        turn: ChatTurn | None,
-    ) -> AnswerBody:
-        scores = text.drain_scores()
-        if self.echo:
-            written = self.texts.decode(prompt) + written
-            scores = [*self._score_prompt(prompt, result), *scores]
-        return self.form.choice(index, written, scores, _end(text, turn), turn)
-
-    def _add_sequence(self, text: SampleText, sequence: SampledSequence) -> list[str]:
-        tokens, table = sequence.tokens_np.tolist(), sequence.topk_logprobs_np
+    def _write(self, prompt: Sequence[int], sequence: SampledSequence) -> tuple[SampleText, str, ChatTurn | None]:
+        """Return a sample that has ended, what is written in it, and that as a message where tools are called in it."""
+        text, tokens, table = SampleText(self.texts, self.body.stops), sequence.tokens_np.tolist(), sequence.topk_logprobs_np
         logprobs = [0.0] * len(tokens) if sequence.logprobs_np is None else sequence.logprobs_np.tolist()
         last = len(tokens) - 1
         parts = [
@@ -145,7 +128,8 @@ class Conversation:
             )
             for at, token in enumerate(tokens)
         ]
-        return [*parts, text.finish(sequence.stop_reason)]
+        turn = self.texts.read_calls(prompt, tokens, self.tools) if self.tools else None
+        return text, "".join([*parts, text.finish(sequence.stop_reason)]), turn
 
     def _score_prompt(self, prompt: Sequence[int], result: SampleResponse) -> list[TokenScore]:
         values = result.prompt_logprobs_np
@@ -211,10 +195,8 @@ class Conversation:
         for index, sequence in enumerate(result.sequences):
             if self.form.is_chat:
                 yield self.form.first_chunk(index)
-            text = SampleText(self.texts, self.body.stops)
-            written = "".join(self._add_sequence(text, sequence))
+            text, written, turn = self._write(self.prompts[0], sequence)
             count += text.token_count
-            turn = self._read_calls(self.prompts[0], sequence)
             yield self.form.chunk(index, written, text.drain_scores(), None, turn)
             yield self.form.chunk(index, "", [], _end(text, turn))
         for event in self._last_events(count):
