@@ -80,14 +80,14 @@ class APICall:
         """Return an integer of the query, at least 0. Raises APIProblem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
-            raise _query_problem(name, f"{text!r} is not an integer of at least 0")
+            raise query_problem(name, f"{text!r} is not an integer of at least 0")
         return int(text)
 
     def query_choice(self, name: str, known: Sequence[str]) -> str:
         """Return one of the ``known`` words of the query, by default the first. Raises APIProblem 422 for another one."""
         text = self.query.get(name, known[0])
         if text not in known:
-            raise _query_problem(name, f"{text!r} is not one of {', '.join(known)}")
+            raise query_problem(name, f"{text!r} is not one of {', '.join(known)}")
         return text
 
 
@@ -96,7 +96,8 @@ def read_credential(headers: Mapping[str, str]) -> bytes:
     return headers.get("x-api-key", "").encode("latin-1")
 
 
-def _query_problem(name: str, fault: str) -> APIProblem:
+def query_problem(name: str, fault: str) -> APIProblem:
+    """Make a 422 that names one parameter of the query."""
     return APIProblem(422, [{"loc": ["query", name], "msg": fault, "type": "value_error"}])
 
 

@@ -151,7 +151,7 @@ def serve(
     make_data_folder(settings.data_dir)
     loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
     check_distinct(loaded)
-    state = _make_state([functools.partial(_return_engine, one) for one in loaded], settings)
+    state = _make_state(_engine_openers(loaded, None, settings.placement), settings)
     if state.shares_folder():
         log.warning("another server uses %s too: each has its own runs, and both have all checkpoints", settings.data_dir)
     _open_samplers(state)
@@ -293,29 +293,22 @@ def _engine_openers(
     if len(engines) != len(names):
         raise ValueError(f"{len(names)} models and {len(engines)} engines: name one engine for all, or one for each model")
     pairs = list(zip(engines, names, strict=True))
-    if any(_is_torch(*pair) for pair in pairs):  # the placement is not for toy engines next to it
-        return [_engine_opener(*pair, placement if _is_torch(*pair) else DEFAULT_PLACEMENT) for pair in pairs]
-    return [_engine_opener(*pair, placement) for pair in pairs]
+    has_torch = any(_is_torch(*pair) for pair in pairs)  # the placement is not for toy engines next to it
+    places = [placement if _is_torch(*pair) or not has_torch else DEFAULT_PLACEMENT for pair in pairs]
+    return [functools.partial(_open_engine, *pair, place) for pair, place in zip(pairs, places, strict=True)]
 
 
 def _is_torch(engine: Engine | EngineName | None, model: str | None) -> bool:
     return (engine is None or isinstance(engine, str)) and choose_engine(engine, model) == "torch"
 
 
-def _engine_opener(engine: Engine | EngineName | None, model: str | None, placement: Placement) -> OpenEngine:
-    if engine is None or isinstance(engine, str):
-        return functools.partial(_open_engine, engine, model, placement)
-    return functools.partial(_return_engine, engine)
-
-
-def _open_engine(engine: EngineName | None, model: str | None, placement: Placement) -> Engine:
+def _open_engine(engine: Engine | EngineName | None, model: str | None, placement: Placement) -> Engine:
+    """Open an engine, which may be one already."""
+    if engine is not None and not isinstance(engine, str):
+        return engine
     check_source(engine, model, MEANT)
     with explain_absence_offline(model):
         return open_engine(engine, model, placement)
-
-
-def _return_engine(engine: Engine) -> Engine:
-    return engine
 
 
 def check_port(host: str, port: int) -> None:

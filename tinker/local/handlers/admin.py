@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tinker_wire import models
 
-from tinker.local.call import APICall
+from tinker.local.call import APICall, query_problem
 from tinker.local.errors import APIProblem
 from tinker.local.operations.descriptions import to_string_map
 from tinker.local.state import State
@@ -24,9 +24,7 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
     """Return the user's actions, oldest first."""
     kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
     if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
-        raise APIProblem(
-            422, [{"loc": ["query", "day"], "msg": f"{day!r} is not a day like 2026-01-31", "type": "value_error"}]
-        )
+        raise query_problem("day", f"{day!r} is not a day like 2026-01-31")
     with state.lock() as shared:
         return models.AuditLogResponse(entries=shared.audit.entries(kind, day))
 

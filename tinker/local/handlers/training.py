@@ -58,13 +58,12 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         user_metadata=request.user_metadata,
     )
 
-    def run(engine: Engine) -> models.CreateModelResponse:
-        work(engine)
+    def make(engine: Engine) -> models.CreateModelResponse:
+        engine.create_adapter(model.model_id, spec)
         return models.CreateModelResponse(model_id=model.model_id)
 
     with state.lock() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
-        work = creation_step(model, lambda engine: engine.create_adapter(model.model_id, spec))
-        return enqueue_idempotent(state, call, model, 0, fingerprint(request), run)
+        return enqueue_idempotent(state, call, model, 0, fingerprint(request), creation_step(model, make))
 
 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:

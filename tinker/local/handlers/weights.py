@@ -36,11 +36,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     request = call.read(models.SaveWeightsRequest)
     with state.lock() as shared:
         save = Save.prepare(state, shared, call, request, "weights")
-
-        def run(engine: Engine) -> models.SaveWeightsResponse:
-            return models.SaveWeightsResponse(path=save.run(engine, overwrite=request.overwrite).path)
-
-        return save.enqueue(run, save.check if request.overwrite else save.reserve)
+        return save.enqueue(lambda record: models.SaveWeightsResponse(path=record.path), overwrite=request.overwrite)
 
 
 async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -50,30 +46,16 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
         if request.path is None and request.sampling_session_seq_id is not None:
             return _save_as_session(state, shared, call, request, request.sampling_session_seq_id)
         save = Save.prepare(state, shared, call, request, "sampler_weights")
-
-        def run(engine: Engine) -> models.SaveWeightsForSamplerResponseInternal:
-            return models.SaveWeightsForSamplerResponseInternal(path=save.run(engine, overwrite=False).path)
-
-        return save.enqueue(run, save.reserve)
+        return save.enqueue(lambda record: models.SaveWeightsForSamplerResponseInternal(path=record.path))
 
 
 async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights to download, as the engine writes them: PEFT's own files where torch trains."""
     request = call.read(models.SaveWeightsExternalRequest)
-
-    def prepare() -> None:
-        if request.age_encryption_recipients:
-            raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
-        save.reserve()
-
+    answer = models.SaveWeightsExternalResponseInternal
     with state.lock() as shared:
         save = Save.prepare(state, shared, call, request, "external_weights")
-
-        def run(engine: Engine) -> models.SaveWeightsExternalResponseInternal:
-            record = save.run(engine, overwrite=False)
-            return models.SaveWeightsExternalResponseInternal(path=record.path, size_bytes=record.nbytes)
-
-        return save.enqueue(run, prepare)
+        return save.enqueue(lambda record: answer(path=record.path, size_bytes=record.nbytes))
 
 
 def _save_as_session(

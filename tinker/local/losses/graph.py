@@ -173,12 +173,10 @@ def _check_node(node: models.CustomLossNode, inputs: Sequence[str], known: set[s
     if node.op == "placeholder":
         if node.target not in inputs:
             raise EngineError(f"{node.target!r} is not an input of this loss")
-    elif node.op == "call_function":
-        if node.target not in FUNCTIONS:
-            raise EngineError(f"the function {node.target!r} is not among those a loss may call")
-    elif node.op == "call_method":
-        if node.target not in METHODS:
-            raise EngineError(f"the method {node.target!r} is not among those a loss may call")
+    elif node.op in ("call_function", "call_method"):
+        if node.target not in (FUNCTIONS if node.op == "call_function" else METHODS):
+            what = node.op.removeprefix("call_")
+            raise EngineError(f"the {what} {node.target!r} is not among those a loss may call")
     elif node.op == "output":
         _check_output(node)
     else:

@@ -13,6 +13,7 @@ from tinker_wire import models
 from tinker.local.engines.protocol import LORA_ALPHA, Adam, AdapterSpec, Dimuon, Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.state import SharedData, State
+from tinker.local.storage.futures import RequestResult
 from tinker.local.storage.records import RunHistory
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 
@@ -51,19 +52,7 @@ def step_params(model: ModelRecord, request: models.OptimStepRequest) -> Adam | 
         raise EngineError(f"the step has parameters of {given}; the optimizer of this model is {model.optimizer!r}")
     if isinstance(other, models.DimuonParams):
         return Dimuon(learning_rate=other.learning_rate, beta1=other.beta1, grad_clip_norm=other.grad_clip_norm)
-    return _adam_params(request.adam_params)
-
-
-def _adam_params(params: models.AdamParams | None) -> Adam:
-    given = params or models.AdamParams()
-    return Adam(
-        learning_rate=given.learning_rate,
-        beta1=given.beta1,
-        beta2=given.beta2,
-        eps=given.eps,
-        weight_decay=given.weight_decay,
-        grad_clip_norm=given.grad_clip_norm,
-    )
+    return Adam(**msgspec.structs.asdict(request.adam_params or models.AdamParams()))
 
 
 @attrs.frozen(kw_only=True)
@@ -108,12 +97,12 @@ class NewModel:
         )
 
 
-def creation_step(model: ModelRecord, make: Callable[[Engine], object]) -> Callable[[Engine], None]:
+def creation_step(model: ModelRecord, make: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
     """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
 
-    def run(engine: Engine) -> None:
+    def run(engine: Engine) -> RequestResult:
         try:
-            make(engine)
+            return make(engine)
         except Exception as error:
             model.creation_error = str(error)
             raise
@@ -134,15 +123,8 @@ def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
     """Return the engine's specification; without a configuration its defaults."""
     if config is None:
         return AdapterSpec()
-    return AdapterSpec(
-        rank=config.rank,
-        seed=config.seed,
-        train_unembed=config.train_unembed,
-        train_mlp=config.train_mlp,
-        train_attn=config.train_attn,
-        lora_alpha=LORA_ALPHA if config.lora_alpha is None else config.lora_alpha,
-        target_modules=None if config.target_modules is None else tuple(config.target_modules),
-    )
+    given = msgspec.structs.asdict(config)
+    return AdapterSpec(**{name: value for name, value in given.items() if value is not None})  # both have the same fields
 
 
 def lora_config(spec: AdapterSpec) -> models.LoraConfig:

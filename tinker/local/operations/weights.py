@@ -62,14 +62,23 @@ class Save:
     def path(self) -> str:
         return checkpoint_path(self.model.model_id, self.kind, self.name)
 
-    def enqueue(self, run: Callable[[Engine], msgspec.Struct], prepare: Callable[[], None]) -> models.UntypedAPIFuture:
-        same = fingerprint(self.request)
+    def enqueue(
+        self, respond: Callable[[CheckpointRecord], msgspec.Struct], *, overwrite: bool = False
+    ) -> models.UntypedAPIFuture:
+        """Queue the save, whose result is what ``respond`` makes of the checkpoint."""
+
+        def run(engine: Engine) -> msgspec.Struct:
+            return respond(self._run(engine, overwrite=overwrite))
+
+        prepare, same = self._check if overwrite else self._reserve, fingerprint(self.request)
         return enqueue_idempotent(
             self.state, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
         )
 
-    def check(self) -> None:
-        """Raise APIProblem 400 for a time to live, or a number of checkpoints to keep, that is out of range."""
+    def _check(self) -> None:
+        """Raise APIProblem 400 for what this server does not do, or a limit of the request that is out of range."""
+        if isinstance(self.request, models.SaveWeightsExternalRequest) and self.request.age_encryption_recipients:
+            raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
         check_ttl(self.request.ttl_seconds)
         if self._keep_last is not None and self._keep_last < 1:
             raise APIProblem(400, f"keep_last is {self._keep_last}; it must be at least 1")
@@ -78,16 +87,16 @@ class Save:
     def _keep_last(self) -> int | None:
         return None if isinstance(self.request, models.SaveWeightsExternalRequest) else self.request.keep_last
 
-    def reserve(self) -> None:
-        """Reserve the name after :meth:`check`. Raises APIProblem 409 when it is taken."""
-        self.check()
+    def _reserve(self) -> None:
+        """Reserve the name after :meth:`_check`. Raises APIProblem 409 when it is taken."""
+        self._check()
         names = self.model.reserved_paths
         is_there = not self.is_repeated and self.state.checkpoints.exists(self.model.model_id, self.kind, self.name)
         if self.path in names or is_there:
             raise conflict(name_conflict(self.path), "name_taken")
         names.add(self.path)
 
-    def run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
+    def _run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
         """Write the checkpoint."""
         try:
             self.model.require_ready()
@@ -224,14 +233,13 @@ async def load_into_new_model(
     """Create a model from a checkpoint; the same number and body again return the same future."""
     engines = await state.engines()
 
-    def run(engine: Engine) -> models.LoadWeightsResponse:
-        work(engine)
+    def load(engine: Engine) -> models.LoadWeightsResponse:
+        _load_checkpoint(state, engine, model, request)
         return models.LoadWeightsResponse(path=request.path, model_id=model.model_id)
 
     new = _describe_saved_model(state, engines, request)
     with state.lock() as shared, new.add(state, shared, session_id, number) as model:
-        work = creation_step(model, lambda engine: _load_checkpoint(state, engine, model, request))
-        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), run)
+        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), creation_step(model, load))
 
 
 def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:

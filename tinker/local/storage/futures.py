@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import msgspec
@@ -24,7 +24,7 @@ from tinker.local.storage.trace import Span
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 if TYPE_CHECKING:
-    from tinker.local.storage.sessions import ServerEvents
+    from tinker.local.storage.sessions import ServerEvents, SessionRecord
 
 
 class Notifier:
@@ -129,12 +129,6 @@ RequestResult: TypeAlias = ForwardBackwardOutput | SampleResponse | msgspec.Stru
 RequestOutcome: TypeAlias = RequestResult | RequestFailure
 
 
-class Client(Protocol):
-    """The part of a session that a poll of its client changes; ``last_seen`` is the clock's."""
-
-    last_seen: float
-
-
 def do_nothing() -> None:
     """Do nothing."""
 
@@ -153,7 +147,7 @@ class ServerFuture:
     fingerprint: bytes = b""
     request_id: str = ""
     span: Span | None = attrs.field(default=None, kw_only=True)
-    session: Client | None = attrs.field(default=None, kw_only=True)
+    session: SessionRecord | None = attrs.field(default=None, kw_only=True)
     engine_model: str | None = attrs.field(default=None, kw_only=True)
     is_sample: bool = attrs.field(default=False, kw_only=True)
     progress: Callable[[], str | None] = attrs.field(default=do_nothing, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import attrs
@@ -36,9 +37,8 @@ class TokenUsage:
 
 @attrs.frozen(kw_only=True)
 class AnswerForm:
-    """The form of one answer: ``kind`` is the object's name, ``scored`` whether log-probabilities are wanted."""
+    """The form of one answer: ``scored`` says whether log-probabilities are wanted."""
 
-    kind: str
     model: str
     created: int
     scored: bool
@@ -46,7 +46,7 @@ class AnswerForm:
     answer_id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
 
     def whole(self, choices: Sequence[AnswerBody], usage: TokenUsage) -> AnswerBody:
-        return {**self._head(self.kind), "choices": list(choices), "usage": usage.describe()}
+        return {**self._head(), "choices": list(choices), "usage": usage.describe()}
 
     def choice(
         self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: str, turn: ChatTurn | None = None
@@ -71,24 +71,23 @@ class AnswerForm:
             content = {"delta": describe_turn(turn)}
         elif self.is_chat:
             content = {"delta": {"content": text} if text or finish_reason is None else {}}
-        choice = {"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason}
-        return encode_event({**self._head(self._chunk_kind), "choices": [choice]})
+        return self._encode_chunk({"index": index, **content, "logprobs": self._scores(scores), "finish_reason": finish_reason})
 
     def first_chunk(self, index: int) -> bytes:
         """Encode the event that says whose words follow; chats alone have one."""
-        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return encode_event({**self._head(self._chunk_kind), "choices": [choice]})
+        delta = {"role": "assistant", "content": ""}
+        return self._encode_chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def usage_chunk(self, usage: TokenUsage) -> bytes:
         """Encode the event with the counts."""
-        return encode_event({**self._head(self._chunk_kind), "choices": [], "usage": usage.describe()})
+        return self._encode_chunk(usage=usage.describe())
 
-    @property
-    def _chunk_kind(self) -> str:
-        return f"{self.kind}.chunk" if self.is_chat else self.kind
+    def _encode_chunk(self, *choices: AnswerBody, **more: AnswerBody) -> bytes:
+        return encode_event({**self._head(".chunk"), "choices": list(choices), **more})
 
-    def _head(self, kind: str) -> AnswerBody:
-        prefix = "chatcmpl" if self.is_chat else "cmpl"
+    def _head(self, chat_part: str = "") -> AnswerBody:
+        """Return the members before the choices. ``chat_part`` is added to the object of a chat."""
+        prefix, kind = ("chatcmpl", f"chat.completion{chat_part}") if self.is_chat else ("cmpl", "text_completion")
         return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self.model}
 
     def _scores(self, scores: Sequence[TokenScore]) -> AnswerBody | None:
@@ -123,15 +122,12 @@ def _describe_token(score: TokenScore) -> AnswerBody:
 
 def describe_columns(scores: Sequence[TokenScore]) -> AnswerBody:
     """Describe scored tokens as completions have them: a list for each property."""
-    offsets, at = list[int](), 0
-    for score in scores:
-        offsets.append(at)
-        at += len(score.text)
+    ends = accumulate((len(score.text) for score in scores), initial=0)
     return {
         "tokens": [score.text for score in scores],
         "token_logprobs": [score.logprob for score in scores],
         "top_logprobs": [_describe_top(score) for score in scores],
-        "text_offset": offsets,
+        "text_offset": list(ends)[:-1],
     }
 
 

@@ -21,7 +21,7 @@ from tinker.local.operations.streams import KEEP_ALIVE
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
 from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, TokenUsage, describe_error, encode_event
-from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody, to_sample_request
+from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody
 from tinker.local.v1.texts import SampleText, Texts, TokenScore, ToolSchema
 from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
 
@@ -98,11 +98,12 @@ class Conversation:
         count = 0
         for prompt, result in zip(self.prompts, results, strict=True):
             for sequence in result.sequences:
-                text = SampleText(self.texts, self.body.stops)
-                written = "".join(self._add_sequence(text, sequence))
-                count += text.token_count
-                turn = self._read_calls(prompt, sequence)
-                choices.append(self._choice(len(choices), prompt, result, text, written, turn))
+                text, written, turn = self._write(prompt, sequence)
+                count, scores = count + text.token_count, text.drain_scores()
+                if self.echo:
+                    written = self.texts.decode(prompt) + written
+                    scores = [*self._score_prompt(prompt, result), *scores]
+                choices.append(self.form.choice(len(choices), written, scores, _end(text, turn), turn))
         return self.form.whole(choices, TokenUsage(sum(map(len, self.prompts)), count))
 
     async def _sample_all(self, request: Request, call: APICall) -> list[SampleResponse]:
@@ -115,27 +116,9 @@ class Conversation:
             results.append(outcome)
         return results
 
-    def _read_calls(self, prompt: Sequence[int], sequence: SampledSequence) -> ChatTurn | None:
-        """Return what was written as a message, where tools are called in it; None elsewhere."""
-        return self.texts.read_calls(prompt, sequence.tokens_np.tolist(), self.tools) if self.tools else None
-
-    def _choice(
-        self,
-        index: int,
-        prompt: Sequence[int],
-        result: SampleResponse,
-        text: SampleText,
-        written: str,
-        turn: ChatTurn | None,
-    ) -> AnswerBody:
-        scores = text.drain_scores()
-        if self.echo:
-            written = self.texts.decode(prompt) + written
-            scores = [*self._score_prompt(prompt, result), *scores]
-        return self.form.choice(index, written, scores, _end(text, turn), turn)
-
-    def _add_sequence(self, text: SampleText, sequence: SampledSequence) -> list[str]:
-        tokens, table = sequence.tokens_np.tolist(), sequence.topk_logprobs_np
+    def _write(self, prompt: Sequence[int], sequence: SampledSequence) -> tuple[SampleText, str, ChatTurn | None]:
+        """Return a sample that has ended, what is written in it, and that as a message where tools are called in it."""
+        text, tokens, table = SampleText(self.texts, self.body.stops), sequence.tokens_np.tolist(), sequence.topk_logprobs_np
         logprobs = [0.0] * len(tokens) if sequence.logprobs_np is None else sequence.logprobs_np.tolist()
         last = len(tokens) - 1
         parts = [
@@ -145,7 +128,8 @@ class Conversation:
             )
             for at, token in enumerate(tokens)
         ]
-        return [*parts, text.finish(sequence.stop_reason)]
+        turn = self.texts.read_calls(prompt, tokens, self.tools) if self.tools else None
+        return text, "".join([*parts, text.finish(sequence.stop_reason)]), turn
 
     def _score_prompt(self, prompt: Sequence[int], result: SampleResponse) -> list[TokenScore]:
         values = result.prompt_logprobs_np
@@ -168,12 +152,27 @@ class Conversation:
         return self.texts.decode([token], special=True)
 
     def _to_request(self, prompt: Sequence[int]) -> models.SampleRequest:
-        stops = self.body.stops
-        return to_sample_request(
-            self.body,
-            prompt,
-            self.max_tokens,
-            [*stops, *self.texts.ends.values()] if stops else None,
+        """Return the sample of the contract that is asked for."""
+        body, stops, is_checkpoint = self.body, self.body.stops, self.body.model.startswith(SCHEME)
+        return models.SampleRequest(
+            base_model=None if is_checkpoint else body.model,
+            model_path=body.model if is_checkpoint else None,
+            num_samples=body.samples,
+            prompt=models.ModelInput(chunks=[models.EncodedTextChunk(tokens=list(prompt))]),
+            sampling_params=models.SamplingParams(
+                max_tokens=self.max_tokens,
+                seed=body.seed,
+                stop=[*stops, *self.texts.ends.values()] if stops else None,
+                temperature=1.0 if body.temperature is None else body.temperature,
+                top_k=-1 if body.top_k is None else body.top_k,
+                top_p=1.0 if body.top_p is None else body.top_p,
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                repetition_penalty=body.repetition_penalty,
+                json_schema=None if body.response_format is None else body.response_format.read_schema(),
+                priority=body.priority,
+            ),
             prompt_logprobs=self.echo and ((self.form.scored and len(prompt) > 1) or self.max_tokens == 0),
             topk_prompt_logprobs=self.top if self.echo and len(prompt) > 1 else 0,
             topk_sample_logprobs=self.top,
@@ -196,10 +195,8 @@ class Conversation:
         for index, sequence in enumerate(result.sequences):
             if self.form.is_chat:
                 yield self.form.first_chunk(index)
-            text = SampleText(self.texts, self.body.stops)
-            written = "".join(self._add_sequence(text, sequence))
+            text, written, turn = self._write(self.prompts[0], sequence)
             count += text.token_count
-            turn = self._read_calls(self.prompts[0], sequence)
             yield self.form.chunk(index, written, text.drain_scores(), None, turn)
             yield self.form.chunk(index, "", [], _end(text, turn))
         for event in self._last_events(count):
@@ -251,13 +248,7 @@ def _end(text: SampleText, turn: ChatTurn | None) -> str:
 
 def open_completion(state: State, texts: Texts, body: CompletionBody) -> Conversation:
     """Read a completion request."""
-    form = AnswerForm(
-        kind="text_completion",
-        model=body.model,
-        created=int(state.now()),
-        scored=body.logprobs is not None,
-        is_chat=False,
-    )
+    form = AnswerForm(model=body.model, created=int(state.now()), scored=body.logprobs is not None, is_chat=False)
     return Conversation(
         state=state,
         texts=texts,
@@ -272,9 +263,7 @@ def open_completion(state: State, texts: Texts, body: CompletionBody) -> Convers
 
 def open_chat(state: State, texts: Texts, body: ChatBody) -> Conversation:
     """Read a chat request."""
-    form = AnswerForm(
-        kind="chat.completion", model=body.model, created=int(state.now()), scored=bool(body.logprobs), is_chat=True
-    )
+    form = AnswerForm(model=body.model, created=int(state.now()), scored=bool(body.logprobs), is_chat=True)
     return Conversation(
         state=state,
         texts=texts,

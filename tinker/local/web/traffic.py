@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import attrs
@@ -139,12 +140,7 @@ def _describe_traffic(traffic: Traffic) -> Iterator[Metric]:
 
 
 def _cumulate(durations: DurationCounts) -> list[tuple[str, float]]:
-    total = 0
-    out: list[tuple[str, float]] = []
-    for bound, count in zip([*map(str, BOUNDS), "+Inf"], durations.buckets, strict=True):
-        total += count
-        out.append((bound, total))
-    return out
+    return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(durations.buckets), strict=True))
 
 
 def _describe_work(state: State) -> Iterator[Metric]:

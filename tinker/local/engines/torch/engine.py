@@ -29,6 +29,7 @@ from tinker.local.engines.protocol import (
     Dimuon,
     EngineError,
     ExpectedLoss,
+    LocalEngine,
     LossResult,
     SampleJob,
     TrainingExample,
@@ -61,7 +62,7 @@ from tinker.local.engines.torch.sampling import Parts, TorchBatch, can_continue
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
-class TorchEngine:
+class TorchEngine(LocalEngine[TorchAdapter]):
     """Trains and samples LoRA adapters over ``model``: a directory, a hub name, or the packaged ``tinker/babble``.
 
     The options are those of :class:`Placement`; adapters are always float32. Loading prints
@@ -80,10 +81,10 @@ class TorchEngine:
     ) -> None:
         place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
         source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
+        super().__init__()
         self.base_model: str = public_name(source)
         self.aliases: frozenset[str] = directory_names(source)
         self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
-        self.restarts: tuple[int, ...] = ()
         self.adapter_files: frozenset[str] = PEFT_FILES
         self._model, self._tokenizer = load_model(source, place)
         text = self._model.config.get_text_config()
@@ -91,7 +92,6 @@ class TorchEngine:
         self._targets = LoraTargets(self._model)
         if self._targets.left_out:
             log.info("%s: no adapter changes %s", self.base_model, self._targets.describe_left_out())
-        self._adapters: dict[str, TorchAdapter] = {}
         self._memory = MemoryReturn(find_trim())
         self._vocabulary = int(text.vocab_size)
         self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
@@ -106,17 +106,11 @@ class TorchEngine:
         self.image_reader: TorchImages | None = open_reader(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
-    def close(self) -> None:
-        """Do nothing: all of it is in this process."""
-
     # Adapters
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
         self._adapters[adapter_id] = TorchAdapter(self._targets.fresh(attrs.evolve(spec, seed=seed), seed))
-
-    def drop_adapter(self, adapter_id: str) -> None:
-        self._adapters.pop(adapter_id, None)
 
     def snapshot(self, adapter_id: str) -> LoraWeights:
         return self._adapter(adapter_id).weights.freeze_copy()
@@ -140,11 +134,6 @@ class TorchEngine:
         """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapters`."""
         write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self.base_model)
 
-    def _adapter(self, adapter_id: str) -> TorchAdapter:
-        if adapter_id not in self._adapters:
-            raise EngineError(f"no adapter {adapter_id!r} on this server")
-        return self._adapters[adapter_id]
-
     # Training
 
     def forward_backward(
@@ -159,7 +148,8 @@ class TorchEngine:
         adapter = self._adapter(adapter_id)
         done = self._expected.pop(adapter_id, None) if backward else None
         if done is None:
-            plan = self._plan(adapter, data, loss_fn, config, backward=backward)
+            call = ExpectedLoss(adapter_id=adapter_id, data=data, loss_fn=loss_fn, config=config)
+            plan = self._plan(adapter, call, backward=backward)
             with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
                 done = self._trainer.run(plan)
         if backward:
@@ -172,11 +162,7 @@ class TorchEngine:
             return
         try:
             adapters = [self._adapter(call.adapter_id) for call in calls]
-            plans = [
-                self._plan(adapter, call.data, call.loss_fn, call.config, backward=True)
-                for adapter, call in zip(adapters, calls)
-            ]
-            parts = [(adapter.weights, plan) for adapter, plan in zip(adapters, plans)]
+            parts = [(one.weights, self._plan(one, call, backward=True)) for one, call in zip(adapters, calls)]
             with torch.set_grad_enabled(True):
                 runs = run_joined(self._split, self._parts.mixer, parts)
         except Exception as error:  # noqa: BLE001 - each call is computed alone then, and fails alone
@@ -185,19 +171,11 @@ class TorchEngine:
         else:
             self._expected = {call.adapter_id: run for call, run in zip(calls, runs) if run is not None}
 
-    def _plan(
-        self,
-        adapter: TorchAdapter,
-        data: Sequence[TrainingExample],
-        loss_fn: str,
-        config: Mapping[str, float | str],
-        *,
-        backward: bool,
-    ) -> LossPlan:
+    def _plan(self, adapter: TorchAdapter, call: ExpectedLoss, *, backward: bool) -> LossPlan:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = check_data(data, loss_fn, config, **limits)
+        form, options, checked = check_data(call.data, call.loss_fn, call.config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
-        return LossPlan(checked, form, options, LOSSES[loss_fn], parameters, self._vocabulary)
+        return LossPlan(checked, form, options, LOSSES[call.loss_fn], parameters, self._vocabulary)
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)

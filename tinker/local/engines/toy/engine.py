@@ -43,6 +43,7 @@ from tinker.local.engines.protocol import (
     ExpectedLoss,
     Float32,
     Int32,
+    LocalEngine,
     LossResult,
     PromptTargets,
     SampleJob,
@@ -89,27 +90,21 @@ class ToyWeights:
     )
 
 
-class ToyEngine:
+class ToyEngine(LocalEngine[ToyAdapter]):
     """Trains and samples a two-softmax bigram model of ``vocabulary`` token ids."""
 
     def __init__(self, *, vocabulary: int = 32_768, max_context_length: int = 32_768, base_model: str = TOY_MODEL) -> None:
         if not 2 <= vocabulary <= BASE * BASE:
             raise ValueError(f"vocabulary must be 2 to {BASE * BASE}, got {vocabulary}")
+        super().__init__()
         self.base_model: str = base_model
-        self.aliases: frozenset[str] = frozenset()
         self.tokenizer_id: str = str(PACKAGED_FOLDER)  # of bytes: token ids below 256 are bytes
         self.max_context_length: int = max_context_length
         self.image_reader: None = None
-        self.restarts: tuple[int, ...] = ()
         self.adapter_files: frozenset[str] = frozenset({ADAPTER_FILE})
-        self.shares_passes: bool = False
         self._vocabulary = vocabulary
         self._net = Bigram(vocabulary)
-        self._adapters: dict[str, ToyAdapter] = {}
         self._base = ToyWeights(AdapterSpec(rank=1), self._net.fresh(1, 0))
-
-    def close(self) -> None:
-        """Do nothing: all of it is in this process."""
 
     # Adapters
 
@@ -120,9 +115,6 @@ class ToyEngine:
             raise EngineError("target_modules: the toy model has no modules to choose from")
         seed = secrets.randbits(31) if spec.seed is None else spec.seed
         self._adapters[adapter_id] = ToyAdapter.create(attrs.evolve(spec, seed=seed), self._net.fresh(spec.rank, seed))
-
-    def drop_adapter(self, adapter_id: str) -> None:
-        self._adapters.pop(adapter_id, None)
 
     def snapshot(self, adapter_id: str) -> ToyWeights:
         adapter = self._adapter(adapter_id)
@@ -175,11 +167,6 @@ class ToyEngine:
         if vocabulary != self._vocabulary:
             raise EngineError(f"the checkpoint has {vocabulary} token ids, this model {self._vocabulary}")
         return spec, found
-
-    def _adapter(self, adapter_id: str) -> ToyAdapter:
-        if adapter_id not in self._adapters:
-            raise EngineError(f"no adapter {adapter_id!r} on this server")
-        return self._adapters[adapter_id]
 
     # Training
 
