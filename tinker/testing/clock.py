@@ -83,7 +83,7 @@ class SteppedClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep in simulated time."""
         self.slept.append(seconds)
-        await self._sleep(seconds)
+        await self.elapse(seconds)
 
     def _call_later(self, seconds: float, function: Callable[[], object]) -> _Sleeper:
         """Call a function later: a heartbeat, a time limit. Does not advance the clock."""
@@ -91,7 +91,14 @@ class SteppedClock:
 
     async def elapse(self, seconds: float) -> None:
         """Let this much time pass, to simulate delays on the network."""
-        await self._sleep(seconds)
+        woken, loop = asyncio.Event(), asyncio.get_running_loop()
+        sleeper = self._add(seconds, woken.set, urgent=True)
+        if loop not in self._jumping:
+            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
+        try:
+            await woken.wait()
+        finally:
+            self._forget(sleeper)
 
     def advance(self, seconds: float, *, idle: bool = False) -> None:
         """Advance the time and wake the sleepers that are due, in order. Returns after they have run.
@@ -127,16 +134,6 @@ class SteppedClock:
         finally:
             with self._changed:
                 self._busy -= 1
-
-    async def _sleep(self, seconds: float) -> None:
-        woken, loop = asyncio.Event(), asyncio.get_running_loop()
-        sleeper = self._add(seconds, woken.set, urgent=True)
-        if loop not in self._jumping:
-            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
-        try:
-            await woken.wait()
-        finally:
-            self._forget(sleeper)
 
     def _add(self, seconds: float, wake: Callable[[], object], *, urgent: bool) -> _Sleeper:
         due = self.now + max(seconds, 0.0)
