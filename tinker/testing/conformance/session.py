@@ -18,9 +18,8 @@ from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.checked_requests import CheckedRequests, encode_body, is_without_route
-from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
+from tinker.testing.conformance.connection import CheckDeadline, ReceivedResponse
 from tinker.testing.conformance.outcome import Absent, CheckEnd, Contradiction, Failed, Late
-from tinker.testing.conformance.run_state import Cleanup
 
 T = TypeVar("T")
 
@@ -57,13 +56,10 @@ class PendingResult(Generic[T]):
 
 
 class CheckSession(CheckedRequests):
-    """The requests of one check and their results. ``cleanup`` is what it has made and must delete."""
+    """The requests of one check, their results, and the session that they belong to."""
 
-    def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
-        super().__init__(connection, deadline, check=check, core=core)
-        self.cleanup: Cleanup = Cleanup()
-        self._session_id: str | None = None
-        self._first_number: int = 0
+    _session_id: str | None = None
+    _first_number: int = 0
 
     # ------------------------------------------------------------------------------------------------------------- results
 
