@@ -59,11 +59,7 @@ def findings(report: Report) -> tuple[Finding, ...]:
             if one.outcome in FOUND and (one.cause or row.outcome is not Outcome.ABSENT):
                 groups.setdefault(group_of(one, row.check, blocking), []).append((row, one))
     found = [_finding(cause, seen, report) for cause, seen in groups.items()]
-    return tuple(sorted(found, key=_rank))
-
-
-def _rank(finding: Finding) -> tuple[int, int]:
-    return -SEVERITY.index(finding.outcome), -len(finding.checks) - len(finding.blocked)
+    return tuple(sorted(found, key=lambda one: (-SEVERITY.index(one.outcome), -len(one.checks) - len(one.blocked))))
 
 
 def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) -> Finding:
