@@ -209,10 +209,7 @@ def fresh(context: CheckContext) -> None:
     former = context.create()
     context.result(former.loss())
     former.unload()
-    fixture = context.create(1)
-    before = fixture.logprobs()
-    fixture.step_without_gradient()
-    moved = distance(before, fixture.logprobs())
+    moved = distance(*context.measure(1, TrainingFixture.step_without_gradient))
     if moved > 1e-3:
         context.note_leftover_gradient(moved)
 
