@@ -177,9 +177,8 @@ def likeliest(context: CheckContext) -> None:
         for row in rows:
             values = [logprob for _, logprob in row or ()]
             context.require(len(values) == k, f"a row of {k} has {len(values)} tokens")
-            context.require(
-                values == sorted(values, reverse=True), f"the likeliest tokens are not sorted, best first: {values}"
-            )
+            is_sorted = values == sorted(values, reverse=True)
+            context.require(is_sorted, f"the likeliest tokens are not sorted, best first: {values}")
 
 
 @check("asample")
