@@ -111,15 +111,11 @@ def status_fault(
     kind: FaultKind = "status",
 ) -> Fault:
     """Return a fault that replaces the response. Bytes in ``body`` are sent unchanged, else JSON; None sends a detail."""
-    media: dict[str, HeaderValue]
-    if isinstance(body, bytes):
-        content, media = body, {}
-    else:
-        content = msgspec.json.encode({"detail": f"scripted {status}"} if body is None else body)
-        media = {"content-type": "application/json"}
-    return Fault(
-        kind=kind, applied=applied, answer=ServerResponse(status=status, headers={**media, **(headers or {})}, content=content)
-    )
+    media: dict[str, HeaderValue] = {} if isinstance(body, bytes) else {"content-type": "application/json"}
+    said = {"detail": f"scripted {status}"} if body is None else body
+    content = body if isinstance(body, bytes) else msgspec.json.encode(said)
+    answer = ServerResponse(status=status, headers={**media, **(headers or {})}, content=content)
+    return Fault(kind=kind, applied=applied, answer=answer)
 
 
 def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerResponse | None:
