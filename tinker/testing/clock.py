@@ -108,7 +108,8 @@ class SteppedClock:
         """
         until = self.now + seconds
         with self._changed:
-            there = self._changed.wait_for(lambda: self._is_due(until), 0 if idle else _PATIENCE_SECONDS)
+            patience = 0 if idle else _PATIENCE_SECONDS
+            there = self._changed.wait_for(lambda: any(one.due <= until for one in self._sleepers), patience)
             if idle and not there:
                 self.now = until
                 return
@@ -116,9 +117,6 @@ class SteppedClock:
             loop = self._sleepers[0].loop
         with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
             asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()
-
-    def _is_due(self, until: float) -> bool:
-        return bool(self._sleepers) and self._sleepers[0].due <= until
 
     async def _advance(self, seconds: float) -> None:
         await self.elapse(seconds)
