@@ -27,13 +27,8 @@ def _read_create_model(body: JSONObject) -> JSONObject:
 
 
 def _write_create_model(asked: JSONObject, answer: JSONObject) -> JSONObject:
-    return {
-        "model_id": answer["model_id"],
-        "base_model": asked["base_model"],
-        "lora_config": {"seed": None, **asked["lora_config"]},
-        "status": "created",
-        "request_id": answer["request_id"],
-    }
+    kept, config = keep_fields("model_id", "request_id")(answer), {"seed": None, **asked["lora_config"]}
+    return {**kept, "status": "created", "base_model": asked["base_model"], "lora_config": config}
 
 
 def _read_optim_step(body: JSONObject) -> JSONObject:
