@@ -83,7 +83,7 @@ class SteppedClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep in simulated time."""
         self.slept.append(seconds)
-        await self._sleep(seconds)
+        await self.elapse(seconds)
 
     def _call_later(self, seconds: float, function: Callable[[], object]) -> _Sleeper:
         """Call a function later: a heartbeat, a time limit. Does not advance the clock."""
@@ -91,7 +91,14 @@ class SteppedClock:
 
     async def elapse(self, seconds: float) -> None:
         """Let this much time pass, to simulate delays on the network."""
-        await self._sleep(seconds)
+        woken, loop = asyncio.Event(), asyncio.get_running_loop()
+        sleeper = self._add(seconds, woken.set, urgent=True)
+        if loop not in self._jumping:
+            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
+        try:
+            await woken.wait()
+        finally:
+            self._forget(sleeper)
 
     def advance(self, seconds: float, *, idle: bool = False) -> None:
         """Advance the time and wake the sleepers that are due, in order. Returns after they have run.
@@ -101,7 +108,8 @@ class SteppedClock:
         """
         until = self.now + seconds
         with self._changed:
-            there = self._changed.wait_for(lambda: self._is_due(until), 0 if idle else _PATIENCE_SECONDS)
+            patience = 0 if idle else _PATIENCE_SECONDS
+            there = self._changed.wait_for(lambda: any(one.due <= until for one in self._sleepers), patience)
             if idle and not there:
                 self.now = until
                 return
@@ -109,9 +117,6 @@ class SteppedClock:
             loop = self._sleepers[0].loop
         with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
             asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()
-
-    def _is_due(self, until: float) -> bool:
-        return bool(self._sleepers) and self._sleepers[0].due <= until
 
     async def _advance(self, seconds: float) -> None:
         await self.elapse(seconds)
@@ -127,16 +132,6 @@ class SteppedClock:
         finally:
             with self._changed:
                 self._busy -= 1
-
-    async def _sleep(self, seconds: float) -> None:
-        woken, loop = asyncio.Event(), asyncio.get_running_loop()
-        sleeper = self._add(seconds, woken.set, urgent=True)
-        if loop not in self._jumping:
-            self._jumping[loop] = loop.create_task(self._jump(loop), name="stepped clock")
-        try:
-            await woken.wait()
-        finally:
-            self._forget(sleeper)
 
     def _add(self, seconds: float, wake: Callable[[], object], *, urgent: bool) -> _Sleeper:
         due = self.now + max(seconds, 0.0)

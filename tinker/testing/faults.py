@@ -111,15 +111,11 @@ def status_fault(
     kind: FaultKind = "status",
 ) -> Fault:
     """Return a fault that replaces the response. Bytes in ``body`` are sent unchanged, else JSON; None sends a detail."""
-    media: dict[str, HeaderValue]
-    if isinstance(body, bytes):
-        content, media = body, {}
-    else:
-        content = msgspec.json.encode({"detail": f"scripted {status}"} if body is None else body)
-        media = {"content-type": "application/json"}
-    return Fault(
-        kind=kind, applied=applied, answer=ServerResponse(status=status, headers={**media, **(headers or {})}, content=content)
-    )
+    media: dict[str, HeaderValue] = {} if isinstance(body, bytes) else {"content-type": "application/json"}
+    said = {"detail": f"scripted {status}"} if body is None else body
+    content = body if isinstance(body, bytes) else msgspec.json.encode(said)
+    answer = ServerResponse(status=status, headers={**media, **(headers or {})}, content=content)
+    return Fault(kind=kind, applied=applied, answer=answer)
 
 
 def apply_fault(answer: ServerResponse | None, fault: Fault | None) -> ServerResponse | None:
@@ -206,10 +202,6 @@ def check_least(name: str, value: float | None, least: float) -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
-def _no_fault(operation: str, number: int) -> Fault | None:
-    return None
-
-
 _METHODS = {  # of the clients, and the operations that they call
     "compute_logprobs": "asample",
     "create_lora_training_client": "create_model",
@@ -239,7 +231,7 @@ class FaultScript:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: list[_ScriptedFault] = []
-        self._chance: Callable[[str, int], Fault | None] = _no_fault
+        self._chance: Callable[[str, int], Fault | None] | None = None
         self._counts: Counter[str] = Counter()
 
     def add(self, operation: str, fault: Fault, times: int) -> None:
@@ -254,7 +246,7 @@ class FaultScript:
         with self._lock:
             self._pending.append(_ScriptedFault(operation, fault, times))
 
-    def by_chance(self, chance: Callable[[str, int], Fault | None] = _no_fault) -> None:
+    def by_chance(self, chance: Callable[[str, int], Fault | None] | None = None) -> None:
         """Choose the faults of later exchanges with ``chance(operation, number)``, if none is scripted; numbers start at 0."""
         with self._lock:
             self._counts.clear()
@@ -269,7 +261,7 @@ class FaultScript:
                     return scripted.fault
             number = self._counts[operation]
             self._counts[operation] += 1
-            return self._chance(operation, number)
+            return None if self._chance is None else self._chance(operation, number)
 
     def list_pending(self) -> list[str]:
         """Return the scripted faults that have not happened."""
@@ -347,25 +339,14 @@ def pieces(content: bytes, count: int = SLOW_PIECES) -> list[bytes]:
     return [content[start : start + size] for start in range(0, len(content), size)]
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\\{\w+\\\}", "(.+)", re.escape(path)))
-
-
-_FIXED = {(one.method, one.path): name for name, one in OPERATIONS.items() if "{" not in one.path}
-# The longest first: an id may hold slashes.
-_OPEN = [
-    (one.method, _pattern(one.path), name)
-    for name, one in sorted(OPERATIONS.items(), key=lambda row: -len(row[1].path))
-    if "{" in one.path
+# Those without an id first, then the longest first: an id may hold slashes.
+_PATHS = [
+    (one.method, re.compile(re.sub(r"\\\{\w+\\\}", "(.+)", re.escape(one.path))), name)
+    for name, one in sorted(OPERATIONS.items(), key=lambda row: ("{" in row[1].path, -len(row[1].path)))
 ]
 
 
 def operation_of(method: str, path: str) -> str:
     """Return the operation id of a request, or its method and path if it is not in the contract."""
-    found = _FIXED.get((method, path))
-    if found is not None:
-        return found
-    for wanted, pattern, name in _OPEN:
-        if wanted == method and pattern.fullmatch(path):
-            return name
-    return f"{method} {path}"
+    found = (name for wanted, pattern, name in _PATHS if wanted == method and pattern.fullmatch(path))
+    return next(found, f"{method} {path}")

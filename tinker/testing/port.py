@@ -174,7 +174,9 @@ def _is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
 def _render(answer: ServerResponse, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
     """Yield the pieces to write, each with the delay before it in seconds. The connection ends after the last piece."""
     seconds = 0.0 if fault is None else fault.seconds or 0.0
-    first, rest = _status_line(answer.status), _write_headers(answer) + answer.content
+    headers = [*_keep_headers(answer), (b"content-length", b"%d" % len(answer.content)), (b"connection", b"close")]
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    first, rest = _status_line(answer.status), head + b"\r\n" + answer.content
     if fault is not None and fault.kind == "trickle":
         yield 0.0, first + b"x-trickle: "
         yield from faults.repeat((seconds, b"."), fault.count)
@@ -197,9 +199,3 @@ def _status_line(status: int) -> bytes:
 def _keep_headers(answer: ServerResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers without those of a connection."""
     return [(name, value) for name, value in answer.headers.raw if name.lower() not in _CONNECTION_HEADERS]
-
-
-def _write_headers(answer: ServerResponse) -> bytes:
-    """Return the headers and the empty line."""
-    lines = [*_keep_headers(answer), (b"content-length", str(len(answer.content)).encode()), (b"connection", b"close")]
-    return b"".join(name + b": " + value + b"\r\n" for name, value in lines) + b"\r\n"

@@ -14,14 +14,16 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 
+from tinker.local.engines.protocol import EngineError
+
 T = TypeVar("T")
 LARGEST_TOKEN = 2**31 - 1
 _SHOWN_CHARACTERS = 200
 END_OF_TEXT = 256  # of the toy's vocabulary, whose ids below are bytes
 
 
-class ScriptError(Exception):
-    """The script has no entry for a request, or a rule of it failed."""
+class ScriptError(EngineError):
+    """The script has no entry for a request, or a rule of it failed: the request fails."""
 
 
 def call_rule(rule: Callable[..., object], arguments: tuple[object, ...], read: Callable[[Any], T], wanted: str) -> T:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -21,9 +19,7 @@ from tinker.local.engines.protocol import (
     TrainingExample,
 )
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing.script import ModelScript, ScriptedSample, ScriptError
-
-T = TypeVar("T")
+from tinker.testing.script import ModelScript, ScriptedSample
 
 
 class ScriptedEngine(ToyEngine):
@@ -45,7 +41,7 @@ class ScriptedEngine(ToyEngine):
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         if not self._script.has_losses:
             return result
-        return attrs.evolve(result, metrics={**result.metrics, "loss:sum": _ask(lambda: self._script.take_loss(loss_fn))})
+        return attrs.evolve(result, metrics={**result.metrics, "loss:sum": self._script.take_loss(loss_fn)})
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
         if not self._script.has_samples and not self._script.has_logprobs:
@@ -61,13 +57,13 @@ class ScriptedEngine(ToyEngine):
         bare = attrs.evolve(job, num_samples=1, max_tokens=1, listener=None)
         result = self._with_logprobs(job, super().sample([bare])[0])
         prompt = job.tokens.tolist()
-        answers = [_ask(partial(self._script.take_sample, prompt, n, job.num_samples)) for n in range(job.num_samples)]
+        answers = [self._script.take_sample(prompt, n, job.num_samples) for n in range(job.num_samples)]
         return attrs.evolve(result, sequences=[self._say(job, index, answer) for index, answer in enumerate(answers)])
 
     def _with_logprobs(self, job: SampleJob, result: SampleResult) -> SampleResult:
         if result.prompt_logprobs is None:
             return result
-        values = _ask(lambda: self._script.take_logprobs(job.tokens.tolist()))
+        values = self._script.take_logprobs(job.tokens.tolist())
         if values is None:
             return result
         return attrs.evolve(result, prompt_logprobs=np.array([np.nan, *values], np.float32))
@@ -91,11 +87,3 @@ class ScriptedEngine(ToyEngine):
         scored = super().sample([whole])[0].prompt_logprobs
         assert scored is not None
         return scored[len(job.tokens) :]
-
-
-def _ask(question: Callable[[], T]) -> T:
-    """Return the next entry of the script. Raises EngineError, which fails the request, if there is none or a rule fails."""
-    try:
-        return question()
-    except ScriptError as error:
-        raise EngineError(str(error)) from error

@@ -403,23 +403,18 @@ class FaultyServer:
     def _note(self, request: httpx.Request, body: bytes) -> ReceivedRequest:
         operation = faults.operation_of(request.method, request.url.path)
         at = time.monotonic() if self._clock is None else self._clock.now
-        exchange = ReceivedRequest(operation, request.method, str(request.url), request.headers, body, at)
-        exchange.fault = Fault(kind="hang") if self._mode == "silent" else self._next_fault(operation, request, body)
+        hang = Fault(kind="hang") if self._mode == "silent" else None
+        fault = hang or self._forms.of(operation, body) or self._script.take(operation)
+        exchange = ReceivedRequest(operation, request.method, str(request.url), request.headers, body, at, fault)
         with self._arrived:
             self.totals["exchanges"] += 1
-            if exchange.fault is not None:
-                self.totals[exchange.fault.name] += 1
+            if fault is not None:
+                self._forms.note(request.headers, body, fault)  # it still applies if the request comes in another encoding
+                self.totals[fault.name] += 1
             if self._keep:
                 self.exchanges.append(exchange)
             self._arrived.notify_all()
         return exchange
-
-    def _next_fault(self, operation: str, request: httpx.Request, body: bytes) -> Fault | None:
-        """Return the fault of this exchange. A refusal still applies if the client retries the request in another encoding."""
-        fault = self._forms.of(operation, body) or self._script.take(operation)
-        if fault is not None:
-            self._forms.note(request.headers, body, fault)
-        return fault
 
     async def _serve(self, request: httpx.Request, sleep: Callable[[float], Any]) -> Delivery:
         """Execute one exchange on the server, and return how its response is delivered."""
@@ -429,7 +424,8 @@ class FaultyServer:
             await sleep(fault.seconds or 0.0)
         answer: ServerResponse | None = None
         if fault is None or fault.applied:
-            answer = await self._call_app(request)
+            with nullcontext() if self._clock is None else self._clock.busy():
+                answer = await call_app(self._app, request)
         if self._life != life:
             return Delivery(None, Fault(kind="drop"))
         answer = faults.apply_fault(answer, fault)
@@ -444,10 +440,6 @@ class FaultyServer:
             from tinker.local.operations.submission import skip_rejected
 
             skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
-
-    async def _call_app(self, request: httpx.Request) -> ServerResponse:
-        with nullcontext() if self._clock is None else self._clock.busy():
-            return await call_app(self._app, request)
 
 
 async def call_app(app: ASGIApp, request: httpx.Request) -> ServerResponse:

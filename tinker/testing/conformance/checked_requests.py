@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -16,7 +16,7 @@ from tinker._wire import json
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
 from tinker.testing.conformance.outcome import Absent, Blocked, Contradiction, Crash, Observation, Refused
-from tinker.testing.conformance.run_state import ServerKnowledge
+from tinker.testing.conformance.run_state import Cleanup, ServerKnowledge
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _FORBIDDEN = frozenset({401, 402, 403})
 class CheckedRequests:
     """Requests of one check and their answers. ``observations`` is what it has found that is not as the document says.
 
-    ``check`` is the name of the check.
+    ``check`` is the name of the check, ``cleanup`` what it has made and must delete.
     """
 
     def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
@@ -39,6 +39,7 @@ class CheckedRequests:
         self.known: ServerKnowledge = connection.known
         self.deadline: CheckDeadline = deadline
         self.observations: list[Observation] = []
+        self.cleanup: Cleanup = Cleanup()
         self.check: str = check
         self._core = core
 
@@ -128,8 +129,19 @@ class CheckedRequests:
 
     def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
         """Raise Absent if the server lacks the operation, and Refused for any other refusal."""
-        if not is_success(answer.status):
-            self._raise_refusal(request, answer)
+        if is_success(answer.status):
+            return
+        operation = request.operation
+        how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"
+        refusal = Refused(how, answer.status, operation=operation)
+        is_required = not OPERATIONS[operation].optional
+        if is_required and is_without_route(answer):
+            how = f"{operation} answers {answer.status} to {answer.message}: {decoding.detail(answer)}"
+            raise Contradiction(how, cause="missing operation", operation=operation)
+        may_be_absent = answer.status in _FORBIDDEN or (answer.status in ABSENT_STATUSES and not is_required)
+        if may_be_absent and not self._core:
+            raise Absent(how, cause=refusal.cause, operation=operation)
+        raise refusal
 
     def decode(self, answer: ReceivedResponse, kind: type[T]) -> T:
         """Return the record of a response; what is unusual about it is noted."""
@@ -147,19 +159,6 @@ class CheckedRequests:
         for cause, anomaly in decoding.anomalies(found):
             self.note_difference(f"{operation}: {anomaly}", cause, operation=operation, schema=kind.__name__)
         return found
-
-    def _raise_refusal(self, request: Request[Any], answer: ReceivedResponse) -> NoReturn:
-        operation = request.operation
-        how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"
-        refusal = Refused(how, answer.status, operation=operation)
-        is_required = not OPERATIONS[operation].optional
-        if is_required and is_without_route(answer):
-            how = f"{operation} answers {answer.status} to {answer.message}: {decoding.detail(answer)}"
-            raise Contradiction(how, cause="missing operation", operation=operation)
-        may_be_absent = answer.status in _FORBIDDEN or (answer.status in ABSENT_STATUSES and not is_required)
-        if may_be_absent and not self._core:
-            raise Absent(how, cause=refusal.cause, operation=operation)
-        raise refusal
 
     def expect_refusal(
         self, request: Request[Any], *statuses: int, cause: str = "", about: str = "", **options: Any

@@ -153,7 +153,10 @@ class Connection:
         Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
         """
         while True:
-            answer = self._send_twice(message, deadline, seconds)
+            try:
+                answer = self._once(message, deadline, seconds)
+            except Broken:  # clients ask once more, too
+                answer = self._once(message, deadline, seconds)
             if answer.status not in _WAIT:
                 break
             if answer.status == _TOO_MANY and not {"retry-after", "retry-after-ms"} & answer.headers.keys():
@@ -166,13 +169,6 @@ class Connection:
             cause = "protobuf" if message.is_protobuf else f"crash: {operation or message}"
             raise Crash(str(answer), cause=cause, operation=operation)
         return answer
-
-    def _send_twice(self, message: SentRequest, deadline: CheckDeadline, seconds: float) -> ReceivedResponse:
-        """Return the response; asked for once more where the connection was closed, which clients do too."""
-        try:
-            return self._once(message, deadline, seconds)
-        except Broken:
-            return self._once(message, deadline, seconds)
 
     def _wait(self, answer: ReceivedResponse, deadline: CheckDeadline) -> None:
         """Wait as long as is asked for."""

@@ -359,9 +359,7 @@ class CheckContext(CheckSession):
                 how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
                 self.expect(name == _LOSSES[0], how, *about)
                 return output.metrics[name]
-        cause, operation, schema = about
-        how = f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}"
-        raise Differs(how, cause=cause, operation=operation, schema=schema)
+        raise Differs(f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}", *about)
 
     # ------------------------------------------------------------------------------------------------------------- samples
 

@@ -90,10 +90,8 @@ def find_mismatches(request: Request[Any], found: object) -> Iterator[tuple[str,
         for one in found.sequences:
             tokens, logprobs = one.tokens, one.logprobs
             if len(tokens) > (body.sampling_params.max_tokens or math.inf) and {*tokens[1::2]} <= {0, -1}:
-                yield (
-                    WIDTH,
-                    f"every second token is 0 or -1, as where each is written with 8 bytes instead of 4: {tokens}",
-                )
+                how = "every second token is 0 or -1, as where each is written with 8 bytes instead of 4"
+                yield WIDTH, f"{how}: {tokens}"
             if logprobs is not None and len(logprobs) != len(tokens):
                 yield MISCOUNT, f"{len(tokens)} tokens have {len(logprobs)} logprobs"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,13 +27,7 @@ def write(
     badge: Path | None = None,
 ) -> None:
     """Write the requested files; `-` is the standard output."""
-    encoders: list[tuple[Path | None, Callable[[Report], bytes]]] = [
-        (json, as_json),
-        (junit, as_junit),
-        (markdown, as_markdown),
-        (badge, as_badge),
-    ]
-    for path, encode in encoders:
+    for path, encode in ((json, as_json), (junit, as_junit), (markdown, as_markdown), (badge, as_badge)):
         if path is not None:
             with click.open_file(str(path), "wb") as file:
                 file.write(encode(report))

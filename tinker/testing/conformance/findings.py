@@ -59,11 +59,7 @@ def findings(report: Report) -> tuple[Finding, ...]:
             if one.outcome in FOUND and (one.cause or row.outcome is not Outcome.ABSENT):
                 groups.setdefault(group_of(one, row.check, blocking), []).append((row, one))
     found = [_finding(cause, seen, report) for cause, seen in groups.items()]
-    return tuple(sorted(found, key=_rank))
-
-
-def _rank(finding: Finding) -> tuple[int, int]:
-    return -SEVERITY.index(finding.outcome), -len(finding.checks) - len(finding.blocked)
+    return tuple(sorted(found, key=lambda one: (-SEVERITY.index(one.outcome), -len(one.checks) - len(one.blocked))))
 
 
 def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) -> Finding:
@@ -72,6 +68,8 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
     ended = {row.check for row, one in seen if one is row.observations[0]}
     named = tuple(dict.fromkeys(one.operation for _, one in seen if one.operation)) or first.operations
     causes = {one.cause for _, one in seen}
+    recorded = _read_exchanges()
+    wanted = [name for operation in named[:_MOST_EXCHANGES] for name in (operation, _RESULT + operation)]
     own = (_title(observation, first), _advice(observation, first))
     title, advice = read_causes().get(observation.cause, own) if len(causes) == 1 else read_causes()[cause]
     return Finding(
@@ -83,7 +81,7 @@ def _finding(cause: str, seen: list[tuple[Row, Observation]], report: Report) ->
         blocked=tuple(row.check for row in report.checks if row.blocked_by in ended),
         operations=named,
         places=tuple(_places(named, (one.schema for _, one in seen))),
-        exchanges={name: one for operation in named[:_MOST_EXCHANGES] for name, one in _exchanges_of(operation).items()},
+        exchanges={name: recorded[name] for name in wanted if name in recorded},
     )
 
 
@@ -119,7 +117,9 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _places(operations: Iterable[str], schemas: Iterable[str]) -> Iterable[str]:
     """Yield where the operations and the records are described."""
-    yield from map(_place_of_operation, operations)
+    for operation in map(OPERATIONS.__getitem__, operations):
+        path = operation.path.replace("~", "~0").replace("/", "~1")  # as a JSON pointer
+        yield f"{DOCUMENT}#/paths/{path}/{operation.method.lower()}"
     for name in dict.fromkeys(schemas):
         if hasattr(models, name):  # else it is no record of the document
             yield f"{DOCUMENT}#/components/schemas/{name}"
@@ -136,33 +136,19 @@ def read_causes() -> dict[str, tuple[str, str]]:
     return {cause: (about["title"], about["advice"]) for cause, about in _read_toml().items() if "title" in about}
 
 
-def read_groups() -> dict[str, str]:
-    """Return the causes and kinds of causes that are told together where nothing else is blocked by them."""
-    return _read_toml()["groups"]
-
-
 def group_of(one: Observation, check: str, blocking: frozenset[str]) -> str:
-    """Return what an observation is grouped by: its cause (with its kind where that blocks nothing), else its check."""
+    """Return what an observation is grouped by: its cause (with its kind where that blocks nothing), else its check.
+
+    `causes.toml` lists the causes and kinds that are told together where nothing else is blocked by them.
+    """
     if not one.cause:
         return f"check: {check}"
-    kind = read_groups().get(one.cause.partition(": ")[0])
+    kind = _read_toml()["groups"].get(one.cause.partition(": ")[0])
     return one.cause if kind is None or one.cause in blocking else kind
 
 
 @cache
 def _read_exchanges() -> dict[str, RecordedExchange]:
+    """Return the recorded exchanges of operations: their requests, and the retrievals of their results."""
     content = files("tinker.testing.conformance").joinpath("evidence.json").read_bytes()
     return msgspec.json.decode(content, type=dict[str, RecordedExchange])
-
-
-def _place_of_operation(name: str) -> str:
-    """Return where an operation is described, as the document with a JSON pointer."""
-    operation = OPERATIONS[name]
-    path = operation.path.replace("~", "~0").replace("/", "~1")
-    return f"{DOCUMENT}#/paths/{path}/{operation.method.lower()}"
-
-
-def _exchanges_of(operation: str) -> dict[str, RecordedExchange]:
-    """Return the recorded exchanges of an operation: its request, and the retrieval of its result."""
-    recorded = _read_exchanges()
-    return {name: recorded[name] for name in (operation, _RESULT + operation) if name in recorded}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.testing.conformance.findings import Finding, RecordedExchange, findings
+from tinker.testing.conformance.findings import Finding, findings
 from tinker.testing.conformance.outcome import Outcome, Report
 
 _LONGEST_TEXT, _MOST_OBSERVED = 300, 8
@@ -92,12 +92,8 @@ def _exchanges(found: tuple[Finding, ...]) -> Iterator[list[str]]:
     for name, exchange in sorted(shown.items()):
         yield [f'### <a id="{_anchor(name)}"></a>`{name}`']
         yield [f"`{exchange.request}`, status {exchange.status} (`{exchange.recording}`)"]
-        yield ["```json", *_both(exchange), "```"]
-
-
-def _both(exchange: RecordedExchange) -> list[str]:
-    both = {"sent": exchange.sent, "answered": exchange.answered}
-    return msgspec.json.format(msgspec.json.encode(both), indent=2).decode().splitlines()
+        both = msgspec.json.encode({"sent": exchange.sent, "answered": exchange.answered})
+        yield ["```json", *msgspec.json.format(both, indent=2).decode().splitlines(), "```"]
 
 
 def _anchor(name: str) -> str:

@@ -57,7 +57,7 @@ class CheckEnd(Exception):
 
     outcome = Outcome.DIFFERS
 
-    def __init__(self, how: str, *, cause: str = "", operation: str = "", schema: str = "") -> None:
+    def __init__(self, how: str, cause: str = "", operation: str = "", schema: str = "") -> None:
         super().__init__(how)
         self.cause: str = cause
         self.operation: str = operation

@@ -69,17 +69,15 @@ class Heartbeats:
     def __init__(self, event: Callable[[], threading.Event], send: Callable[[str], None]) -> None:
         self._event, self._send = event, send
         self._sessions: tuple[str, ...] = ()
-        self._ended: threading.Event | None = None
+        self._ended: threading.Event
         self._thread: threading.Thread | None = None
 
     def keep(self, session_id: str) -> None:
         """Send heartbeats of that session from now on."""
         self._sessions += (session_id,)
-        if self._ended is None:
+        if self._thread is None:
             self._ended = self._event()
-            self._thread = threading.Thread(
-                target=self._run, args=(self._ended,), name="tinker-conformance-heartbeats", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, name="tinker-conformance-heartbeats", daemon=True)
             self._thread.start()
 
     def release(self, session_id: str) -> None:
@@ -88,14 +86,14 @@ class Heartbeats:
 
     def close(self) -> None:
         """Stop. Returns when the heartbeat in progress has a response or has timed out."""
-        if self._ended is not None and self._thread is not None:
+        if self._thread is not None:
             self._ended.set()
             self._thread.join(_LONGEST_END_SECONDS)
 
-    def _run(self, ended: threading.Event) -> None:
-        while not ended.wait(HEARTBEAT_SECONDS):
+    def _run(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
             for session in self._sessions:
-                if not ended.is_set():
+                if not self._ended.is_set():
                     self._send(session)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import unittest
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,11 +72,8 @@ def verify(
     slow checks, and longer on a slow server; the check ends by then.
     """
     found = {one.name: one for one in all_checks()}[check_id]
-    connection = Connection(base_url, api_key=api_key, base_model=base_model, transport=transport)
-    try:
+    with closing(Connection(base_url, api_key=api_key, base_model=base_model, transport=transport)) as connection:
         row = run_check(found, connection, deadline_seconds)
-    finally:
-        connection.close()
     if not Report(server=base_url, contract=CONTRACT_VERSION, checks=(row,)).passed(strict=strict):
         raise Nonconformance(f"{row.check} ({row.statement}): {row.outcome}: {'; '.join(row.how)}")
     if row.blocked_by == KIT:
@@ -115,16 +113,15 @@ def run(
     connection = Connection(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
     rows: list[Row] = []
     try:
-        _reach(connection)
-        for one in chosen:
-            if reasons[one.name] is None:
-                rows.append(run_check(one, connection, deadline_seconds))
-                told(rows[-1])
+        with closing(connection):
+            _reach(connection)
+            for one in chosen:
+                if reasons[one.name] is None:
+                    rows.append(run_check(one, connection, deadline_seconds))
+                    told(rows[-1])
     except KeyboardInterrupt:  # what was found until then is told
         done = {row.check for row in rows}
         reasons |= {name: reason or "interrupted" for name, reason in reasons.items() if name not in done}
-    finally:
-        connection.close()
     left_out = [
         LeftOut(check=one.name, operations=one.operations, statement=one.statement, reason=reason)
         for one in chosen

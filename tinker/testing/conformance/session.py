@@ -18,9 +18,8 @@ from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.checked_requests import CheckedRequests, encode_body, is_without_route
-from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse
+from tinker.testing.conformance.connection import CheckDeadline, ReceivedResponse
 from tinker.testing.conformance.outcome import Absent, CheckEnd, Contradiction, Failed, Late
-from tinker.testing.conformance.run_state import Cleanup
 
 T = TypeVar("T")
 
@@ -57,13 +56,10 @@ class PendingResult(Generic[T]):
 
 
 class CheckSession(CheckedRequests):
-    """The requests of one check and their results. ``cleanup`` is what it has made and must delete."""
+    """The requests of one check, their results, and the session that they belong to."""
 
-    def __init__(self, connection: Connection, deadline: CheckDeadline, *, check: str = "", core: bool = False) -> None:
-        super().__init__(connection, deadline, check=check, core=core)
-        self.cleanup: Cleanup = Cleanup()
-        self._session_id: str | None = None
-        self._first_number: int = 0
+    _session_id: str | None = None
+    _first_number: int = 0
 
     # ------------------------------------------------------------------------------------------------------------- results
 
@@ -123,8 +119,10 @@ class CheckSession(CheckedRequests):
             self.require(protobuf, how, "json results", "retrieve_future")
             how = f"the result of {promise.operation} is protobuf, which it never is"
             self.require(decoding.has_two_forms(promise.kind), how)
-        else:
-            self._check_failure(promise, answer)
+        elif "error" in _small_object(answer):
+            failed = self.decode(answer, models.RequestFailedResponse)
+            how = f"{promise.operation} fails: {decoding.first_line(failed.error)} (category {failed.category})"
+            raise Failed(how, failed.category, operation=promise.operation)
         return answer
 
     def _ask_again(self, promise: PendingResult[Any], answer: ReceivedResponse) -> ReceivedResponse:
@@ -136,17 +134,16 @@ class CheckSession(CheckedRequests):
             self.require(self.poll(promise.request_id).status == 404, f"{answer}; later it does not", *NO_RESULT_YET)
         return answer
 
-    def _check_failure(self, promise: PendingResult[Any], answer: ReceivedResponse) -> None:
-        if "error" in _small_object(answer):
-            failed = self.decode(answer, models.RequestFailedResponse)
-            how = f"{promise.operation} fails: {decoding.first_line(failed.error)} (category {failed.category})"
-            raise Failed(how, failed.category, operation=promise.operation)
-
     def _poll_until_done(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
         pause = _FIRST_PAUSE
         allow = protobuf or metadata  # clients of 2025, which know only JSON, know no announcements
         while True:
-            answer = self._poll_again_where_late(promise, protobuf=protobuf, metadata=allow)
+            try:
+                answer = self.poll(promise.request_id, protobuf=protobuf, metadata=allow)
+            except Late as error:  # held too long: clients ask again
+                self.deadline.remaining(f"the result of {promise.operation}")
+                self.note_difference(str(error), "late", "retrieve_future")
+                continue
             if is_announced(answer) and not metadata:
                 how = f"the result of {promise.operation} is announced to a client that did not allow it"
                 self.require(allow, how, "announced", "retrieve_future", "FutureMetadataResponse")
@@ -156,15 +153,6 @@ class CheckSession(CheckedRequests):
                 return answer
             self.deadline.pause(pause, f"the result of {promise.operation}")
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _poll_again_where_late(self, promise: PendingResult[Any], *, protobuf: bool, metadata: bool) -> ReceivedResponse:
-        """Return the response of a poll, which clients ask for again when it is held too long."""
-        while True:
-            try:
-                return self.poll(promise.request_id, protobuf=protobuf, metadata=metadata)
-            except Late as error:
-                self.deadline.remaining(f"the result of {promise.operation}")
-                self.note_difference(str(error), "late", "retrieve_future")
 
     def poll(
         self, request_id: str, *, protobuf: bool = True, metadata: bool = False, seconds: float = math.inf

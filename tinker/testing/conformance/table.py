@@ -28,7 +28,9 @@ def console() -> Console:
 
 def show(report: Report, to: Console) -> None:
     """Print the whole report."""
-    table = _table("check", "outcome", "requirement, and where it fails")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("check", "outcome", "requirement, and where it fails"):  # names of checks and outcomes are not wrapped
+        table.add_column(name, no_wrap=name in ("check", "outcome"))
     for row in report.checks:
         table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _describe(row))
     to.print(table)
@@ -37,14 +39,6 @@ def show(report: Report, to: Console) -> None:
         to.print(_describe_finding(number, finding))
     to.print()
     to.print(summary(report))
-
-
-def _table(*columns: str) -> Table:
-    """Return an empty table, in which names of checks and outcomes are not wrapped."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, no_wrap=name in ("check", "outcome"))
-    return table
 
 
 def _describe(row: Row) -> Text:

@@ -55,6 +55,7 @@ PROMPT_DATUM = datum(PROMPT[:-1], PROMPT[1:])
 
 def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA, operation: str = "forward_backward") -> Floats:
     """Return the ``logprobs`` of a result in one row. Contradiction unless there is a finite one for each target."""
+    about = (operation, "ForwardBackwardOutput")
     rows: list[Floats] = []
     for fields in output.loss_fn_outputs:
         if "logprobs" not in fields:
@@ -64,15 +65,11 @@ def logprobs_of(output: ForwardBackwardOutput, data: Sequence[Datum] = DATA, ope
     if found != wanted:
         is_other_order, is_wide = sorted(found) == sorted(wanted), found == [2 * count for count in wanted]
         cause = "order of outputs" if is_other_order else WIDTH if is_wide else MISCOUNT
-        raise Contradiction(
-            f"for {wanted} targets there are {found} logprobs", cause=cause, operation=operation, schema="ForwardBackwardOutput"
-        )
+        raise Contradiction(f"for {wanted} targets there are {found} logprobs", cause, *about)
     joined = np.concatenate(rows)
     if not np.isfinite(joined).all() or (joined > 1e-3).any():
         told = f"log-probabilities are finite and not positive, these are not: {joined.tolist()}"
-        raise Contradiction(
-            told, cause=WIDTH if not np.isfinite(joined).all() else "", operation=operation, schema="ForwardBackwardOutput"
-        )
+        raise Contradiction(told, "" if np.isfinite(joined).all() else WIDTH, *about)
     return joined
 
 

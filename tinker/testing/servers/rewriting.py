@@ -14,14 +14,14 @@ from tinker.local.profiles import JSONObject, Rewrite
 REQUIRED = frozenset(name for name, operation in OPERATIONS.items() if not operation.optional)
 
 
-def drop_fields(*fields: str) -> Callable[..., JSONObject]:
-    """Return a function of objects: the last one without these fields."""
-    return lambda *bodies: {key: value for key, value in bodies[-1].items() if key not in fields}
+def drop_fields(*fields: str, required: Collection[str] = ()) -> Callable[..., JSONObject]:
+    """Return a function of objects: the last one without these fields. It refuses one that lacks a ``required`` field."""
+    return lambda *bodies: {key: value for key, value in require_fields(bodies[-1], *required).items() if key not in fields}
 
 
-def keep_fields(*fields: str) -> Callable[..., JSONObject]:
-    """Return a function of objects: the last one with these fields alone."""
-    return lambda *bodies: {key: value for key, value in bodies[-1].items() if key in fields}
+def keep_fields(*fields: str, required: Collection[str] = ()) -> Callable[..., JSONObject]:
+    """Return a function of objects: the last one with these fields alone. It refuses one that lacks a ``required`` field."""
+    return lambda *bodies: {key: value for key, value in require_fields(bodies[-1], *required).items() if key in fields}
 
 
 def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
@@ -30,11 +30,12 @@ def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
     return {**body, field: rewrite(cast("JSONObject", value))} if isinstance(value, dict) else body
 
 
-def require_fields(body: JSONObject, *fields: str) -> None:
-    """Refuse a body that lacks one of these fields."""
+def require_fields(body: JSONObject, *fields: str) -> JSONObject:
+    """Return the body, and refuse one that lacks one of these fields."""
     for field in fields:
         if body.get(field) is None:
             raise unprocessable(field, "Field required", "missing")
+    return body
 
 
 def offer_only(*optional: str, without: Collection[str] = ()) -> dict[str, int]:

@@ -27,13 +27,8 @@ def _read_create_model(body: JSONObject) -> JSONObject:
 
 
 def _write_create_model(asked: JSONObject, answer: JSONObject) -> JSONObject:
-    return {
-        "model_id": answer["model_id"],
-        "base_model": asked["base_model"],
-        "lora_config": {"seed": None, **asked["lora_config"]},
-        "status": "created",
-        "request_id": answer["request_id"],
-    }
+    kept, config = keep_fields("model_id", "request_id")(answer), {"seed": None, **asked["lora_config"]}
+    return {**kept, "status": "created", "base_model": asked["base_model"], "lora_config": config}
 
 
 def _read_optim_step(body: JSONObject) -> JSONObject:
@@ -48,8 +43,7 @@ def _check_path(body: JSONObject) -> JSONObject:
 
 
 def _read_save(body: JSONObject) -> JSONObject:
-    require_fields(body, "model_id", "path")
-    return drop_fields("ttl_seconds", "overwrite", "user_metadata")(_check_path(body))
+    return drop_fields("ttl_seconds", "overwrite", "user_metadata")(_check_path(require_fields(body, "model_id", "path")))
 
 
 def _read_save_for_sampler(body: JSONObject) -> JSONObject:
@@ -59,8 +53,8 @@ def _read_save_for_sampler(body: JSONObject) -> JSONObject:
 
 
 def _read_load(body: JSONObject) -> JSONObject:
-    require_fields(body, "model_id", "path")
-    return {"optimizer": True, **keep_fields("model_id", "path", "seq_id", "optimizer")(body)}
+    kept = keep_fields("model_id", "path", "seq_id", "optimizer", required=("model_id", "path"))
+    return {"optimizer": True, **kept(body)}
 
 
 def _write_saved_path(result: JSONObject) -> JSONObject:
@@ -125,18 +119,10 @@ def _drop_utc_mark(text: str) -> str:
 
 
 def _write_run(_: JSONObject, run: JSONObject) -> JSONObject:
-    return {
-        "training_run_id": run["training_run_id"],
-        "base_model": run["base_model"],
-        "model_owner": "default",
-        "is_lora": True,
-        "corrupted": False,
-        "lora_rank": run["lora_rank"],
-        "last_request_time": _drop_utc_mark(run["last_request_time"]),
-        "last_checkpoint": None,
-        "last_sampler_checkpoint": None,
-        "user_metadata": None,
-    }
+    kept = keep_fields("training_run_id", "base_model", "lora_rank")(run)
+    unset = dict.fromkeys(("last_checkpoint", "last_sampler_checkpoint", "user_metadata"))
+    time = _drop_utc_mark(run["last_request_time"])
+    return {**kept, **unset, "model_owner": "default", "is_lora": True, "corrupted": False, "last_request_time": time}
 
 
 def _write_runs(asked: JSONObject, answer: JSONObject) -> JSONObject:

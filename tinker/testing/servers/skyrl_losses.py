@@ -26,16 +26,13 @@ SKYRL_LOSSES: Mapping[str, frozenset[str]] = {
 
 
 def check_loss(loss_fn: str, config: Mapping[str, float | str], data: Sequence[Any]) -> None:
+    place = "forward_backward_input"
     allowed = SKYRL_LOSSES.get(loss_fn)
     if allowed is None:
-        raise unprocessable(
-            "forward_backward_input.loss_fn", f"Input should be one of {', '.join(SKYRL_LOSSES)}", "literal_error"
-        )
+        raise unprocessable(f"{place}.loss_fn", f"Input should be one of {', '.join(SKYRL_LOSSES)}", "literal_error")
     if unknown := sorted(config.keys() - allowed):
         known = f"Allowed keys: {sorted(allowed)}" if allowed else "It accepts none"
-        raise unprocessable(
-            "forward_backward_input", f"Invalid loss_fn_config keys for loss_fn='{loss_fn}': {unknown}. {known}."
-        )
+        raise unprocessable(place, f"Invalid loss_fn_config keys for loss_fn='{loss_fn}': {unknown}. {known}.")
     for datum in data:
         if any(tensor.sparse_crow_indices is not None for tensor in datum.loss_fn_inputs.values()):
             raise APIProblem(422, "Invalid proto forward_backward body: Sparse loss_fn_input tensors are not supported")

@@ -128,14 +128,12 @@ def clipping(context: CheckContext) -> None:
 def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
     context.need(*_GRADIENTS)
-    plain = context.create()
-    before = plain.logprobs()
-    plain.learn()
+    before, one = context.measure(0, lambda fixture: fixture.learn())
     policy = context.create(1)
     data = _policy_data(policy.logprobs(), np.ones(len(before)), np.ones(len(before)))
     _attempt(policy, data, "importance_sampling", None)
     context.result(policy.step())
-    one, other = plain.logprobs(), policy.logprobs()
+    other = policy.logprobs()
     same = are_alike(one, other, distance(before, one))
     told = f"after one step of `importance_sampling` the logprobs are {distance(one, other):g} away from `cross_entropy`"
     context.require(same, told)

@@ -141,7 +141,6 @@ def gap(context: CheckContext) -> None:
     except Failed:  # a server may give up the request instead of the number
         pass
     except Contradiction as error:
-        context.require(
-            error.cause != "late", f"request 2 waits for request 1, which never arrives: {error}", operation="forward_backward"
-        )
+        told = f"request 2 waits for request 1, which never arrives: {error}"
+        context.require(error.cause != "late", told, operation="forward_backward")
         raise

@@ -166,12 +166,9 @@ def optimizer_state(context: CheckContext) -> None:
     wanted = original.logprobs()
     moved = effect(saved, wanted)
     restored, fresh = (_next_step(context, number, path, optimizer=number == 1) for number in (1, 2))
-    context.require(
-        are_near(wanted, restored, moved), f"with the optimizer state the next step is {distance(wanted, restored):g} away"
-    )
-    context.require(
-        distance(wanted, fresh) > distance(wanted, restored), "without the optimizer state the next step is the same"
-    )
+    away, away_fresh = distance(wanted, restored), distance(wanted, fresh)
+    context.require(are_near(wanted, restored, moved), f"with the optimizer state the next step is {away:g} away")
+    context.require(away_fresh > away, "without the optimizer state the next step is the same")
 
 
 def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool) -> Floats:
