@@ -45,6 +45,16 @@ def _choose_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def find_devices() -> list[str]:
+    """Return the devices that a model can be on here, the CPU first.
+
+    >>> find_devices()[0]
+    'cpu'
+    """
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
 def public_name(source: str) -> str:
     """Return the packaged model's own name, the last part of a directory, or any other source as it is."""
     if Path(source) == PACKAGED_FOLDER:
