@@ -102,10 +102,13 @@ def differentiate(function: Callable[[list[Array]], float], parts: list[Array]) 
     return gradients
 
 
-def hold(term: Any, batch: Batch, expected: Callable[[list[Array]], float]) -> dict[str, float]:
-    """Check that the term has the value of the function, and the gradient by finite differences."""
+def hold(term: Any, batch: Batch, expected: Callable[[list[Array]], float], largest: float = 1.0) -> dict[str, float]:
+    """Check that the term has the value of the function, and the gradient by finite differences.
+
+    ``largest`` is the size of what is added up, where parts cancel each other.
+    """
     value, gradients, metrics = evaluate(term, batch)
-    size = max(1.0, abs(value)) * batch.size
+    size = max(largest, abs(value)) * batch.size
     assert value == near(expected(batch.parts), batch.size, size, FLOAT64)
     for found, wanted in zip(gradients, differentiate(expected, batch.parts), strict=True):
         assert found == near_slope(wanted, STEP, batch.size, size)
@@ -310,7 +313,8 @@ def test_expected_gradients_of_estimates(seed: int) -> None:
         return float((np.exp(ours) * (ours - theirs)).sum())
 
     def close(wanted: Array) -> Any:
-        return near_slope(wanted, STEP, 4, 20.0)  # four terms of log-probabilities, or their squares
+        # Four products of log-probabilities, each made of an exponential, the sum of four, a logarithm and two differences.
+        return near_slope(wanted, STEP, 4 * 8, 20.0)
 
     assert on_average(KL("ref", estimator="k1")) == close(np.zeros(4))
     assert on_average(KL("ref", estimator="k2")) == close(exact(lambda lp: kl(lp, reference)))
@@ -469,7 +473,9 @@ def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: 
                     total += (product - 1) ** 2
         return total + ((trace - len(lines)) ** 2 if mode == "spectral" else 0.0)
 
-    metrics = hold(Orthogonality(mode=mode, normalize=normalize, axis=axis), batch, expected)
+    products = matrix(batch.parts) @ matrix(batch.parts).T  # with those of the diagonal, which a sum over all takes away again
+    largest = max(1.0, float(np.square(products).sum()))
+    metrics = hold(Orthogonality(mode=mode, normalize=normalize, axis=axis), batch, expected, largest)
     assert metrics["rows"] == len(matrix(batch.parts))
 
 
