@@ -311,8 +311,8 @@ assert proto.decode_sample(b"\\x38\\x05").queue_place == 5
         rest=(
             (
                 "tinker/_training/requests.py",
-                "_fill_in(training_api.optim_step, body)",
-                '_fill_in(partial(training_api.optim_step, x_tinker_priority="high"), body)',
+                "training_api.optim_step(body, x_tinker_known_failure=target.known_failure)",
+                'training_api.optim_step(body, x_tinker_known_failure=target.known_failure, x_tinker_priority="high")',
             ),
         ),
         script="""

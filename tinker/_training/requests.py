@@ -150,12 +150,12 @@ def load_state(
 
 def unload_model() -> RunRequest[models.UnloadModelResponse]:
     """Describe the end of a run; it carries no number."""
-
-    def fill(target: RunTarget, _: int) -> Request[models.UntypedAPIFuture]:
-        return training_api.unload_model(models.UnloadModelRequest(model_id=target.model_id))
-
     spec = json_only("UnloadModel", models.UnloadModelResponse)
-    return RunRequest(operation="unload_model", fill=fill, spec=spec, changes_run=False, is_numbered=False)
+    return RunRequest(operation="unload_model", fill=_unload, spec=spec, changes_run=False, is_numbered=False)
+
+
+def _unload(target: RunTarget, _: int) -> Request[models.UntypedAPIFuture]:
+    return training_api.unload_model(models.UnloadModelRequest(model_id=target.model_id))
 
 
 def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
