@@ -53,7 +53,7 @@ class _Operation(Protocol[B_contra]):
     def __call__(self, body: B_contra, /, *, x_tinker_known_failure: int | None) -> Request[models.UntypedAPIFuture]: ...
 
 
-def _fill_in(operation: _Operation[B_contra], body: Callable[..., B_contra]) -> Fill:
+def _numbered(operation: _Operation[B_contra], body: Callable[..., B_contra]) -> Fill:
     """Return what sends a body of the operation, once it has its model and number."""
 
     def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
@@ -69,7 +69,7 @@ def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStep
         adam_params=params if isinstance(params, AdamParams) else None,
         optimizer_params=params if isinstance(params, DimuonParams) else None,
     )
-    fill = _fill_in(training_api.optim_step, body)
+    fill = _numbered(training_api.optim_step, body)
     return RunRequest(operation="optim_step", fill=fill, spec=json_only("OptimStep", models.OptimStepResponse))
 
 
@@ -89,7 +89,7 @@ def save_state(
     spec = ResultSpec(
         "SaveWeights", models.SaveWeightsResponse, lambda answer, _: SaveWeightsResponse(path=answer.path, type=answer.type)
     )
-    return RunRequest(operation="save_state", fill=_fill_in(weights_api.save_weights, body), spec=spec, changes_run=False)
+    return RunRequest(operation="save_state", fill=_numbered(weights_api.save_weights, body), spec=spec, changes_run=False)
 
 
 def save_weights_for_sampler(
@@ -105,7 +105,7 @@ def save_weights_for_sampler(
         models.SaveWeightsForSamplerResponseInternal,
         lambda answer, _: SaveWeightsForSamplerResponse(path=_present(answer.path, "path"), type=answer.type),
     )
-    fill = _fill_in(weights_api.save_weights_for_sampler, body)
+    fill = _numbered(weights_api.save_weights_for_sampler, body)
     return RunRequest(operation="save_weights_for_sampler", fill=fill, spec=spec, changes_run=False)
 
 
@@ -121,7 +121,7 @@ def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: 
         models.SaveWeightsForSamplerResponseInternal,
         lambda answer, _: _present(answer.sampling_session_id, "sampling_session_id"),
     )
-    fill = _fill_in(weights_api.save_weights_for_sampler, body)
+    fill = _numbered(weights_api.save_weights_for_sampler, body)
     return RunRequest(operation="save_weights_and_get_sampling_client", fill=fill, spec=spec, changes_run=False)
 
 
@@ -135,7 +135,7 @@ def save_weights_external(
         models.SaveWeightsExternalResponseInternal,
         lambda answer, _: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
     )
-    fill = _fill_in(weights_api.save_weights_external, body)
+    fill = _numbered(weights_api.save_weights_external, body)
     return RunRequest(operation="save_weights_external", fill=fill, spec=spec, changes_run=False)
 
 
@@ -144,7 +144,7 @@ def load_state(
 ) -> RunRequest[models.LoadWeightsResponse]:
     """Describe a load of saved weights."""
     body = partial(models.LoadWeightsRequest, path=path, optimizer=with_optimizer, weights_access_token=weights_access_token)
-    fill = _fill_in(weights_api.load_weights, body)
+    fill = _numbered(weights_api.load_weights, body)
     return RunRequest(operation=operation, fill=fill, spec=json_only("LoadWeights", models.LoadWeightsResponse))
 
 
