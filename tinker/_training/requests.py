@@ -6,8 +6,7 @@ Each is a function of the model's id and the number of the request, which are kn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -22,7 +21,6 @@ from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
 
 T = TypeVar("T")
-B_contra = TypeVar("B_contra", contravariant=True)
 Fill: TypeAlias = Callable[[RunTarget, int], Request[models.UntypedAPIFuture]]
 
 
@@ -47,29 +45,18 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return await transport.send_variant(Variant(next(numbers)), prepared, encode, models.UntypedAPIFuture, numbers=numbers)
 
 
-class _Operation(Protocol[B_contra]):
-    """An operation of the contract that the server runs in the order of numbers."""
-
-    def __call__(self, body: B_contra, /, *, x_tinker_known_failure: int | None) -> Request[models.UntypedAPIFuture]: ...
-
-
-def _numbered(operation: _Operation[B_contra], body: Callable[..., B_contra]) -> Fill:
-    """Return what sends a body of the operation, once it has its model and number."""
-
-    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
-        return operation(body(model_id=target.model_id, seq_id=number), x_tinker_known_failure=target.known_failure)
-
-    return fill
-
-
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:
     """Describe an optimizer step."""
-    body = partial(
-        models.OptimStepRequest,
-        adam_params=params if isinstance(params, AdamParams) else None,
-        optimizer_params=params if isinstance(params, DimuonParams) else None,
-    )
-    fill = _numbered(training_api.optim_step, body)
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.OptimStepRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            adam_params=params if isinstance(params, AdamParams) else None,
+            optimizer_params=params if isinstance(params, DimuonParams) else None,
+        )
+        return training_api.optim_step(body, x_tinker_known_failure=target.known_failure)
+
     return RunRequest(operation="optim_step", fill=fill, spec=json_only("OptimStep", models.OptimStepResponse))
 
 
@@ -78,18 +65,23 @@ def save_state(
 ) -> RunRequest[SaveWeightsResponse]:
     """Describe a save of weights and optimizer state."""
     metadata = _strings(user_metadata)
-    body = partial(
-        models.SaveWeightsRequest,
-        path=name,
-        ttl_seconds=ttl_seconds,
-        overwrite=overwrite,
-        user_metadata=metadata,
-        keep_last=keep_last,
-    )
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            overwrite=overwrite,
+            user_metadata=metadata,
+            keep_last=keep_last,
+        )
+        return weights_api.save_weights(body, x_tinker_known_failure=target.known_failure)
+
     spec = ResultSpec(
         "SaveWeights", models.SaveWeightsResponse, lambda answer, _: SaveWeightsResponse(path=answer.path, type=answer.type)
     )
-    return RunRequest(operation="save_state", fill=_numbered(weights_api.save_weights, body), spec=spec, changes_run=False)
+    return RunRequest(operation="save_state", fill=fill, spec=spec, changes_run=False)
 
 
 def save_weights_for_sampler(
@@ -97,31 +89,40 @@ def save_weights_for_sampler(
 ) -> RunRequest[SaveWeightsForSamplerResponse]:
     """Describe a save of weights to sample from."""
     metadata = _strings(user_metadata)
-    body = partial(
-        models.SaveWeightsForSamplerRequest, path=name, ttl_seconds=ttl_seconds, user_metadata=metadata, keep_last=keep_last
-    )
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsForSamplerRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            user_metadata=metadata,
+            keep_last=keep_last,
+        )
+        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
+
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
         lambda answer, _: SaveWeightsForSamplerResponse(path=_present(answer.path, "path"), type=answer.type),
     )
-    fill = _numbered(weights_api.save_weights_for_sampler, body)
     return RunRequest(operation="save_weights_for_sampler", fill=fill, spec=spec, changes_run=False)
 
 
 def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: Iterator[int]) -> RunRequest[str]:
     """Describe a save of weights under no name; the result is the id of a sampling session on them."""
 
-    def body(model_id: str, seq_id: int) -> models.SaveWeightsForSamplerRequest:
-        number = next(sampler_numbers)
-        return models.SaveWeightsForSamplerRequest(model_id=model_id, seq_id=seq_id, sampling_session_seq_id=number, kind=kind)
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsForSamplerRequest(
+            model_id=target.model_id, seq_id=number, sampling_session_seq_id=next(sampler_numbers), kind=kind
+        )
+        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
 
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
         lambda answer, _: _present(answer.sampling_session_id, "sampling_session_id"),
     )
-    fill = _numbered(weights_api.save_weights_for_sampler, body)
     return RunRequest(operation="save_weights_and_get_sampling_client", fill=fill, spec=spec, changes_run=False)
 
 
@@ -129,13 +130,22 @@ def save_weights_external(
     name: str, ttl_seconds: int | None, recipients: Sequence[str] | None
 ) -> RunRequest[SaveWeightsExternalResponse]:
     """Describe a save of weights as files to download."""
-    body = partial(models.SaveWeightsExternalRequest, path=name, ttl_seconds=ttl_seconds, age_encryption_recipients=recipients)
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.SaveWeightsExternalRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=name,
+            ttl_seconds=ttl_seconds,
+            age_encryption_recipients=recipients,
+        )
+        return weights_api.save_weights_external(body, x_tinker_known_failure=target.known_failure)
+
     spec = ResultSpec(
         "SaveWeightsExternal",
         models.SaveWeightsExternalResponseInternal,
         lambda answer, _: SaveWeightsExternalResponse(path=_present(answer.path, "path")),
     )
-    fill = _numbered(weights_api.save_weights_external, body)
     return RunRequest(operation="save_weights_external", fill=fill, spec=spec, changes_run=False)
 
 
@@ -143,19 +153,28 @@ def load_state(
     operation: str, path: str, weights_access_token: str | None, *, with_optimizer: bool
 ) -> RunRequest[models.LoadWeightsResponse]:
     """Describe a load of saved weights."""
-    body = partial(models.LoadWeightsRequest, path=path, optimizer=with_optimizer, weights_access_token=weights_access_token)
-    fill = _numbered(weights_api.load_weights, body)
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        body = models.LoadWeightsRequest(
+            model_id=target.model_id,
+            seq_id=number,
+            path=path,
+            optimizer=with_optimizer,
+            weights_access_token=weights_access_token,
+        )
+        return weights_api.load_weights(body, x_tinker_known_failure=target.known_failure)
+
     return RunRequest(operation=operation, fill=fill, spec=json_only("LoadWeights", models.LoadWeightsResponse))
 
 
 def unload_model() -> RunRequest[models.UnloadModelResponse]:
     """Describe the end of a run; it carries no number."""
+
+    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+        return training_api.unload_model(models.UnloadModelRequest(model_id=target.model_id))
+
     spec = json_only("UnloadModel", models.UnloadModelResponse)
-    return RunRequest(operation="unload_model", fill=_unload, spec=spec, changes_run=False, is_numbered=False)
-
-
-def _unload(target: RunTarget, _: int) -> Request[models.UntypedAPIFuture]:
-    return training_api.unload_model(models.UnloadModelRequest(model_id=target.model_id))
+    return RunRequest(operation="unload_model", fill=fill, spec=spec, changes_run=False, is_numbered=False)
 
 
 def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
