@@ -98,7 +98,15 @@ class Telemetry:
         Returns:
             Whether it will be sent; False after :meth:`stop`, and if the server takes no telemetry.
         """
-        return self._add(partial(models.GenericEvent, event_name=event_name, event_data=dict(event_data or {})), severity)
+        event = models.GenericEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity=severity,
+            timestamp=self._now(),
+            event_name=event_name,
+            event_data=dict(event_data or {}),
+        )
+        return self._add(event)
 
     def log_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
         """Report an exception, which need not be one of this package's.
@@ -181,7 +189,13 @@ class Telemetry:
         """Begin to report about a session."""
         self._session_id = session_id
         self._began = self._now()
-        self._add(models.SessionStartEvent)
+        event = models.SessionStartEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity="INFO",
+            timestamp=self._now(),
+        )
+        self._add(event)
 
     async def run(self) -> None:
         """Send what there is, from time to time."""
@@ -244,7 +258,15 @@ class Telemetry:
 
     def _log_unhandled(self, exception: BaseException, severity: models.Severity, text: str) -> bool:
         kind, message = type(exception).__name__, self._without_secrets(text)
-        return self._add(partial(models.UnhandledExceptionEvent, error_type=kind, error_message=message), severity)
+        event = models.UnhandledExceptionEvent(
+            event_id=str(uuid.uuid4()),
+            event_session_index=next(self._numbers),
+            severity=severity,
+            timestamp=self._now(),
+            error_type=kind,
+            error_message=message,
+        )
+        return self._add(event)
 
     def _log_user_error(self, exception: BaseException, severity: models.Severity, operation: str | None = None) -> bool:
         status = getattr(exception, "status_code", None)
@@ -254,13 +276,16 @@ class Telemetry:
     def _log_end(self) -> None:
         if self._session_id is not None and not self._ended:
             self._ended = True
-            self._add(partial(models.SessionEndEvent, duration=str(self._now() - self._began)))
+            event = models.SessionEndEvent(
+                event_id=str(uuid.uuid4()),
+                event_session_index=next(self._numbers),
+                severity="INFO",
+                timestamp=self._now(),
+                duration=str(self._now() - self._began),
+            )
+            self._add(event)
 
-    def _add(self, make: Callable[..., models.TelemetryEvent], severity: models.Severity = "INFO") -> bool:
-        """Give an event what every event has, and queue it; return whether it will be sent."""
-        event = make(
-            event_id=str(uuid.uuid4()), event_session_index=next(self._numbers), severity=severity, timestamp=self._now()
-        )
+    def _add(self, event: models.TelemetryEvent) -> bool:
         if not self.wanted or self._stopped or self._tasks.is_closed:
             return False
         if len(self._events) == EVENTS_KEPT and not self._dropped:
