@@ -6,7 +6,7 @@ import concurrent.futures
 import math
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Never, cast, get_args
 
 from tinker_wire import limits
 from tinker_wire.models import AccessScope, AdamOptimizerConfig, DimuonOptimizerConfig, OptimizerConfig
@@ -247,8 +247,8 @@ def check_optimizer(optimizer: OptimizerConfig | Mapping[str, object] | None) ->
     """Raise TypeError unless it is a kind of optimizer, as a value or as plain data, or None."""
     __tracebackhide__ = True
     if optimizer is not None and not isinstance(optimizer, (AdamOptimizerConfig, DimuonOptimizerConfig, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        got = type(optimizer).__name__
-        raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {got}")
+        unknown: Never = optimizer  # so that a new kind is an error of type checkers here
+        raise TypeError(f"optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got {type(unknown).__name__}")
 
 
 def check_timeout(timeout: float | None) -> None:

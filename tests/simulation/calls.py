@@ -150,7 +150,7 @@ class Run:
                 raise Violation(f"every error is typed: {call.error!r}")
             if call.outputs and call.has_succeeded:
                 result = call.future.result(0)
-                if len(result.loss_fn_outputs) != call.outputs or not result.metrics:
+                if len(result.loss_fn_outputs) != call.outputs:
                     raise Violation(f"results are whole: {call.future!r} has {str(result)[:200]}")
 
     def check_stops(self) -> None:

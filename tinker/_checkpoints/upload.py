@@ -29,7 +29,6 @@ from tinker._http import (
     Transport,
     connection_error,
     hide_signature,
-    is_lost,
     open_files,
     status_error,
     statuses,
@@ -120,7 +119,7 @@ class Uploading:
         except APIError as error:
             if statuses.judge(error) is statuses.Verdict.FATAL:
                 await asyncio.to_thread(self._forget_note)
-            if is_lost(error):
+            if statuses.is_lost(error):
                 raise _Expired(error) from error
             raise
 

@@ -57,16 +57,10 @@ from tinker._http.retry import RetryConfig as RetryConfig
 from tinker._http.retry import longest_delay as longest_delay
 from tinker._http.retry import sampling_policy as sampling_policy
 from tinker._http.statuses import ABSENT_STATUSES as ABSENT_STATUSES
-from tinker._http.statuses import FAILED_STATUSES as FAILED_STATUSES
-from tinker._http.statuses import PENDING_STATUSES as PENDING_STATUSES
-from tinker._http.statuses import REJECTED_STATUSES as REJECTED_STATUSES
 from tinker._http.statuses import Fate as Fate
 from tinker._http.statuses import fate_of as fate_of
 from tinker._http.statuses import is_absent as is_absent
-from tinker._http.statuses import is_failed_result as is_failed_result
 from tinker._http.statuses import is_lost as is_lost
-from tinker._http.statuses import is_pending as is_pending
-from tinker._http.statuses import is_success as is_success
 from tinker._http.streams import StreamsAbsent as StreamsAbsent
 from tinker._http.submission import Retries as Retries
 from tinker._http.submission import Variant as Variant

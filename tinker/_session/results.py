@@ -24,10 +24,8 @@ from tinker._http import (
     Transport,
     find_explanation,
     invalid_response,
-    is_failed_result,
-    is_lost,
-    is_pending,
     shorten,
+    statuses,
     undecodable,
 )
 from tinker._wire import json, proto
@@ -199,10 +197,10 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
     async def _wait_after(self, error: APIError, started: float) -> None:
         """Wait until the poll after one that failed; raises the error if none follows, as where the request has failed."""
-        if is_pending(error) and (status := self._read_pending(error)) is not None:
+        if statuses.is_pending(error) and (status := self._read_pending(error)) is not None:
             await self._keep_waiting(status, started)
             return
-        if isinstance(error, APIStatusError) and is_failed_result(error):
+        if isinstance(error, APIStatusError) and statuses.is_failed_result(error):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
         transport = self.poller.transport
         if self._retries is None:
@@ -323,7 +321,11 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         future, now = self.future, self.poller.transport.clock.monotonic()
         since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
         state = f"; the last queue state was {future.queue_state}" if future.queue_state else ""
-        lost = "; the server no longer has its result, and the client does not know whether it ran" if is_lost(error) else ""
+        lost = (
+            "; the server no longer has its result, and the client does not know whether it ran"
+            if statuses.is_lost(error)
+            else ""
+        )
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 
     def _report_queue(self, status: models.FutureStatus) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import attrs
 import httpx
 
-from tinker._http import REJECTED_STATUSES
+from tinker._http import statuses
 from tinker.service_client import ServiceClient
 from tinker.testing import faults
 from tinker.testing.clock import SteppedClock
@@ -436,7 +436,7 @@ class FaultyServer:
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """Skip the sequence number of a refused request, so that its run does not wait for it."""
-        if self.state is not None and answer is not None and answer.status in REJECTED_STATUSES:
+        if self.state is not None and answer is not None and answer.status in statuses.REJECTED_STATUSES:
             from tinker.local.operations.submission import skip_rejected
 
             skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)

@@ -83,7 +83,7 @@ class _StepParams(_Params, frozen=True):
     def __post_init__(self) -> None:
         __tracebackhide__ = True
         convert_numbers(self)
-        for name, value in (numbers := self._numbers()).items():
+        for name, value in (numbers := msgspec.structs.asdict(self)).items():
             what = f"{type(self).__name__}.{name} must be"
             least, below = _STEP_RANGES.get(name, (-math.inf, math.inf))
             if not math.isfinite(value):
@@ -93,9 +93,6 @@ class _StepParams(_Params, frozen=True):
                 raise ValueError(f"{what} at least {least:g}{upper}, got {value}")
         if fault := find_float32_fault(numbers):
             raise ValueError(f"{type(self).__name__}.{fault}")
-
-    def _numbers(self) -> Mapping[str, float]:
-        raise NotImplementedError
 
 
 class AdamParams(_StepParams, models.AdamParams, frozen=True):
@@ -112,10 +109,6 @@ class AdamParams(_StepParams, models.AdamParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
     """
 
-    def _numbers(self) -> Mapping[str, float]:
-        decays = {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, "weight_decay": self.weight_decay}
-        return {"learning_rate": self.learning_rate, **decays, "grad_clip_norm": self.grad_clip_norm}
-
 
 class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
     """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
@@ -125,9 +118,6 @@ class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
         grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
-
-    def _numbers(self) -> Mapping[str, float]:
-        return {"learning_rate": self.learning_rate, "grad_clip_norm": self.grad_clip_norm, "beta1": self.beta1}
 
 
 class LoraConfig(_Params, models.LoraConfig, frozen=True):

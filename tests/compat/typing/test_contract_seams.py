@@ -36,6 +36,8 @@ NOT_SENT = "the client does not send it"
 
 #: Records and fields that no line of the client names, and why.
 UNNAMED: dict[str, str] = {
+    "AdamParams": BY_USER,
+    "DimuonParams": BY_USER,
     "CheckpointSearchCursor": BY_USER,
     "CheckpointSearchRequest": BY_USER,
     "ClientFinishedSessionStatusQuery": BY_USER,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import attrs
 import msgspec
 from starlette.responses import Response
 from tinker_wire import models
@@ -141,5 +140,9 @@ def _encode_or_fail(outcome: RequestOutcome, media_type: str) -> bytes:
 
 def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
     if isinstance(outcome, RequestFailure):
-        return json.encode(models.RequestFailedResponse(**attrs.asdict(outcome)))
+        return json.encode(
+            models.RequestFailedResponse(
+                error=outcome.error, category=outcome.category, failed_operation=outcome.failed_operation
+            )
+        )
     return encode_result(outcome, media_type)

@@ -11,7 +11,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import ABSENT_STATUSES, is_success
+from tinker._http import ABSENT_STATUSES, statuses
 from tinker._wire import json
 from tinker.testing.conformance import decoding
 from tinker.testing.conformance.connection import CheckDeadline, Connection, ReceivedResponse, SentRequest
@@ -129,7 +129,7 @@ class CheckedRequests:
 
     def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
         """Raise Absent if the server lacks the operation, and Refused for any other refusal."""
-        if is_success(answer.status):
+        if statuses.is_success(answer.status):
             return
         operation = request.operation
         how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"

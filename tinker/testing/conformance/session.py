@@ -13,7 +13,7 @@ from tinker_wire.api import futures as futures_api
 from tinker_wire.api import service as service_api
 from tinker_wire.runtime import Request
 
-from tinker._http import ABSENT_STATUSES, FAILED_STATUSES, PENDING_STATUSES
+from tinker._http import ABSENT_STATUSES, statuses
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import decoding
@@ -165,7 +165,7 @@ class CheckSession(CheckedRequests):
 
     def is_pending(self, answer: ReceivedResponse) -> bool:
         """Return whether the response of a poll says that there is no result yet. Contradiction where it uses other words."""
-        if answer.status in PENDING_STATUSES:
+        if answer.status in statuses.PENDING_STATUSES:
             return True
         body = _small_object(answer)
         is_odd = answer.status == 202 or (body.keys() <= _STATE_FIELDS and body.get("status") in _STATES)
@@ -256,7 +256,7 @@ class CheckSession(CheckedRequests):
 def _is_failure(answer: ReceivedResponse) -> bool:
     """Return whether the status of a poll tells that the request failed, and not that its result is lost."""
     explained = answer.status in _MAY_BE_FAILURE and "detail" in _small_object(answer) and not is_without_route(answer)
-    return answer.status in FAILED_STATUSES or explained
+    return answer.status in statuses.FAILED_STATUSES or explained
 
 
 _MAY_BE_FAILURE = frozenset({404, 409, 422})
