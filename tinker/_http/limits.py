@@ -243,5 +243,6 @@ class SampleAdmission(msgspec.Struct):
         self._limits.cool_down.close_for(error, seconds)
 
     async def _take(self, budget: Budget, amount: int) -> None:
-        await budget.acquire(amount)
+        if not budget.try_acquire(amount):
+            await budget.acquire(amount)
         self._held.append((budget, amount))

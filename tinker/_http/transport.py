@@ -20,21 +20,13 @@ from tinker import errors
 from tinker._clock import Clock
 from tinker._config import Config
 from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
+from tinker._http import messages
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, CircuitRegistry
 from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
 from tinker._http.limits import Admission
-from tinker._http.messages import (
-    ExchangeFailed,
-    Headers,
-    HTTPEngine,
-    PreparedRequest,
-    Purpose,
-    RawResponse,
-    SharedHeaders,
-    out_of_memory,
-)
+from tinker._http.messages import ExchangeFailed, Headers, HTTPEngine, PreparedRequest, Purpose, RawResponse, SharedHeaders
 from tinker._http.observers import Observers
 from tinker._http.redaction import send_logged
 from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
@@ -244,7 +236,12 @@ class Transport:
             random=self.clock.random,
             fields=self._refused,
         )
-        return _Call(submission, read, {_FIRST: prepared}, held=self._guard(prepared, policy, admit) or admit)
+        return _Call(
+            submission,
+            read,
+            {_FIRST: prepared},
+            held=admit if self._circuits is None else self._guard(prepared, policy, admit) or admit,
+        )
 
     def _guard(self, prepared: PreparedRequest, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
         """Return the guard of a request, which holds ``admit`` too; None for a request that no circuit may stop.
@@ -339,7 +336,7 @@ class Transport:
         except ExchangeFailed as failure:
             raise self._lose(prepared, failure, attempt) from failure
         except MemoryError:
-            raise self._lose(prepared, out_of_memory(), attempt) from None
+            raise self._lose(prepared, messages.out_of_memory(), attempt) from None
         except BaseException:
             if attempt is not None:
                 attempt.end(None, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sized
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -15,7 +15,7 @@ from tinker._wire import json
 from tinker.types._numpy import np
 from tinker.types.model_input import ModelInput, suggest_model_input
 from tinker.types.params import SamplingParams
-from tinker.types.results import SampleResponse, TopkLogprobs
+from tinker.types.results import SampleResponse
 from tinker.types.tensor_data import TensorData, dimensions
 
 
@@ -78,21 +78,29 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def find_fault(self, prompt: ModelInput, response: SampleResponse) -> str | None:
         """Return why a response does not answer these options."""
-        if (count := len(response.sequences)) != self.num_samples:
-            return f"{count} sequences for num_samples={self.num_samples}"
-        counts = [len(sequence.tokens_np) for sequence in response.sequences]
-        drawn = [sequence.logprobs_np for sequence in response.sequences]
-        topk = [_ids(sequence.topk_logprobs_np) for sequence in response.sequences]
-        fault = _find_missing_rows("logprobs", counts, drawn) or _find_missing_rows("topk_logprobs", counts, topk)
-        return fault or self._find_missing_scores(input_length(prompt), response)
+        sequences = response.sequences
+        if len(sequences) != self.num_samples:
+            return f"{len(sequences)} sequences for num_samples={self.num_samples}"
+        first, last = sequences[0], sequences[-1]  # which say whether the server sends any
+        has_logprobs = first.logprobs_np is not None or last.logprobs_np is not None
+        has_topk = first.topk_logprobs_np is not None or last.topk_logprobs_np is not None
+        for index, one in enumerate(sequences):
+            count, drawn, topk = len(one.tokens_np), one.logprobs_np, one.topk_logprobs_np
+            if has_logprobs and (found := 0 if drawn is None else len(drawn)) != count:
+                return f"sequence {index} has {count} tokens and {found} logprobs"
+            if has_topk and (found := 0 if topk is None else len(topk.token_ids)) != count:
+                return f"sequence {index} has {count} tokens and {found} rows of topk_logprobs"
+        asked = self.include_prompt_logprobs, self.topk_prompt_logprobs, self.target_prompt_logprobs, self.prompt_alt_tokens_k
+        return self._find_missing_scores(input_length(prompt), response) if any(asked) else None
 
     def _find_missing_scores(self, length: int | None, response: SampleResponse) -> str | None:
         """Return which scores of a prompt of this length are missing."""
-        drawn, targets, others = response.prompt_logprobs_np, response.target_prompt_logprobs, response.prompt_alt_tokens
+        drawn, topk = response.prompt_logprobs_np, response.topk_prompt_logprobs_np
+        targets, others = response.target_prompt_logprobs, response.prompt_alt_tokens
         starts_late = drawn is not None and len(drawn) > 0 and not np.isnan(drawn[0])  # some servers leave the first token out
         scores: tuple[tuple[str, object, Sized | None, bool], ...] = (
             ("prompt_logprobs", self.include_prompt_logprobs, drawn, starts_late),
-            ("topk_prompt_logprobs", self.topk_prompt_logprobs, _ids(response.topk_prompt_logprobs_np), False),
+            ("topk_prompt_logprobs", self.topk_prompt_logprobs, None if topk is None else topk.token_ids, False),
             ("target_prompt_logprobs", self.target_prompt_logprobs, targets, True),
             ("prompt_alt_tokens", self.prompt_alt_tokens_k, None if others is None else others.tokens, True),
         )
@@ -102,19 +110,6 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             if asked and rows is not None and length is not None and len(rows) != length - is_shorter:
                 return f"{len(rows)} rows of {name} for a prompt of {length} tokens"
         return None
-
-
-def _find_missing_rows(name: str, counts: Sequence[int], rows: Sequence[Sized | None]) -> str | None:
-    """Return which sequence has not one row for each of its tokens; None also where no sequence has any."""
-    found = [0 if one is None else len(one) for one in rows]
-    if found == counts or all(one is None for one in rows):
-        return None
-    index = next(index for index, count in enumerate(counts) if found[index] != count)
-    return f"sequence {index} has {counts[index]} tokens and {found[index]} rows of {name}"
-
-
-def _ids(table: TopkLogprobs | None) -> Sized | None:
-    return None if table is None else table.token_ids
 
 
 def check_prompt(prompt: ModelInput) -> None:

@@ -225,14 +225,15 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
-        if (status := self._read_status(response)) is not None:
+        is_proto = response.media_type == proto.MEDIA_TYPE
+        if not is_proto and (status := self._read_status(response)) is not None:
             if status.error is None and status.status == _METADATA_ONLY:
                 self._note_size(status, response)
                 return None
             if await self._not_yet(status, started):
                 return None
         try:
-            result = self._decode(response)
+            result = self._decode(response, is_proto)
         except Exception as error:
             raise undecodable(response, error, self.future.operation) from error
         if self.spec.find_fault is not None and (fault := self.spec.find_fault(result)) is not None:
@@ -241,7 +242,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
     def _read_status(self, response: RawResponse) -> models.FutureStatus | None:
         """Read the future's status from a small JSON response; None where there can be none."""
-        if response.media_type == proto.MEDIA_TYPE or not 0 < len(response.content) <= _STATUS_NBYTES:
+        if not 0 < len(response.content) <= _STATUS_NBYTES:
             return None
         try:
             status = json.decode(response.content, models.FutureStatus)
@@ -251,12 +252,12 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             raise self._invalid(response, f"the status is of the request {status.request_id}, not of {self.request_id}")
         return status
 
-    def _decode(self, response: RawResponse) -> T:
+    def _decode(self, response: RawResponse, is_proto: bool) -> T:
         """Return the result in a response; any exception if there is none."""
         spec, body = self.spec, response.content
         if not body:
             raise ValueError(f"the body is empty (status {response.status})")
-        if response.media_type == proto.MEDIA_TYPE:
+        if is_proto:
             if spec.from_proto is None:
                 raise ValueError("the body is protobuf instead of JSON")
             return spec.from_proto(body)
