@@ -431,7 +431,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit on the memory of a process")
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [9])
 def test_no_loss_takes_more_memory_than_one_may(every: int) -> None:
     """Every function and method with sizes that would take gigabytes is computed in its budget, or refused before that."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
