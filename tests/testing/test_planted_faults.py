@@ -797,18 +797,18 @@ class Sharing(Engine):
     """Samples from the weights that are being trained."""
 
     def snapshot(self, adapter_id: str) -> Any:
-        return toy.engine.ToyWeights(self._adapter(adapter_id).spec, Live(self._adapter(adapter_id)))  # type: ignore[arg-type]
+        return toy.engine.ToyWeights(self._adapter(adapter_id).spec, Live(partial(self._adapter, adapter_id)))  # type: ignore[arg-type]
 
 
 class Live(dict[str, Any]):
     """The tensors of an adapter as they are now."""
 
-    def __init__(self, adapter: Any) -> None:
-        super().__init__(adapter.tensors)
-        self._adapter = adapter
+    def __init__(self, find: Callable[[], Any]) -> None:
+        super().__init__(find().tensors)
+        self._find = find
 
     def __getitem__(self, name: str) -> Any:
-        return self._adapter.tensors[name]
+        return self._find().tensors[name]
 
 
 class SamplingBase(Engine):
