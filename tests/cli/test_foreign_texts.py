@@ -111,7 +111,7 @@ def hostile(tmp_path: Path, serve_app: Callable[[Any], AbstractContextManager[st
 
 
 def attacks_of(result: Result) -> list[str]:
-    """Return what a command printed that is no text."""
+    """Return the control characters that a command printed."""
     return find_attacks(result.stdout) + find_attacks(result.stderr)
 
 
@@ -122,7 +122,7 @@ def test_every_command_is_called() -> None:
 
 
 def test_a_server_that_works(call: Call, hostile: Hostile) -> None:
-    """With every text of every answer spoiled, no command prints what is no text, and several show the names with escapes."""
+    """With every text of every answer spoiled, no command prints a control character, and several show the names with escapes."""
     shown = 0
     for arguments in hostile.calls():
         result = call(*arguments, base_url=hostile.url, input="hi\n")

@@ -217,7 +217,7 @@ def test_a_status_that_is_none(training: tinker.TrainingClient, wire: Any, statu
 
 @pytest.mark.parametrize("body", [b"", b"7", b"<html>timeout</html>", b"[" * 1000 + b"]" * 1000, b'{"request_id": "another"}'])
 def test_a_408_that_says_nothing_of_the_request(training: tinker.TrainingClient, wire: Any, body: bytes) -> None:
-    """A 408 without a status of the request may be a proxy's: it is tried again like any failure, and not for ever."""
+    """A 408 without a status of the request may be a proxy's: it is tried again like any failure, until the time limit."""
     wire.fail("retrieve_future", 408, body=body, times=10**9, outside="what proxies answer")
     with pytest.raises(tinker.APIStatusError) as caught:
         training.optim_step(ADAM).result(30)

@@ -112,7 +112,7 @@ DIFFERENCES = [
 AGAIN = {
     "forward_backward_chunked_serial": (2, "two results lack a metric that the first has"),
     "forward_backward_chunked_parallel": (2, "results lack a metric that another has, which may come before or after them"),
-    "json_instead_of_proto": (2, "the recorded result has no outputs for its datum, and is no result, each time"),
+    "json_instead_of_proto": (2, "the recorded result has no outputs for its datum, and is refused each time"),
 }
 #: Requests that come earlier or later than recorded.
 OUT_OF_ORDER = {
