@@ -45,9 +45,10 @@ class Clients:
         self.saved = self.training.save_state("saved").result(10).path
 
 
+@tinker.with_gradients
 def double(_: Any, logprobs: list[Any]) -> Any:
-    loss = sum(one.sum() for one in logprobs) * 2
-    return loss, {"double:sum": loss.item()}
+    loss = 2 * float(sum(one.sum() for one in logprobs))
+    return loss, [np.full_like(one, 2) for one in logprobs], {"double:sum": loss}
 
 
 def summarize_custom(clients: Clients, count: int) -> object:
