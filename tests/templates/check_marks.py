@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from templates.chats import CHATS, Chat
 from templates.judge import Example, Judge, encode_publicly, hear, list_forms, read_example
 from templates.tally import MARKS
@@ -40,7 +41,7 @@ def _encode_marked(tokenizer: Any, name: str, chat: Chat) -> Iterator[list[list[
     for messages in list_forms(chat.messages):
         try:
             encoded = tokenizer.apply_chat_template(messages, **how)
-        except Exception:  # noqa: BLE001, S112 - whatever jinja2 raises for a form that the template does not read
+        except Exception:  # noqa: BLE001 - whatever jinja2 raises for a form that the template does not read
             continue
         marked = Example(encoded["input_ids"], [bool(mark) for mark in encoded["assistant_masks"]])
         yield [marked.tokens[start:end] for start, end in marked.runs()]

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
+
+import tinker
 from templates.chats import CHATS, Chat
 from templates.judge import Judge, encode_publicly, hear, read_example
 from templates.tally import count_case
 from templates.tokenizers_made import KINDS, make_tokenizer
 from templates.wheel import FOR_TRAINING, TEMPLATES
-
-import tinker
 
 
 def test_the_wheel_has_its_templates() -> None:
@@ -50,7 +50,7 @@ def test_prompts_are_what_is_sampled_from(name: str, kind: str) -> None:
             try:
                 question = [{"role": "user", "content": content}]
                 text = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True, **(options or {}))
-            except Exception:  # noqa: BLE001, S112 - whatever jinja2 raises for a form that the template does not read
+            except Exception:  # noqa: BLE001 - whatever jinja2 raises for a form that the template does not read
                 continue
             texts += [text] * ("Two?" in text)
         given: dict[str, Any] = {"chat_template_kwargs": options} if options else {}

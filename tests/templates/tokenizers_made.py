@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (special tokens of DeepSeek)
 """Small tokenizers of three kinds, each with the special tokens of a template."""
 
 from __future__ import annotations
