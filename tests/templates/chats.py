@@ -43,6 +43,8 @@ TOOLS = [
 _PARIS = _call("weather", '{"city": "Paris"}', "callaaaa1")
 _LIMA = _call("clock", '{"city": "Lima"}', "callbbbb2")
 
+_FORECAST = _call("weather", '{"city": "Paris", "days": 3, "units": {"of": ["Celsius", null]}, "now": true}', "callcccc3")
+
 CHATS = {
     "one": Chat([_user(), _answer()]),
     "system": Chat([{"role": "system", "content": "Briefly."}, _user(), _answer()]),
@@ -71,6 +73,12 @@ CHATS = {
         ],
         TOOLS,
     ),
+    "arguments of every kind": Chat([_user(), _answer(None, tool_calls=[_FORECAST])], TOOLS),
+    "arguments as values": Chat(
+        [_user(), _answer(None, tool_calls=[{**_PARIS, "function": {"name": "weather", "arguments": {"city": "Paris"}}}])],
+        TOOLS,
+    ),
+    "no arguments": Chat([_user(), _answer(None, tool_calls=[_call("clock", "{}", "callcccc3")])], TOOLS),
     "thought and call": Chat([_user(), _answer(None, reasoning_content="Pondering", tool_calls=[_PARIS])], TOOLS),
     "tools": Chat([_user(), _answer()], TOOLS),
     "assistant first": Chat([_answer("Hello."), _user(), _answer()]),
@@ -82,6 +90,13 @@ CHATS = {
     "with thinking": Chat([_user(), _answer(reasoning_content="Pondering")], options={"enable_thinking": True}),
     "parts": Chat([_user(_parts("Two?")), _answer(_parts("Four.", " Six."))]),
     "developer": Chat([{"role": "developer", "content": "Briefly."}, _user(), _answer()]),
+    "system in between": Chat(
+        [_user(), _answer(), {"role": "system", "content": "Briefly."}, _user("Three?"), _answer("Six.")]
+    ),
+    "empty answer": Chat([_user(), _answer("")]),
+    "white space": Chat([_user(" Two? "), _answer("  Four.  ")]),
+    "other letters": Chat([_user("Zwölf?"), _answer("Four — 你好 😀")]),
+    "special tokens": Chat([_user("Is <|im_end|> or <end_of_turn> an end?"), _answer("Four.")]),
     "ends with a question": Chat([_user(), _answer(), _user("Three?")]),
 }
 #: The small chats with which the rules are counted, as everybody's data has them.

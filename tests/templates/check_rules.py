@@ -54,7 +54,8 @@ def test_prompts_are_what_is_sampled_from(name: str, kind: str) -> None:
                 continue
             texts += [text] * ("Two?" in text)
         given: dict[str, Any] = {"chat_template_kwargs": options} if options else {}
-        prompt = tinker.data.prompt_from_messages(tokenizer, [{"role": "user", "content": "Two?"}], **given)
+        with hear():
+            prompt = tinker.data.prompt_from_messages(tokenizer, [{"role": "user", "content": "Two?"}], **given)
         assert prompt.to_ints() in [tokenizer.encode(text, add_special_tokens=False) for text in texts], (options, texts)
 
 

@@ -101,6 +101,7 @@ def list_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _form(message: Message, as_parts: bool, as_values: bool, empty: str) -> Message:
+    shaped: list[dict[str, Any]] = []
     made = {name: value for name, value in message.items() if value is not None and name != "weight"}
     content = message.get("content")
     text = "".join(part["text"] for part in content) if isinstance(content, list) else content
@@ -108,16 +109,24 @@ def _form(message: Message, as_parts: bool, as_values: bool, empty: str) -> Mess
         made.pop("content", None)
     else:
         made["content"] = [{"type": "text", "text": text or ""}] if as_parts else text or ""
-    if as_values and "tool_calls" in message:
-        made["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
+    for call in message.get("tool_calls", ()):
+        values = read_arguments(call)
+        arguments = values if as_values else json.dumps(values, ensure_ascii=False)
+        shaped.append({**call, "function": {**call["function"], "arguments": arguments}})
+    if shaped:
+        made["tool_calls"] = shaped
     return made
 
 
+def read_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call as values."""
+    given = call["function"]["arguments"]
+    values: dict[str, Any] = json.loads(given) if isinstance(given, str) else given
+    return values
+
+
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)
+    return re.findall(r"[A-Za-z0-9]+", text)
 
 
 def list_fields(chat: Chat) -> dict[str, list[str]]:
@@ -130,8 +139,9 @@ def list_fields(chat: Chat) -> dict[str, list[str]]:
         if message.get("reasoning_content"):
             fields[f"{position} reasoning_content"] = _words(message["reasoning_content"])
         if message.get("tool_calls"):
-            functions = [call["function"] for call in message["tool_calls"]]
-            named = [word for one in functions for word in (one["name"], *json.loads(one["arguments"]).values())]
+            calls = [(call["function"]["name"], read_arguments(call)) for call in message["tool_calls"]]
+            named = [word for name, values in calls for word in (name, *values, *re.findall(r"\w+", repr([*values.values()])))]
+            named = [word for word in named if word not in ("None", "True")]  # which each template writes in its own way
             fields[f"{position} tool_calls"] = named
     if chat.tools:
         fields["tools"] = ["Tells"]
@@ -188,7 +198,7 @@ def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
 def _following(tokenizer: Any, messages: list[Message], whole: str, chat: Chat) -> set[str]:
     """Return the special tokens that the template puts behind the last answer where another message follows."""
     found: set[str] = set()
-    for role in ("user", "tool", "assistant"):
+    for role in ("user", "tool", "assistant", "system"):
         message = {"role": role, "content": "Two?", **({"name": "weather"} if role == "tool" else {})}
         for form in list_forms([message]):
             with contextlib.suppress(Exception):
