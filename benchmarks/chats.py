@@ -44,9 +44,9 @@ _WORDS = [
 ]
 
 
-def make_chats(tokenizer: Any, count: int, answers: int, tokens: int) -> list[list[dict[str, str]]]:
+def make_chats(tokenizer: Any, count: int, answers: int, tokens: int, seed: int = 0) -> list[list[dict[str, str]]]:
     """Return chats with that many questions and answers, each chat of about as many tokens."""
-    chooser = random.Random(0)
+    chooser = random.Random(seed)
     text = " ".join(chooser.choices(_WORDS, k=1000))
     words = 1000 * tokens // len(tokenizer.encode(text)) // (2 * answers)
 
@@ -57,27 +57,25 @@ def make_chats(tokenizer: Any, count: int, answers: int, tokens: int) -> list[li
     return [[{"role": role, "content": write()} for _ in range(answers) for role in turn] for _ in range(count)]
 
 
-def measure(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of a call."""
+def measure(work: Callable[[], int]) -> tuple[float, int]:
+    """Return the CPU seconds of a call, and what it returned."""
     began = time.process_time()
-    work()
-    return time.process_time() - began
+    count = work()
+    return time.process_time() - began, count
 
 
 def compare(name: str, options: argparse.Namespace, answers: int) -> float:
     """Print a row, and return the ratio."""
     tokenizer = make_tokenizer("byte-level", name, TEMPLATES[name])
-    chats = make_chats(tokenizer, options.chats, answers, options.tokens)
     how = {"chat_template": FOR_TRAINING[name], "return_dict": True, "return_assistant_tokens_mask": True}
-
-    def ours() -> int:
-        return sum(len(tinker.data.examples_from_messages(tokenizer, chat)) for chat in chats)
-
-    def of_trl() -> int:
-        return sum(len(tokenizer.apply_chat_template(chat, **how)["input_ids"]) for chat in chats)
-
-    examples, tokens = ours(), of_trl()  # warm, and counted
-    times = [(measure(ours), measure(of_trl)) for _ in range(options.rounds)]
+    times: list[tuple[float, float]] = []
+    for seed in range(options.rounds + 1):  # new chats in each, since data has each of them once
+        chats = make_chats(tokenizer, options.chats, answers, options.tokens, seed)
+        ours = measure(lambda: sum(len(tinker.data.examples_from_messages(tokenizer, chat)) for chat in chats))  # noqa: B023
+        trl = measure(lambda: sum(len(tokenizer.apply_chat_template(chat, **how)["input_ids"]) for chat in chats))  # noqa: B023
+        times.append((ours[0], trl[0]))
+        examples, tokens = ours[1], trl[1]
+    del times[0]  # of what is made once
     one, other = (statistics.median(column) for column in zip(*times, strict=True))
     length, each = tokens / options.chats, 1e3 / options.chats
     print(f"| {name}, {answers} | {length:,.0f} | {examples:,} | {one * each:.2f} / {other * each:.2f} | {one / other:.2f} |")
