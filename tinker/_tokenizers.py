@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tinker._installation import install_command
 from tinker.errors import TinkerError
@@ -15,7 +15,6 @@ from tinker.errors import TinkerError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ChatTurn: TypeAlias = Mapping[str, Any]
 _PACKAGED = str(Path(__file__).with_name("local") / "base_model")
 
 # Models whose tokenizer is somewhere else. Those of Llama 3 need a licence click on the hub; the copy does not.
@@ -47,149 +46,6 @@ class TokenizerSource(NamedTuple):
 _loaded: dict[TokenizerSource, PreTrainedTokenizerBase] = {}
 _locks: dict[TokenizerSource, threading.Lock] = {}
 _registry = threading.Lock()
-
-
-def write_plain_chat(messages: Sequence[ChatTurn], *, is_prompt: bool = True) -> str:
-    """Return a chat for a model without a chat template: a line for each message, and in a prompt the start of the answer.
-
-    >>> write_plain_chat([{"role": "user", "content": "Hello"}])
-    'User: Hello\\nAssistant:'
-    """
-    lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
-    return "".join(lines) + ("Assistant:" if is_prompt else "")
-
-
-def has_template(tokenizer: Any) -> bool:
-    """Return whether there is a chat template."""
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
-# What was given instead of a list of messages, by one of its keys.
-_NOT_A_LIST = {
-    "messages": """: take its ["messages"]""",
-    "prompt": """: use tinker.data.from_completion(tokenizer, row["prompt"], row["completion"])""",
-    "role": ": put the message in a list",
-}
-
-
-def read_messages(messages: object) -> list[dict[str, Any]]:
-    """Return messages whose contents are texts, where parts are joined. Raises ValueError for the first that cannot be read."""
-    kind = type(messages)
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
-        fields = cast("Mapping[str, object]", messages if isinstance(messages, Mapping) else {})
-        advice = next((text for name, text in _NOT_A_LIST.items() if name in fields), "")
-        raise ValueError(f'"messages" must be a list, got {kind.__name__}{advice}')
-    read = [_read_message(position, message) for position, message in enumerate(cast("Iterable[object]", messages))]
-    if not read:
-        raise ValueError('"messages" is empty')
-    return read
-
-
-def _read_message(position: int, message: object) -> dict[str, Any]:
-    if isinstance(message, list):
-        raise ValueError(f"message {position} is a list; if it is a chat of its own, make an example of each chat")
-    fields = dict(cast("Mapping[str, Any]", message)) if isinstance(message, Mapping) else {}
-    if not isinstance(fields.get("role"), str):
-        got = f"; it has {', '.join(fields)}" if fields else ""
-        of_sharegpt = ': rename "from" to "role" (human to user, gpt to assistant), and "value" to "content"'
-        advice = of_sharegpt if "from" in fields else '; a message is {"role": "user", "content": "Hi"}'
-        raise ValueError(f'message {position} has no "role"{got}{advice}')
-    content = fields.get("content")
-    if isinstance(content, list):
-        parts = cast("list[dict[str, Any]]", content)
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"message {position} has parts that are not text; for images, see docs/vision.md")
-        content = "".join(str(part.get("text", "")) for part in parts)
-    if not isinstance(content, str) and not (content is None and fields.get("tool_calls")):
-        raise ValueError(f'message {position}: "content" must be text')
-    return {**fields, "content": content}
-
-
-_PLAIN_ROLES = "system, developer, user, assistant, tool"
-
-
-def encode_chat(
-    tokenizer: Any, messages: Sequence[ChatTurn], tools: Sequence[object] | None = None, *, is_prompt: bool
-) -> list[int]:
-    """Encode messages with the chat template, or without one as a line for each. A prompt ends with the start of an answer."""
-    if not has_template(tokenizer):
-        if tools or any(message.get("tool_calls") for message in messages):
-            raise ValueError("tools and tool calls need a tokenizer with a chat template; this one has none")
-        for position, message in enumerate(messages):
-            if (role := message["role"]) not in _PLAIN_ROLES.split(", "):
-                raise ValueError(f'message {position} has the role "{role}"; without a chat template use {_PLAIN_ROLES}')
-        return list(tokenizer.encode(write_plain_chat(messages, is_prompt=is_prompt)))
-    options = {"tools": list(tools)} if tools else {}
-    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt, **options)
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return tokens
-
-
-def encode_answers(
-    tokenizer: Any, messages: Sequence[ChatTurn], tools: Sequence[object] | None = None, first: int = 0
-) -> tuple[list[int], list[float]]:
-    """Encode a chat with a weight of 1 for the tokens that the assistant adds from message ``first`` on, and 0 for the others.
-
-    A message may have its own weight. ValueError without such a message, and if the chat template changes earlier messages when
-    later ones come.
-    """
-    messages = read_messages(messages)
-    answers = [at for at in range(len(messages))[first:] if messages[at]["role"] == "assistant"]
-    if not answers:
-        found = ", ".join(dict.fromkeys(str(message["role"]) for message in messages[first:]))
-        raise ValueError(f'no message has the role "assistant", so there is nothing to learn; the roles are {found}')
-    tokens: list[int] = []
-    weights: list[float] = []
-    for at in answers:
-        _extend(tokens, weights, encode_chat(tokenizer, messages[:at], tools, is_prompt=True), 0.0)
-        weight = _weight(at, messages[at])
-        _extend(tokens, weights, encode_chat(tokenizer, messages[: at + 1], tools, is_prompt=False), weight)
-    if not has_template(tokenizer):
-        _extend(tokens, weights, with_end(tokenizer, tokens), weights[-1])
-    return tokens, weights
-
-
-def _weight(position: int, message: Mapping[str, object]) -> float:
-    """Return how much an answer counts: its ``weight``, as OpenAI has it, or whether it is learned; else 1."""
-    name = next((name for name in ("weight", "train", "trainable") if message.get(name) is not None), None)
-    weight = 1 if name is None else message[name]
-    if not isinstance(weight, (int, float)):
-        raise ValueError(f'message {position} has the {name} {weight!r}; it is a number, such as 0 for "not learned"')
-    return float(weight)
-
-
-def encode_completion(
-    tokenizer: Any, prompt: object, completion: object, tools: Sequence[object] | None = None, *, name: str = "completion"
-) -> tuple[list[int], list[float]]:
-    """Encode a prompt and its completion, texts or messages, with a weight of 1 for the tokens of the completion.
-
-    ValueError for anything else; ``name`` is what the completion is called there.
-    """
-    kinds = [type(prompt), type(completion)]
-    if kinds not in ([str, str], [list, list]):
-        got = " and ".join("null" if one is type(None) else one.__name__ for one in kinds)
-        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
-    if not completion:
-        raise ValueError(f"the {name} is empty")
-    if list in kinds:
-        asked, answered = cast("list[list[ChatTurn]]", [prompt, completion])
-        return encode_answers(tokenizer, asked + answered, tools, len(asked))
-    before: list[int] = tokenizer.encode(prompt)
-    after = with_end(tokenizer, tokenizer.encode(completion, add_special_tokens=False))
-    return before + after, [0.0] * len(before) + [1.0] * len(after)
-
-
-def _extend(tokens: list[int], weights: list[float], longer: list[int], weight: float) -> None:
-    if longer[: len(tokens)] != tokens:
-        raise ValueError("the chat template changes earlier messages when later ones come; split it into single answers")
-    weights += [weight] * (len(longer) - len(tokens))
-    tokens[:] = longer
-
-
-def with_end(tokenizer: Any, tokens: list[int]) -> list[int]:
-    """Append the token that ends a text, so that the model learns to stop."""
-    end: int | None = tokenizer.eos_token_id
-    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:

@@ -6,11 +6,11 @@ The functions are in addition to the official SDK; what they return is a plain :
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tinker._checks import check_kind
-from tinker._tokenizers import ChatTurn, encode_answers, encode_chat, encode_completion, read_messages
+from tinker._chat import ChatTurn, Encoded, Unwritten, encode_completion, encode_examples, encode_prompt, take_one
+from tinker._checks import check_kind, warn
 from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
 from tinker.types._arrays import rectangular
 from tinker.types._numpy import np
@@ -22,7 +22,7 @@ from tinker_records import suggest_argument
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["from_completion", "from_messages", "from_sample", "from_tokens", "prompt_from_messages"]
+__all__ = ["examples_from_messages", "from_completion", "from_messages", "from_sample", "from_tokens", "prompt_from_messages"]
 
 
 @suggest_argument
@@ -67,28 +67,32 @@ def from_messages(
     tools: Sequence[object] | None = None,
     first: int = 0,
     max_length: int | None = None,
+    chat_template_kwargs: Mapping[str, object] | None = None,
 ) -> Datum:
     """Make the example for ``cross_entropy`` of a chat. The answers of the assistant are learned, the rest is only read.
 
     Messages are encoded with the tokenizer's chat template. If it has none, each is a line such as ``User: Hello``, and the
-    chat ends with the end-of-text token.
+    chat ends with the end-of-text token. Each answer follows the tokens that :func:`prompt_from_messages` makes of the messages
+    before it.
 
     Args:
         tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
         messages: Dictionaries with ``role`` and ``content``, and what else the chat template reads. A content is text, or a
-            list of parts of text, which are joined. An answer with ``"weight": 0`` is only read, as are those with
-            ``"train": False`` or ``"trainable": False``.
+            list of parts of text, which are joined. The arguments of tool calls are objects or JSON. An answer with
+            ``"weight": 0`` is only read, as are those with ``"train": False`` or ``"trainable": False``.
         tools: The descriptions of the tools that the model may call; None if there are none.
         first: The index of the first message that may be learned; -1 is the last message. Answers before it are only read.
         max_length: Where a longer chat is cut, in tokens; None means nowhere.
+        chat_template_kwargs: Options of the chat template, such as ``{"enable_thinking": False}``.
 
     Returns:
         The example, with ``target_tokens`` and ``weights``.
 
     Raises:
         TypeError: ``tokenizer`` is something else.
-        ValueError: A message cannot be read, no message from ``first`` on is the assistant's, or the chat template changes
-            earlier messages.
+        ValueError: A message cannot be read, the chat template refuses the messages or writes nothing of an answer, no message
+            from ``first`` on is the assistant's, or the chat template changes earlier messages when later ones come, so that
+            only :func:`examples_from_messages` can make examples.
 
     >>> import tinker
     >>> tokenizer = tinker.get_tokenizer("tinker/babble")
@@ -99,13 +103,61 @@ def from_messages(
     ' 4\\n'
     """
     _check_tokenizer(tokenizer)
-    tokens, weights = encode_answers(tokenizer, messages, tools, first)
-    return from_tokens(tokens[:max_length], weights[:max_length])
+    return _to_datum(encode_examples(tokenizer, messages, tools, chat_template_kwargs, first=first), max_length)
+
+
+@suggest_argument
+def examples_from_messages(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[ChatTurn],
+    *,
+    tools: Sequence[object] | None = None,
+    first: int = 0,
+    max_length: int | None = None,
+    chat_template_kwargs: Mapping[str, object] | None = None,
+) -> list[Datum]:
+    """Make the examples for ``cross_entropy`` of a chat: one, or several where the chat template changes earlier messages.
+
+    Templates of models that think leave the thoughts of earlier answers out. Such a chat has an example for each answer, with
+    what the model reads when it gives that answer; answers that follow each other unchanged share one.
+
+    Args:
+        tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
+        messages: The chat, as for :func:`from_messages`.
+        tools: The descriptions of the tools that the model may call; None if there are none.
+        first: The index of the first message that may be learned; -1 is the last message. Answers before it are only read.
+        max_length: Where a longer example is cut, in tokens; None means nowhere. An example of which nothing is left to learn
+            is left out.
+        chat_template_kwargs: Options of the chat template, such as ``{"enable_thinking": False}``.
+
+    Returns:
+        The examples, with ``target_tokens`` and ``weights``.
+
+    Raises:
+        TypeError: ``tokenizer`` is something else.
+        ValueError: A message cannot be read, the chat template refuses the messages or writes nothing of an answer, or no
+            message from ``first`` on is the assistant's.
+
+    >>> import tinker
+    >>> tokenizer = tinker.get_tokenizer("tinker/babble")
+    >>> messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    >>> len(examples_from_messages(tokenizer, messages))
+    1
+    """
+    _check_tokenizer(tokenizer)
+    encoded = encode_examples(tokenizer, messages, tools, chat_template_kwargs, first=first)
+    _warn_of(encoded.unwritten)
+    kept = (example for example in encoded.examples if len(encoded.examples) == 1 or any(example.weights[1:max_length]))
+    return [from_tokens(tokens[:max_length], weights[:max_length]) for tokens, weights in kept]
 
 
 @suggest_argument
 def prompt_from_messages(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatTurn], *, tools: Sequence[object] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[ChatTurn],
+    *,
+    tools: Sequence[object] | None = None,
+    chat_template_kwargs: Mapping[str, object] | None = None,
 ) -> ModelInput:
     """Make the prompt to sample the next message of a chat, which ends with the start of the assistant's answer.
 
@@ -113,13 +165,14 @@ def prompt_from_messages(
         tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
         messages: The chat so far, as for :func:`from_messages`.
         tools: The descriptions of the tools that the model may call; None if there are none.
+        chat_template_kwargs: Options of the chat template, such as ``{"enable_thinking": False}``.
 
     Returns:
         The prompt, in the format of the examples that :func:`from_messages` makes.
 
     Raises:
         TypeError: ``tokenizer`` is something else.
-        ValueError: A message cannot be read.
+        ValueError: A message cannot be read, or the chat template refuses the messages.
 
     >>> import tinker
     >>> tokenizer = tinker.get_tokenizer("tinker/babble")
@@ -128,7 +181,9 @@ def prompt_from_messages(
     'User: 2 + 2?\\nAssistant:'
     """
     _check_tokenizer(tokenizer)
-    return ModelInput.from_ints(encode_chat(tokenizer, read_messages(messages), tools, is_prompt=True))
+    prompt = encode_prompt(tokenizer, messages, tools, chat_template_kwargs)
+    _warn_of(prompt.unwritten)
+    return ModelInput.from_ints(prompt.tokens)
 
 
 @suggest_argument
@@ -137,15 +192,20 @@ def from_completion(
     prompt: str | Sequence[ChatTurn],
     completion: str | Sequence[ChatTurn],
     *,
+    tools: Sequence[object] | None = None,
     max_length: int | None = None,
+    chat_template_kwargs: Mapping[str, object] | None = None,
 ) -> Datum:
     """Make the example for ``cross_entropy`` of a prompt, which is only read, and its completion, which is learned.
 
     Args:
         tokenizer: The tokenizer of the model, from ``get_tokenizer()``.
-        prompt: The text of the prompt, or its messages as for :func:`from_messages`.
+        prompt: The text of the prompt, or its messages as for :func:`from_messages`. The end-of-text token that some tokenizers
+            append is taken off.
         completion: The same of the completion. A text usually begins with a space. The end-of-text token is added to it.
+        tools: The descriptions of the tools that the model may call; None if there are none. Only for messages.
         max_length: Where a longer example is cut, in tokens; None means nowhere.
+        chat_template_kwargs: Options of the chat template, such as ``{"enable_thinking": False}``. Only for messages.
 
     Returns:
         The example, with ``target_tokens`` and ``weights``.
@@ -162,8 +222,18 @@ def from_completion(
     ' 4'
     """
     _check_tokenizer(tokenizer)
-    tokens, weights = encode_completion(tokenizer, prompt, completion)
+    return _to_datum(encode_completion(tokenizer, prompt, completion, tools, chat_template_kwargs), max_length)
+
+
+def _to_datum(encoded: Encoded, max_length: int | None) -> Datum:
+    tokens, weights = take_one(encoded)
+    _warn_of(encoded.unwritten)
     return from_tokens(tokens[:max_length], weights[:max_length])
+
+
+def _warn_of(unwritten: Iterable[Unwritten]) -> None:
+    for message in dict.fromkeys(one.message for one in unwritten):
+        warn(message)
 
 
 def _check_tokenizer(tokenizer: object) -> None:

@@ -476,7 +476,7 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
         alone = read(tmp_path, {"messages": [asked, last]})
         counted = row.weight - alone.weight
         assert (counted > 0, counted) == (weight > 0, near(weight * len("b;"), 9, row.weight))
-    with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a number"):
+    with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a finite number"):
         read(tmp_path, {"messages": [asked, {"role": "assistant", "content": "b", "weight": "x"}]})
 
 

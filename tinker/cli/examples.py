@@ -12,15 +12,16 @@ A line is a prompt with its answer, a chat, a text, or tokens:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tinker
-from tinker._tokenizers import encode_answers, encode_completion, with_end
+from tinker._chat import Encoded, Example, encode_completion, encode_examples, read_options, with_end
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import Capacity
-from tinker.cli.output import format_count, say
+from tinker.cli.output import format_count, say, say_once
 from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
@@ -44,16 +45,28 @@ class ExampleRow(NamedTuple):
         return sum(self.weights[1:])
 
 
-def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None) -> list[ExampleRow]:
+def read_examples(
+    file: Path,
+    tokenizer: Any,
+    max_length: int | None,
+    capacity: Capacity | None = None,
+    chat_options: Mapping[str, object] | None = None,
+) -> list[ExampleRow]:
     """Read every line of the file. Examples longer than ``max_length`` tokens are cut at the end.
 
-    Those of which nothing is left to learn are left out, which is said. CommandFailed names the line that is not an example,
-    has nothing to learn, has an unknown token id or is too long.
+    Those of which nothing is left to learn are left out, which is said, as is what a chat template does not write, and how many
+    lines have more than one example. CommandFailed names the line that is not an example, has nothing to learn, has an unknown
+    token id or is too long.
     """
     count = max(tokenizer.get_vocab().values()) + 1 if hasattr(tokenizer, "get_vocab") else None
 
-    def parse(record: dict[str, Any]) -> ExampleRow:
-        tokens, weights = _encode(record, tokenizer)
+    def parse(record: dict[str, Any]) -> list[ExampleRow]:
+        examples, unwritten = _encode(record, tokenizer, chat_options)
+        for one in unwritten:
+            say_once(f"{file}: {one.message}")
+        return [check(*example) for example in examples]
+
+    def check(tokens: list[int], weights: list[float]) -> ExampleRow:
         example = ExampleRow(tokens[:max_length], weights[:max_length])
         if example.weight <= 0 and len(example.tokens) == len(tokens):
             raise RowError("nothing to learn: no token after the first one has weight")
@@ -65,7 +78,11 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
             raise RowError(f"{length:,} tokens; {capacity}", advice)
         return example
 
-    rows = read_rows(file, "examples", parse)
+    lines = read_rows(file, "examples", parse)
+    rows = [row for line in lines for row in line]
+    if len(rows) > len(lines):
+        reason = "the chat template changes earlier messages when later ones come"
+        say(f"{format_count(len(lines), 'line')} of {file} became {format_count(len(rows), 'example')}: {reason}")
     kept = [row for row in rows if row.weight > 0]
     if not kept:
         raise CommandFailed(f"{file} has nothing to learn within --max-length {max_length}")
@@ -81,7 +98,7 @@ def check_lines(file: Path) -> bool:
 
 
 class _NoTokenizer:
-    """A stand-in for checks without a tokenizer: every letter and the end of a text is a token."""
+    """A stand-in for checks without a tokenizer: every letter is a token, and a chat is written as JSON."""
 
     eos_token_id = -1
     chat_template = "any"
@@ -90,24 +107,28 @@ class _NoTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [0] * (len(text) + add_special_tokens)
 
-    def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, tools: object = None
-    ) -> str:
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: object) -> str:
         self.has_read_chat = True
-        return "m" * (2 * len(messages) + add_generation_prompt)
+        return "".join(map(json.dumps, [options.get("tools"), *messages]))
 
 
-def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
+def _encode(line: dict[str, Any], tokenizer: Any, chat_options: Mapping[str, object] | None) -> Encoded:
     answer = next((name for name in _ANSWERS if name in line), None)
+    extras = (line.get("tools"), read_options(chat_options, line.get("chat_template_kwargs")))
     if "messages" in line:
         if "text" in line:
             raise ValueError('a line has "messages" and "text"; keep one of them')
-        return ExampleRow(*encode_answers(tokenizer, line["messages"], line.get("tools")))
+        return encode_examples(tokenizer, line["messages"], *extras)
     if "rejected" in line or isinstance(line.get("label"), bool):
         key = "rejected" if "rejected" in line else "label"
         raise ValueError(f'"{key}" is for preferences, which `tinker train` does not learn: see docs/dpo.md')
     if "prompt" in line and answer is not None:
-        return ExampleRow(*encode_completion(tokenizer, line["prompt"], line[answer], line.get("tools"), name=answer))
+        return encode_completion(tokenizer, line["prompt"], line[answer], *extras, name=answer)
+    tokens, weights = _encode_tokens(line, tokenizer)
+    return Encoded([Example(tokens, weights)], [])
+
+
+def _encode_tokens(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
     if "text" in line:
         if not isinstance(text := line["text"], str):
             raise ValueError(f'"text" must be a string, got {type(text).__name__}')

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tinker
-from tinker._tokenizers import encode_chat as encode_chat
-from tinker._tokenizers import has_template as has_template
+from tinker import _chat
+from tinker._chat import has_template as has_template
 from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
-from tinker.cli.output import format_count, say
+from tinker.cli.output import format_count, say, say_once
 from tinker.cli.reading import Prompt
 
 if TYPE_CHECKING:
@@ -348,8 +348,20 @@ def note_answers(rows: Iterable[Mapping[str, Any]]) -> None:
         say(f"The last answers of {format_count(count, 'chat')} are left out: a prompt ends where its answer begins")
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """Return the token ids of a prompt: of a text, of token ids, or of messages, for which see :func:`encode_chat`."""
+def encode_prompt(
+    tokenizer: Any, prompt: Prompt, line: Mapping[str, Any] | None = None, chat_options: Mapping[str, object] | None = None
+) -> list[int]:
+    """Return the token ids of a prompt: of a text, of token ids, or of messages with the tools and options of their line.
+
+    What the chat template does not write of these is said.
+    """
     if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt))
-    return encode_chat(tokenizer, prompt, is_prompt=True) if isinstance(prompt[0], dict) else prompt
+        return _chat.encode_prompt_text(tokenizer, prompt)
+    if not isinstance(prompt[0], dict):
+        return prompt
+    line = line or {}
+    options = _chat.read_options(chat_options, line.get("chat_template_kwargs"))
+    tokens, unwritten = _chat.encode_prompt(tokenizer, prompt, line.get("tools"), options)
+    for one in unwritten:
+        say_once(one.message[:1].upper() + one.message[1:])
+    return tokens

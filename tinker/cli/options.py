@@ -307,6 +307,10 @@ PricesOption: TypeAlias = Annotated[
     GivenFile | None,
     Option("Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.", "--prices"),
 ]
+ChatOptions: TypeAlias = Annotated[
+    str | None,
+    Option("Options of the chat template, such as '{\"enable_thinking\": false}'.", "--chat-template-kwargs", metavar="JSON"),
+]
 TokenizerOption: TypeAlias = Annotated[
     str | None, Option("Hugging Face name or folder of the tokenizer. Default: the model's own.", "--tokenizer", metavar="NAME")
 ]

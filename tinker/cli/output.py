@@ -51,6 +51,14 @@ def say(*lines: str, end: str = "\n") -> None:
     sys.stderr.flush()
 
 
+def say_once(line: str) -> None:
+    """Print a line for people, unless this command has printed it already."""
+    said: set[str] = click.get_current_context().meta.setdefault("tinker.said", set())
+    if line not in said:
+        said.add(line)
+        say(line)
+
+
 def show_lines(*lines: str) -> None:
     """Print lines for people on the output stream."""
     click.echo("\n".join(map(clean, lines)))

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import click
 
-from tinker._tokenizers import read_messages
+from tinker._chat import read_messages
 from tinker.cli.errors import CommandFailed
 
 Row = TypeVar("Row")
@@ -41,17 +41,22 @@ class RowError(ValueError):
 
 
 def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> list[Row]:
-    """Read the rows of a file, one JSON object per line. Blank lines and a byte order mark are skipped.
+    """Read the rows of a file as :func:`read_numbered`, without their numbers."""
+    return [row for _, row in read_numbered(file, what, parse)]
 
-    CommandFailed names the line that is not an object, or for which ``parse`` raises ValueError, TypeError or KeyError. Other
-    formats, such as CSV, are recognized.
+
+def read_numbered(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> list[tuple[int, Row]]:
+    """Read the rows of a file, one JSON object per line, and the number of each line from 1.
+
+    Blank lines and a byte order mark are skipped. CommandFailed names the line that is not an object, or for which ``parse``
+    raises ValueError, TypeError or KeyError. Other formats, such as CSV, are recognized.
     """
-    rows: list[Row] = []
+    rows: list[tuple[int, Row]] = []
     for number, record in _read_records(file):
         try:
             if record.get("system"):  # which other data sets have beside the prompt
                 raise ValueError('"system" is not read: make it the first of "messages", {"role": "system", "content": ...}')
-            rows.append(parse(record))
+            rows.append((number, parse(record)))
         except (ValueError, TypeError, KeyError) as error:
             advice = error.advice if isinstance(error, RowError) else ()
             raise CommandFailed(f"{file}, line {number}: {error}", *advice) from error

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, get_args
 import attrs
 from tinker_wire import models
 
+from tinker._chat import encode_prompt_text
 from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._values import AttrsValue, FrozenValue, Signposted
 
@@ -267,12 +268,13 @@ class ModelInput(Signposted, AttrsValue):
 
         Args:
             text: The text.
-            tokenizer: An object whose ``encode(text)`` returns token ids, including any special tokens that it adds.
+            tokenizer: An object whose ``encode(text)`` returns token ids, including any special tokens that it adds. An end
+                of the text is taken off, so that a model continues it.
 
         Returns:
             The input.
         """
-        return cls.from_ints(tokenizer.encode(text))
+        return cls.from_ints(encode_prompt_text(tokenizer, text))
 
     @classmethod
     def empty(cls) -> ModelInput:

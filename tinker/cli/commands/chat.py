@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import click
 
 import tinker
+from tinker._chat import read_options
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed, to_failure
 from tinker.cli.model_input import (
@@ -18,12 +19,12 @@ from tinker.cli.model_input import (
     StopCutter,
     TextDecoder,
     create_sampler,
-    encode_chat,
+    encode_prompt,
     find_tokenizer,
     first_sampleable,
     has_template,
 )
-from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
+from tinker.cli.options import ChatOptions, GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
 from tinker.cli.output import say, show_json, write_data
 
 _YOUR_TURN = "\nUser:"
@@ -48,6 +49,7 @@ def chat(
     max_tokens: Annotated[Positive, Option("Maximum number of tokens to generate.")] = 512,
     temperature: Annotated[NonNegative, Option("Sampling temperature; 0 is greedy.")] = 0.7,
     tokenizer_id: TokenizerOption = None,
+    chat_template_kwargs: ChatOptions = None,
 ) -> None:
     """Chat with a model or a checkpoint. Answers are streamed.
 
@@ -58,7 +60,9 @@ def chat(
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     with service_client(options, interactive=True) as service:
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
-        conversation = _ChatSession(service, model, system, params, tokenizer_id, as_json=options.format == "json")
+        conversation = _ChatSession(
+            service, model, system, params, tokenizer_id, read_options(chat_template_kwargs), as_json=options.format == "json"
+        )
         say(f"{model}. /help lists the commands.")
         while (line := _read()) is not None:
             if line.startswith("/"):
@@ -101,11 +105,12 @@ class _ChatSession:
         system: str | None,
         params: tinker.SamplingParams,
         tokenizer_id: str | None,
+        chat_options: Mapping[str, object],
         *,
         as_json: bool,
     ) -> None:
         self._service, self._system, self._params, self._tokenizer_id = service, system, params, tokenizer_id
-        self._as_json = as_json
+        self._chat_options, self._as_json = chat_options, as_json
         self._turns: list[dict[str, str]] = []
         self._open(model)
 
@@ -199,7 +204,7 @@ class _ChatSession:
         return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
 
     def _prompt(self) -> tinker.ModelInput:
-        return tinker.ModelInput.from_ints(encode_chat(self._tokenizer, self._messages(), is_prompt=True))
+        return tinker.ModelInput.from_ints(encode_prompt(self._tokenizer, self._messages(), None, self._chat_options))
 
     def _stops(self) -> list[str]:
         """Return the stop sequences of plain text: your next turn and the end of text. None with a chat template."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 import click
 
 import tinker
+from tinker._chat import read_options
 from tinker.cli.clients import rest_client, service_client
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import (
@@ -25,6 +26,7 @@ from tinker.cli.model_input import (
     read_stops,
 )
 from tinker.cli.options import (
+    ChatOptions,
     GivenFile,
     GlobalOptions,
     ModelOption,
@@ -36,11 +38,11 @@ from tinker.cli.options import (
     command,
 )
 from tinker.cli.output import Advance, format_count, format_json, progress, say, show, write_data
-from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_rows
+from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_numbered
 
 #: Requests in flight at once.
 _AHEAD = 64
-_Ask: TypeAlias = "Callable[[Prompt], tinker.APIFuture[tinker.SampleResponse]]"
+_Ask: TypeAlias = "Callable[[Prompt, _PromptLine], tinker.APIFuture[tinker.SampleResponse]]"
 _Read: TypeAlias = "Callable[[tinker.SampledSequence], dict[str, Any]]"
 
 
@@ -69,6 +71,7 @@ def sample(
     ] = (),
     seed: Annotated[int | None, Option("Seed, for servers with reproducible sampling.")] = None,
     tokenizer_id: TokenizerOption = None,
+    chat_template_kwargs: ChatOptions = None,
     chat: Annotated[bool, Option("Format the prompt as a user message with the model's chat template.")] = False,
     prompt_file: Annotated[
         GivenFile | None,
@@ -106,7 +109,7 @@ def sample(
     unanswered = _drop_answered(lines, output) if output is not None and lines else []
     prompts: Sequence[Prompt] = () if lines else _collect_prompts(prompt, prompt_file)
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
-    stops = read_stops(stop) or None
+    stops, chat_options = read_stops(stop) or None, read_options(chat_template_kwargs)
     params = tinker.SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops, seed=seed
     )
@@ -117,9 +120,13 @@ def sample(
         tokenizer = find_tokenizer(sampler, tokenizer_id)
         decoder = TextDecoder(tokenizer, skip_special=stops is not None)
 
-        def ask(prompt: Prompt) -> tinker.APIFuture[tinker.SampleResponse]:
+        def ask(prompt: Prompt, line: _PromptLine | None = None) -> tinker.APIFuture[tinker.SampleResponse]:
             is_chat = chat and isinstance(prompt, str)
-            tokens = encode_prompt(tokenizer, [{"role": "user", "content": prompt}] if is_chat else prompt)
+            asked: Prompt = [{"role": "user", "content": prompt}] if is_chat else prompt
+            try:
+                tokens = encode_prompt(tokenizer, asked, line and line.record, chat_options)
+            except ValueError as error:
+                raise ValueError(f"{prompt_lines}, line {line.place}: {error}" if line else str(error)) from error
             return sampler.sample(tinker.ModelInput.from_ints(tokens), num_samples, params)
 
         def read(sample: tinker.SampledSequence) -> dict[str, Any]:
@@ -206,18 +213,19 @@ def _read_pipe() -> Sequence[str]:
 
 
 class _PromptLine(NamedTuple):
-    """A line of the file: its number from 0, its prompt, and the whole record."""
+    """A line of the file: its number among the prompts, from 0, and in the file, its prompt, and the whole record."""
 
     number: int
+    place: int
     prompt: Prompt
     record: dict[str, Any]
 
 
 def _read_prompt_lines(file: Path) -> list[_PromptLine]:
     """Read the prompts. CommandFailed names a line without one."""
-    rows = read_rows(file, "prompts", lambda record: (check_prompt(record), record))
-    note_answers(record for _, record in rows)
-    return [_PromptLine(number, prompt, record) for number, (prompt, record) in enumerate(rows)]
+    rows = read_numbered(file, "prompts", lambda record: (check_prompt(record), record))
+    note_answers(record for _, (_, record) in rows)
+    return [_PromptLine(number, place, *row) for number, (place, row) in enumerate(rows)]
 
 
 def _drop_answered(lines: list[_PromptLine], out: Path) -> list[_PromptLine]:
@@ -267,7 +275,7 @@ def _answers(lines: list[_PromptLine], ask: _Ask) -> Iterator[tuple[_PromptLine,
     waiting = iter(lines)
     while True:
         for line in waiting:
-            ahead.append((line, ask(line.prompt)))
+            ahead.append((line, ask(line.prompt, line)))
             if len(ahead) >= _AHEAD:
                 break
         if not ahead:

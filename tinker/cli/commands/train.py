@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import tinker
+from tinker._chat import read_options
 from tinker.cli.clients import RESUMED, config_of, rest_client, service_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
@@ -82,6 +83,7 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
         raise click.UsageError("--max-length cannot be used with --grpo: prompts are not truncated. Shorten them in the file.")
     if plan.start and "rank" in given:
         raise click.UsageError("--rank cannot be used with --from: the checkpoint's adapter keeps its rank.")
+    read_options(plan.chat_template_kwargs)
     check_start(plan.model, plan.start)
     if plan.grpo and (run.eval_file or run.estimate):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
@@ -201,7 +203,8 @@ class _TrainingJob:
             self._print(_NO_TEMPLATE)
 
     def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
-        return read_examples(file, tokenizer, self._plan.max_length, self._capacity)
+        plan = self._plan
+        return read_examples(file, tokenizer, plan.max_length, self._capacity, read_options(plan.chat_template_kwargs))
 
     def _create_client(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
         plan = self._plan

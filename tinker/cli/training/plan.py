@@ -23,6 +23,7 @@ import tinker
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import (
     ChartFile,
+    ChatOptions,
     CheckpointName,
     ConfigFile,
     GivenFile,
@@ -68,6 +69,7 @@ class Plan(NamedTuple):
         bool, Option("Whether the output layer gets an adapter.", "--train-unembed/--no-train-unembed")
     ] = True
     tokenizer_id: TokenizerOption = None
+    chat_template_kwargs: ChatOptions = None
     seed: Annotated[int, Option("Seed for shuffling and for initializing the adapter.")] = 0
     name: Annotated[
         CheckpointName,

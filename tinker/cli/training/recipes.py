@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import tinker
+from tinker._chat import read_options
 from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow
 from tinker.cli.model_input import Capacity, encode_prompt, note_answers, read_stops
@@ -155,9 +156,11 @@ class PromptRow(NamedTuple):
 def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> list[PromptRow]:
     """Read the prompt of every line. CommandFailed names a line without one, or with one that leaves no room for an answer."""
 
+    options = read_options(plan.chat_template_kwargs)
+
     def parse(record: dict[str, Any]) -> PromptRow:
         prompt = check_prompt(record)
-        tokens = encode_prompt(tokenizer, prompt)
+        tokens = encode_prompt(tokenizer, prompt, record, options)
         if capacity.is_exceeded(len(tokens) + plan.max_tokens):
             if capacity.is_exceeded(len(tokens) + 1):
                 raise RowError(f"the prompt has {len(tokens):,} tokens; {capacity}, with the answer", "Shorten it.")

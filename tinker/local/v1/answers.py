@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
-from tinker._tokenizers import ChatTurn
+from tinker._chat import ChatTurn
 from tinker.local.errors import describe_field_errors
 from tinker.local.v1.bodies import ChatBody, CompletionBody, with_others
 from tinker.local.v1.texts import TokenScore

@@ -10,7 +10,7 @@ import attrs
 from starlette.requests import ClientDisconnect, Request
 from tinker_wire import models
 
-from tinker._tokenizers import ChatTurn
+from tinker._chat import ChatTurn
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem

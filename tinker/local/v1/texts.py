@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from tinker._tokenizers import ChatTurn, write_plain_chat
+from tinker._chat import ChatTurn, write_plain_chat
 from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem

@@ -1,0 +1,224 @@
+"""Prompts and examples of chats and completions: their tokens, and how much each of them counts in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from tinker._chat.messages import THOUGHTS, ChatTurn, read_messages, read_options, read_tools, read_weight
+from tinker._chat.templates import Chat, count_common, encode_prompt_text, has_template, with_end
+
+
+class Example(NamedTuple):
+    """Tokens, and the weight of each in the loss."""
+
+    tokens: list[int]
+    weights: list[float]
+
+
+class Unwritten(NamedTuple):
+    """A field of a chat that the template does not write, and what to say of it."""
+
+    field: str
+    message: str
+
+
+class EncodedPrompt(NamedTuple):
+    """The tokens of a prompt, and what is not in it."""
+
+    tokens: list[int]
+    unwritten: list[Unwritten]
+
+
+class Encoded(NamedTuple):
+    """Examples, and what is not in them."""
+
+    examples: list[Example]
+    unwritten: list[Unwritten]
+
+
+def encode_prompt(
+    tokenizer: Any, messages: object, tools: object = None, options: Mapping[str, object] | None = None
+) -> EncodedPrompt:
+    """Encode a chat to be continued, which ends with the start of an answer. ValueError where it cannot be written."""
+    chat = _read_chat(tokenizer, messages, tools, options)
+    text = chat.render(chat.messages, is_prompt=True)
+    return EncodedPrompt(chat.encode(text), list(_find_unwritten(chat, text, is_prompt=True)))
+
+
+def encode_examples(
+    tokenizer: Any,
+    messages: object,
+    tools: object = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    first: int = 0,
+) -> Encoded:
+    """Encode a chat with a weight of 1 for what the assistant wrote from message ``first`` on, and 0 for what it read.
+
+    An answer follows exactly the tokens of the prompt that asks for it. Several are in one example as long as each prompt
+    begins with what is there already; where the template changes earlier messages once later ones come, another begins.
+    A message may have its own weight. ValueError without an answer, and where the template writes nothing of one.
+    """
+    chat = _read_chat(tokenizer, messages, tools, options)
+    answers = _find_answers(chat.messages, first)
+    examples: list[Example] = []
+    unwritten: list[Unwritten] = []
+    written = ""
+    for at, weight in answers.items():
+        try:
+            before, written = chat.write_prompt(at), _write_answer(chat, at, unwritten)
+        except ValueError:
+            if at or len(answers) == 1:
+                raise
+            unwritten.append(
+                Unwritten("first", "the chat template does not begin with an answer, so such an answer is only read")
+            )
+            continue
+        prompt, answer = _split(chat, at, before, written, unwritten)
+        if not examples or prompt[: len(examples[-1].tokens)] != examples[-1].tokens:
+            examples.append(Example([], []))
+        tokens, weights = examples[-1]
+        weights += [0.0] * (len(prompt) - len(tokens)) + [weight] * len(answer)
+        tokens += prompt[len(tokens) :] + answer
+    if not has_template(tokenizer):
+        tokens, weights = examples[-1]
+        tokens[:] = with_end(tokenizer, tokens)
+        weights += weights[-1:] * (len(tokens) - len(weights))
+    unwritten += _find_unwritten(chat, written, is_prompt=False)
+    return Encoded(examples, unwritten)
+
+
+def encode_completion(
+    tokenizer: Any,
+    prompt: object,
+    completion: object,
+    tools: object = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    name: str = "completion",
+) -> Encoded:
+    """Encode a prompt and its completion, texts or messages, with a weight of 1 for the tokens of the completion.
+
+    ValueError for anything else; ``name`` is what the completion is called there.
+    """
+    kinds = [type(prompt), type(completion)]
+    if kinds not in ([str, str], [list, list]):
+        got = " and ".join("null" if one is type(None) else one.__name__ for one in kinds)
+        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
+    if not completion:
+        raise ValueError(f"the {name} is empty")
+    if kinds == [list, list]:
+        asked, answered = cast("list[list[ChatTurn]]", [prompt, completion])
+        return encode_examples(tokenizer, asked + answered, tools, options, first=len(asked))
+    before = encode_prompt_text(tokenizer, cast("str", prompt))
+    after = with_end(tokenizer, list(tokenizer.encode(completion, add_special_tokens=False)))
+    return Encoded([Example(before + after, [0.0] * len(before) + [1.0] * len(after))], [])
+
+
+def take_one(encoded: Encoded) -> Example:
+    """Return the only example. ValueError where there are several."""
+    if len(encoded.examples) > 1:
+        other = f"tinker.data.examples_from_messages makes {len(encoded.examples)} examples of it"
+        raise ValueError(f"the chat template changes earlier messages when later ones come: {other}")
+    return encoded.examples[0]
+
+
+def _read_chat(tokenizer: Any, messages: object, tools: object, options: Mapping[str, object] | None) -> Chat:
+    return Chat(tokenizer, read_messages(messages), read_tools(tools), read_options(options))
+
+
+def _find_answers(messages: Sequence[ChatTurn], first: int) -> dict[int, float]:
+    """Return the positions of the answers that count and the weight of each; where none counts, the last answer."""
+    answers = {at: read_weight(at, messages[at]) for at in range(len(messages))[first:] if messages[at]["role"] == "assistant"}
+    if not answers:
+        found = ", ".join(dict.fromkeys(str(message["role"]) for message in messages[first:]))
+        raise ValueError(f'no message has the role "assistant", so there is nothing to learn; the roles are {found}')
+    return {at: weight for at, weight in answers.items() if weight} or dict([answers.popitem()])
+
+
+def _write_answer(chat: Chat, at: int, unwritten: list[Unwritten]) -> str:
+    """Return the chat up to the end of an answer, which is learned."""
+    written = chat.render(chat.messages[: at + 1], is_prompt=False)
+    end = chat.find_end(at, written)
+    if end is None:
+        unwritten.append(
+            Unwritten("end", "nothing ends an answer in this chat template, so the model does not learn to end one")
+        )
+    return written + (end or "")
+
+
+def _split(chat: Chat, at: int, before: str, written: str, unwritten: list[Unwritten]) -> tuple[list[int], list[int]]:
+    """Return the tokens of a prompt, and those of the answer behind it. ValueError where the answer is empty."""
+    prompt, whole = chat.encode(before), chat.encode(written)
+    shared = len(before) if written.startswith(before) else count_common(before, written)
+    _check_answer(chat, at, written[shared:], unwritten)
+    if whole[: len(prompt)] == prompt:
+        return prompt, whole[len(prompt) :]
+    if shared == len(before):  # a token reaches over the end of the prompt, where none does when an answer is sampled
+        return prompt, list(chat.tokenizer.encode(written[shared:], add_special_tokens=False))
+    opening = chat.find_opening(at, before)
+    if len(before) - len(opening) > shared:
+        raise ValueError(f"the chat template changes earlier messages when message {at} comes")
+    advice = 'give it "reasoning_content", or the chat "chat_template_kwargs" such as {"enable_thinking": false}'
+    message = f"the chat template ends a prompt with {opening!r}, and begins the answer in another way: {advice}"
+    unwritten.append(Unwritten("opening", message))
+    count = count_common(prompt, whole)
+    return whole[:count], whole[count:]
+
+
+def _check_answer(chat: Chat, at: int, text: str, unwritten: list[Unwritten]) -> None:
+    """Take note of what is not written of an answer; ValueError where nothing is."""
+    given = _describe_fields(chat.messages[at])
+    missing = [name for name in given if not _is_written(chat, at, name, given[name], text)]
+    if missing and len(missing) == len(given):
+        raise ValueError(f"the chat template writes nothing of message {at}: not its {' and '.join(missing)}")
+    thought, is_there, _ = given.get("content", [""])[0].rpartition("</think>")
+    if is_there and thought.rpartition("<think>")[2].strip() not in text:
+        missing.append("content before </think>")
+    unwritten += [Unwritten(name, f"the chat template does not write the {name} of answers") for name in missing]
+
+
+def _describe_fields(message: ChatTurn) -> dict[str, list[str]]:
+    """Return the fields that say something, and texts that are found where they are written."""
+    fields = {name: [str(message[name])] for name in ("content", *THOUGHTS) if str(message.get(name, "")).strip()}
+    if calls := message.get("tool_calls"):
+        fields["tool_calls"] = [_read_name(call) for call in calls]
+    return fields
+
+
+def _read_name(tool: object) -> str:
+    """Return the name of a tool that is described or called, or is a function."""
+    if not isinstance(tool, dict):
+        return str(getattr(tool, "__name__", tool))
+    fields = cast("dict[str, Any]", tool)
+    return str(fields.get("function", fields).get("name"))
+
+
+def _is_written(chat: Chat, at: int, name: str, texts: Sequence[str], where: str) -> bool:
+    """Return whether a field of a message is written: its texts are there, or without it the chat reads otherwise."""
+    if all(text.strip() in where for text in texts):
+        return True
+    others = {key: value for key, value in chat.messages[at].items() if key != name}
+    without = {**others, "content": others.get("content", "")}
+    try:
+        shown, hidden = ([*chat.messages[:at], last] for last in (chat.messages[at], without))
+        return chat.render(shown, is_prompt=False) != chat.render(hidden, is_prompt=False)
+    except ValueError:  # the template needs the field
+        return True
+
+
+def _find_unwritten(chat: Chat, text: str, *, is_prompt: bool) -> Iterator[Unwritten]:
+    """Yield what of the roles, the tools and the options is nowhere in the text of a chat."""
+    for at, message in enumerate(chat.messages):
+        given = {name: texts for name, texts in _describe_fields(message).items() if name not in THOUGHTS}
+        if given and not any(_is_written(chat, at, name, texts, text) for name, texts in given.items()):
+            yield Unwritten("role", f'the chat template does not write this message of the role "{message["role"]}"')
+    if not all(_read_name(tool) in text for tool in chat.tools):
+        without = replace(chat, tools=())
+        if without.render(chat.messages, is_prompt=is_prompt) == chat.render(chat.messages, is_prompt=is_prompt):
+            yield Unwritten("tools", 'the chat template does not write "tools"')
+    for name in chat.options:
+        if not has_template(chat.tokenizer) or name not in str(chat.tokenizer.chat_template):
+            yield Unwritten("chat_template_kwargs", f'the chat template does not read "{name}"')
