@@ -170,52 +170,66 @@ def _split(chat: Chat, at: int, before: str, written: str, unwritten: list[Unwri
 
 def _check_answer(chat: Chat, at: int, text: str, unwritten: list[Unwritten]) -> None:
     """Take note of what is not written of an answer; ValueError where nothing is."""
-    given = _describe_fields(chat.messages[at])
-    missing = [name for name in given if not _is_written(chat, at, name, given[name], text)]
-    if missing and len(missing) == len(given):
-        raise ValueError(f"the chat template writes nothing of message {at}: not its {' and '.join(missing)}")
-    thought, is_there, _ = given.get("content", [""])[0].rpartition("</think>")
+    parts = _list_parts(chat.messages[at])
+    missing = [part.name for part in parts if not _is_written(chat, at, part, text)]
+    if missing and len(missing) == len(parts):
+        raise ValueError(f"the chat template writes nothing of message {at}: not its {' and '.join(dict.fromkeys(missing))}")
+    thought, is_there, _ = str(chat.messages[at]["content"]).rpartition("</think>")
     if is_there and thought.rpartition("<think>")[2].strip() not in text:
         missing.append("content before </think>")
-    unwritten += [Unwritten(name, f"the chat template does not write the {name} of answers") for name in missing]
+    unwritten += [Unwritten(name, f"the chat template does not write all {name} of answers") for name in missing]
 
 
-def _describe_fields(message: ChatTurn) -> dict[str, list[str]]:
-    """Return the fields that say something, and texts that are found where they are written."""
-    fields = {name: [str(message[name])] for name in ("content", *THOUGHTS) if str(message.get(name, "")).strip()}
-    if calls := message.get("tool_calls"):
-        fields["tool_calls"] = [_read_name(call) for call in calls]
-    return fields
+class _Part(NamedTuple):
+    """A field of a message that says something, or one call of a tool; texts of it, and the message without it."""
+
+    name: str
+    texts: Sequence[str]
+    without: ChatTurn
 
 
-def _read_name(tool: object) -> str:
-    """Return the name of a tool that is described or called, or is a function."""
+def _list_parts(message: ChatTurn) -> list[_Part]:
+    calls: list[Any] = message.get("tool_calls", [])
+    return [
+        *(
+            _Part(name, [text], {"content": "", **{key: value for key, value in message.items() if key != name}})
+            for name in ("content", *THOUGHTS)
+            if (text := str(message.get(name, "")).strip())
+        ),
+        *(
+            _Part("tool_calls", _find_words(call), {**message, "tool_calls": calls[:at] + calls[at + 1 :]})
+            for at, call in enumerate(calls)
+        ),
+    ]
+
+
+def _find_words(tool: object) -> list[str]:
+    """Return words that are written of a tool, or of a call of one: its name, and its description or the arguments."""
     if not isinstance(tool, dict):
-        return str(getattr(tool, "__name__", tool))
+        return [str(getattr(tool, "__name__", tool))]
     fields = cast("dict[str, Any]", tool)
-    return str(fields.get("function", fields).get("name"))
+    fields = fields.get("function", fields)
+    return [str(fields.get("name", "")), str(fields.get("description", "")), *map(str, fields.get("arguments", {}).values())]
 
 
-def _is_written(chat: Chat, at: int, name: str, texts: Sequence[str], where: str) -> bool:
-    """Return whether a field of a message is written: its texts are there, or without it the chat reads otherwise."""
-    if all(text.strip() in where for text in texts):
+def _is_written(chat: Chat, at: int, part: _Part, where: str) -> bool:
+    """Return whether a part of a message is written: its texts are there, or without it the chat reads otherwise."""
+    if all(text in where for text in part.texts):
         return True
-    others = {key: value for key, value in chat.messages[at].items() if key != name}
-    without = {**others, "content": others.get("content", "")}
     try:
-        shown, hidden = ([*chat.messages[:at], last] for last in (chat.messages[at], without))
+        shown, hidden = ([*chat.messages[:at], last] for last in (chat.messages[at], part.without))
         return chat.render(shown, is_prompt=False) != chat.render(hidden, is_prompt=False)
-    except ValueError:  # the template needs the field
+    except ValueError:  # the template needs it
         return True
 
 
 def _find_unwritten(chat: Chat, text: str, *, is_prompt: bool) -> Iterator[Unwritten]:
     """Yield what of the roles, the tools and the options is nowhere in the text of a chat."""
     for at, message in enumerate(chat.messages):
-        given = {name: texts for name, texts in _describe_fields(message).items() if name not in THOUGHTS}
-        if given and not any(_is_written(chat, at, name, texts, text) for name, texts in given.items()):
+        parts = [part for part in _list_parts(message) if part.name not in THOUGHTS]
+        if parts and not any(_is_written(chat, at, part, text) for part in parts):
             yield Unwritten("role", f'the chat template does not write this message of the role "{message["role"]}"')
-    if not all(_read_name(tool) in text for tool in chat.tools):
+    if not all(word in text for tool in chat.tools for word in _find_words(tool)):
         without = replace(chat, tools=())
         if without.render(chat.messages, is_prompt=is_prompt) == chat.render(chat.messages, is_prompt=is_prompt):
             yield Unwritten("tools", 'the chat template does not write "tools"')
