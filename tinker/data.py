@@ -181,9 +181,9 @@ def prompt_from_messages(
     'User: 2 + 2?\\nAssistant:'
     """
     _check_tokenizer(tokenizer)
-    prompt = encode_prompt(tokenizer, messages, tools, chat_template_kwargs)
-    _warn_of(prompt.unwritten)
-    return ModelInput.from_ints(prompt.tokens)
+    tokens, unwritten = encode_prompt(tokenizer, messages, tools, chat_template_kwargs)
+    _warn_of(unwritten)
+    return ModelInput.from_ints(tokens)
 
 
 @suggest_argument

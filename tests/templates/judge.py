@@ -196,14 +196,22 @@ def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
 
 
 def _following(tokenizer: Any, messages: list[Message], whole: str, chat: Chat) -> set[str]:
-    """Return the special tokens that the template puts behind the last answer where another message follows."""
+    """Return the special tokens that the template puts behind the last answer where another message follows.
+
+    Behind an answer without a thought where it takes the thought away then.
+    """
     found: set[str] = set()
+    plain = [*messages[:-1], {**messages[-1], "content": "Six."}]
+    plain[-1].pop("reasoning_content", None)
+    ends = [(messages, whole)]
+    with contextlib.suppress(Exception):
+        ends.append((plain, _render(tokenizer, plain, chat, False)))
     for role in ("user", "tool", "assistant", "system"):
         message = {"role": role, "content": "Two?", **({"name": "weather"} if role == "tool" else {})}
-        for form in list_forms([message]):
+        for (before, text), form in itertools.product(ends, list_forms([message])):
             with contextlib.suppress(Exception):
-                longer = _render(tokenizer, [*messages, *form], chat, False)
-                behind = longer[len(whole) :] if longer.startswith(whole) else ""
+                longer = _render(tokenizer, [*before, *form], chat, False)
+                behind = longer[len(text) :] if longer.startswith(text) else ""
                 found |= {token for token in tokenizer.get_added_vocab() if behind.lstrip().startswith(token)}
     return found
 

@@ -24,13 +24,6 @@ class Unwritten(NamedTuple):
     message: str
 
 
-class EncodedPrompt(NamedTuple):
-    """The tokens of a prompt, and what is not in it."""
-
-    tokens: list[int]
-    unwritten: list[Unwritten]
-
-
 class Encoded(NamedTuple):
     """Examples, and what is not in them."""
 
@@ -40,11 +33,14 @@ class Encoded(NamedTuple):
 
 def encode_prompt(
     tokenizer: Any, messages: object, tools: object = None, options: Mapping[str, object] | None = None
-) -> EncodedPrompt:
-    """Encode a chat to be continued, which ends with the start of an answer. ValueError where it cannot be written."""
+) -> tuple[list[int], list[Unwritten]]:
+    """Encode a chat to be continued, which ends with the start of an answer; returns also what is not in it.
+
+    ValueError where it cannot be written.
+    """
     chat = _read_chat(tokenizer, messages, tools, options)
     text = chat.render(chat.messages, is_prompt=True)
-    return EncodedPrompt(chat.encode(text), list(_find_unwritten(chat, text, is_prompt=True)))
+    return chat.encode(text), list(_find_unwritten(chat, text, is_prompt=True))
 
 
 def encode_examples(
@@ -140,13 +136,10 @@ def _find_answers(messages: Sequence[ChatTurn], first: int) -> dict[int, float]:
 
 def _write_answer(chat: Chat, at: int, unwritten: list[Unwritten]) -> str:
     """Return the chat up to the end of an answer, which is learned."""
-    written = chat.render(chat.messages[: at + 1], is_prompt=False)
-    end = chat.find_end(at, written)
+    end = chat.find_end(at)
     if end is None:
-        unwritten.append(
-            Unwritten("end", "nothing ends an answer in this chat template, so the model does not learn to end one")
-        )
-    return written + (end or "")
+        unwritten.append(Unwritten("end", "the chat template writes nothing behind answers, so their end is not learned"))
+    return chat.render(chat.messages[: at + 1], is_prompt=False) + (end or "")
 
 
 def _split(chat: Chat, at: int, before: str, written: str, unwritten: list[Unwritten]) -> tuple[list[int], list[int]]:
@@ -161,8 +154,10 @@ def _split(chat: Chat, at: int, before: str, written: str, unwritten: list[Unwri
     opening = chat.find_opening(at, before)
     if len(before) - len(opening) > shared:
         raise ValueError(f"the chat template changes earlier messages when message {at} comes")
-    advice = 'give it "reasoning_content", or the chat "chat_template_kwargs" such as {"enable_thinking": false}'
-    message = f"the chat template ends a prompt with {opening!r}, and begins the answer in another way: {advice}"
+    advice = (
+        'whether it thinks is chosen by "chat_template_kwargs", such as {"enable_thinking": false}, and "reasoning_content"'
+    )
+    message = f"the chat template ends a prompt with {opening!r}, and begins an answer in another way; {advice}"
     unwritten.append(Unwritten("opening", message))
     count = count_common(prompt, whole)
     return whole[:count], whole[count:]
