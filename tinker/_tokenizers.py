@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ChatTurn: TypeAlias = Mapping[str, Any]
+LARGEST_WEIGHT = 3.4e38  # what float32 has room for
 _PACKAGED = str(Path(__file__).with_name("local") / "base_model")
 
 # Models whose tokenizer is somewhere else. Those of Llama 3 need a licence click on the hub; the copy does not.
@@ -153,8 +154,8 @@ def _weight(position: int, message: Mapping[str, object]) -> float:
     """Return how much an answer counts: its ``weight``, as OpenAI has it, or whether it is learned; else 1."""
     name = next((name for name in ("weight", "train", "trainable") if message.get(name) is not None), None)
     weight = 1 if name is None else message[name]
-    if not isinstance(weight, (int, float)):
-        raise ValueError(f'message {position} has the {name} {weight!r}; it is a number, such as 0 for "not learned"')
+    if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST_WEIGHT:
+        raise ValueError(f'message {position} has the {name} {weight!r:.9}; it is a finite number, such as 0 for "not learned"')
     return float(weight)
 
 

@@ -268,15 +268,17 @@ def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[1, [2]]", "prompt 0: the ids of tokens are integers from 0; at position 1 it has [2]"),
-        ("[1, 2.5, 3]", "prompt 0: the ids of tokens are integers from 0; at position 1 it has 2.5"),
-        ("[[1], [1, -2]]", "prompt 1: the ids of tokens are integers from 0; at position 1 it has -2"),
-        ('["a", null]', "prompt 1 is neither text nor a list of token ids"),
+        ("[1, [2]]", 'prompt 0: "prompt" must be text or a list of integers from 0; at position 1 it has [2]'),
+        ("[1, 2.5, 3]", 'prompt 0: "prompt" must be text or a list of integers from 0; at position 1 it has 2.5'),
+        ("[[1], [1, -2]]", 'prompt 1: "prompt" must be text or a list of integers from 0; at position 1 it has -2'),
+        ('["a", 5.5]', 'prompt 0: "prompt" must be text or a list of integers from 0; at position 0 it has "a"'),
+        ('["a", true]', 'prompt 1: "prompt" must be text or a list of integers from 0, got bool'),
+        ('["a", null]', "a prompt is empty"),
         (
             '{"prompt": "a"}',
-            "prompt 0 is neither text nor a list of token ids\nA file with an object on each line is read by --file.",
+            "prompts.json is not a prompt, or a list of such\nA file with an object on each line is read by --file.",
         ),
-        ("[", "is not JSON"),
+        ("[", "prompts.json, line 1: not JSON: Expecting value (column 2)"),
         ("[]", "a prompt is empty"),
         ('""', "a prompt is empty"),
     ],
@@ -476,7 +478,7 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
         alone = read(tmp_path, {"messages": [asked, last]})
         counted = row.weight - alone.weight
         assert (counted > 0, counted) == (weight > 0, near(weight * len("b;"), 9, row.weight))
-    with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a number"):
+    with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a finite number"):
         read(tmp_path, {"messages": [asked, {"role": "assistant", "content": "b", "weight": "x"}]})
 
 
@@ -496,7 +498,7 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
         ({"prompt": [ASKED], "completion": [ASKED]}, "nothing to learn; the roles are user"),
         ({}, "got nothing"),
         ({"prompt": 1, "completion": "a"}, "must both be strings, or both lists of messages, got int and str"),
-        ({"prompt": "a", "completion": None}, "must both be strings, or both lists of messages, got str and null"),
+        ({"prompt": "a", "completion": None}, '"prompt" needs "completion" beside it'),
         ({"text": 1}, "must be a string"),
         ({"tokens": [1.5]}, "integers"),
         ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weight"),

@@ -21,7 +21,7 @@ from tinker._tokenizers import has_template as has_template
 from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.output import format_count, say
-from tinker.cli.reading import Prompt
+from tinker.cli.reading import Prompt, normalize_line
 
 if TYPE_CHECKING:
     from tinker_wire.models import SupportedModel
@@ -343,7 +343,7 @@ class TextDecoder:
 
 def note_answers(rows: Iterable[Mapping[str, Any]]) -> None:
     """Say how many rows are chats that end with an answer, which :func:`check_prompt` leaves out of the prompt."""
-    chats = [row.get("prompt", row.get("messages")) for row in rows]
+    chats = [line.get("prompt", line.get("messages")) for line in map(normalize_line, rows)]
     if count := sum(isinstance(chat[-1], dict) and chat[-1]["role"] == "assistant" for chat in chats if chat):
         say(f"The last answers of {format_count(count, 'chat')} are left out: a prompt ends where its answer begins")
 

@@ -25,6 +25,7 @@ from tinker.cli.model_input import (
 )
 from tinker.cli.options import GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
 from tinker.cli.output import say, show_json, write_data
+from tinker.cli.reading import STANDARD_INPUT, decode
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -60,7 +61,7 @@ def chat(
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
         conversation = _ChatSession(service, model, system, params, tokenizer_id, as_json=options.format == "json")
         say(f"{model}. /help lists the commands.")
-        while (line := _read()) is not None:
+        for line in _read_lines():
             if line.startswith("/"):
                 if not conversation.run_command(*line.partition(" ")[::2]):
                     break
@@ -68,18 +69,19 @@ def chat(
                 conversation.answer(line)
 
 
-def _read() -> str | None:
-    """Return the next line; None at the end. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
-    is_terminal = sys.stdin.isatty()
-    try:
-        return input("> ") if is_terminal else input()
-    except EOFError:
-        return None
-    except KeyboardInterrupt:
-        if not is_terminal:
-            raise
-        say("", "Ctrl-D quits")
-        return ""
+def _read_lines() -> Iterator[str]:
+    """Yield each line. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
+    if not sys.stdin.isatty():
+        for number, line in enumerate(sys.stdin.buffer, start=1):
+            yield decode(STANDARD_INPUT, line, number).rstrip("\r\n")
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            say("", "Ctrl-D quits")
 
 
 class _StreamedAnswer:
