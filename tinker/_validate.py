@@ -78,7 +78,7 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
                 raise TypeError(f"data[{index}] must be a Datum, got {type(datum).__name__}: {_how_to_make(datum)}")
             names = datum.loss_fn_inputs.keys()
             _check_names(index, names, loss_fn)
-            _check_lengths(index, datum, _ALIGNED_OF_CUSTOM if loss_fn == "custom" else names)
+            _check_shapes(index, datum, loss_fn)
 
 
 def _check_names(index: int, names: Set[str], loss_fn: str) -> None:
@@ -104,26 +104,26 @@ def _suggest_inputs(unknown: Collection[str], absent: Collection[str]) -> str:
     return "".join(f"; did you mean {closest!r} instead of {name!r}?" for name, closest in pairs if closest)
 
 
-def _check_lengths(index: int, datum: Datum, aligned: Collection[str]) -> None:
-    length = input_length(datum.model_input)
+def _check_shapes(index: int, datum: Datum, loss_fn: str) -> None:
+    length, is_known = input_length(datum.model_input), loss_fn in LOSS_INPUTS
     if length == 0:
         raise ValueError(f"data[{index}].model_input has no tokens")
     for name, tensor in datum.loss_fn_inputs.items():
         shape = dimensions(tensor)
-        if not shape:
-            continue
-        if length is not None and shape[0] != length and name in aligned:
-            size = f"length {shape[0]}" if len(shape) == 1 else f"shape {list(shape)}"
+        is_aligned = is_known or name in _ALIGNED_OF_CUSTOM or (loss_fn != "custom" and shape)
+        if is_aligned and length is not None and shape[:1] != [length]:
+            size = f"length {shape[0]}" if len(shape) == 1 else f"shape {shape}"
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has {size}, model_input has {length} tokens")
+        targets = shape[:1] if loss_fn != "cross_entropy" else dimensions(datum.loss_fn_inputs["target_tokens"])
+        if is_known and shape != targets:
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has shape {shape}; {loss_fn} takes {targets} here")
         if (fault := _find_fault(name, tensor)) is not None:
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] {fault}")
 
 
 def _find_fault(name: str, tensor: TensorData) -> str | None:
     """Return what is wrong with the values of a loss input; None if nothing is."""
-    values = tensor.values
-    if values.ndim != 1:
-        values = values.ravel()
+    values = tensor.values if tensor.values.ndim == 1 else tensor.values.ravel()
     if name == "target_tokens":
         if tensor.dtype != _TARGETS_DTYPE:
             return "must be integers, got floating-point numbers"

@@ -117,7 +117,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
         ('[{"prompt": "a"}]', None, "prompts.jsonl is a JSON array"),
         ("hello\n", None, "prompts.jsonl, line 1: not JSON: Expecting value (column 1)"),
         ("\n", None, "has no prompts"),
-        ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "has answers to other prompts"),
+        ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "answers.jsonl, line 1: not the answer to one of the prompts"),
         ('{"prompt": "a"}\n', "hello\n", "does not contain answers of this command"),
     ],
 )
@@ -284,7 +284,7 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
     assert (tmp_path / "both.svg").read_text().count("<polyline") == 2
     assert "There are: " in call("run", "compare", *logs, "--metric", "reward").stderr
     (tmp_path / "no.jsonl").write_text("hello\n")
-    assert "no.jsonl is not a log of a run" in call("run", "compare", "no.jsonl").stderr
+    assert "no.jsonl, line 1: not JSON: Expecting value (column 1)\nA log has" in call("run", "compare", "no.jsonl").stderr
 
 
 def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:

@@ -225,10 +225,10 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
         ('{"prompt": "a", "output": "b"}', 'got prompt, output: rename "output" to "completion"\n'),
         ('{"input": "a", "output": "b", "content": ""}', ': rename "input" to "prompt" and rename "output" to "completion"\n'),
         (
-            '{"instruction": "a", "input": "b", "output": "c"}',
-            'join "instruction" and "input" into "prompt" and rename "output" to "completion"\n',
+            '{"question": "a", "problem": "b", "output": "c"}',
+            'rename "question" or "problem" to "prompt" and rename "output" to "completion"\n',
         ),
-        ('{"conversations": []}', 'got conversations: rename "conversations" to "messages"\n'),
+        ('{"conversation": []}', 'got conversation: rename "conversation" to "messages"\n'),
         (
             '{"messages": [{"from": "human", "value": "a"}]}',
             'line 2: message 0 has no "role"; it has from, value: rename "from" to "role" (human to user, gpt to assistant), and ',
@@ -281,7 +281,7 @@ PARQUET = "data.parquet is a Parquet file" + WRITES.format("parquet", "data.parq
         ("data.json", b'{\n  "text": "a"\n}\n', "data.json has an object over several lines"),
         ("data.csv", b"anything\n", "data.csv" + TABLE + WRITES.format("csv", "data.csv")),
         ("data.txt", b"prompt,completion\na,b\n", "data.txt" + TABLE + WRITES.format("csv", "data.txt")),
-        ("data.jsonl", b"\xff\xfet\x00", "data.jsonl is not text in UTF-8"),
+        ("data.jsonl", b"\xff\xfet\x00", "data.jsonl is text in UTF-16: save it as UTF-8"),
         ("data.parquet", b"PAR1\x15\xff", PARQUET),
         ("data.parquet", b"PAR1\x15\n", PARQUET),
     ],

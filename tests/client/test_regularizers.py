@@ -445,7 +445,7 @@ def test_wrong_data_is_refused_on_the_users_line(training: tinker.TrainingClient
         ([datum()], total, Picky(), r"regularizer 'term': data\[0\] smells"),
         ([datum()], "ppo", L1(), r"base: data\[0\].loss_fn_inputs is missing 'advantages'"),
         ([add(sampled, sequence_ratio_mask=[1.0] * 3)], "ppo", L1(), "has 'sequence_ratio_mask'"),
-        ([add(datum(), weights=np.zeros((3, 1), np.float32))], "cross_entropy", L1(), r"base: data\[0\].loss_fn_inputs\['weights'\] has"),
+        ([add(datum(), weights=np.zeros((3, 1), np.float32))], "cross_entropy", L1(), r"data\[0\].loss_fn_inputs\['weights'\] has"),
     ]  # fmt: skip
     for data, base, term, message in cases:
         with pytest.raises(ValueError, match=message):

@@ -165,6 +165,46 @@ def test_wrong_data_is_refused_on_the_users_line(
     assert wire.requests("optim_step")[0].seq_id == 1
 
 
+SHAPES = {"no dimension": (), "a column": (3, 1), "a row": (1, 3), "two values for each": (3, 2), "one value": (1,)}
+POLICY = ("target_tokens", "logprobs", "advantages", "weights")
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("cross_entropy", "target_tokens"),
+        ("cross_entropy", "weights"),
+        *[(loss, name) for loss in ("importance_sampling", "ppo", "cispo", "dro") for name in (*POLICY, "mask")],
+        ("gspo", "sequence_ratio_mask"),
+        ("ppo", "clip_low_threshold"),
+    ],
+)
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["array", "tensor"])
+def test_shapes_that_no_loss_takes_are_refused_by_the_call(
+    training: tinker.TrainingClient, wire: Any, loss: Any, name: str, shape: tuple[int, ...], as_tensor: bool
+) -> None:
+    """An input of a known loss has one value for each target, in its shape; any other is refused by the call, and not sent."""
+    if (name, shape) in [("target_tokens", (3, 2)), ("target_tokens", (3, 1))] and loss == "cross_entropy":
+        pytest.skip("cross_entropy takes several targets for each token")
+    names = ("target_tokens", "weights") if loss == "cross_entropy" else POLICY
+    inputs: dict[str, Any] = {one: np.ones(3, np.int64 if one == "target_tokens" else np.float32) for one in {*names, name}}
+    wrong: Any = np.ones(shape, inputs[name].dtype)
+    inputs[name] = pytest.importorskip("torch").from_numpy(wrong) if as_tensor else wrong
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=inputs)
+    with pytest.raises(ValueError, match=r"data\[0\].loss_fn_inputs\['\w+'\] has (shape|length) .*(takes|model_input)"):
+        training.forward_backward([datum], loss)
+    assert wire.requests("forward_backward") == []
+
+
+def test_several_targets_for_each_token(training: tinker.TrainingClient) -> None:
+    """cross_entropy takes several targets for each token, with weights of the same shape or none."""
+    for inputs in ({"weights": np.ones((3, 2), np.float32)}, {}):
+        targets = {"target_tokens": np.ones((3, 2), np.int64)}
+        datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs={**targets, **inputs})
+        training.forward_backward([datum], "cross_entropy").result(10)
+
+
 def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     """Empty data, ragged lists, an empty input, parameters of the wrong type and invalid names are refused at once."""
     with pytest.raises(ValueError, match="data is empty"):

@@ -197,4 +197,4 @@ def test_a_key_must_be_one(tmp_path: Path) -> None:
             result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", *options])
         assert result.exit_code == 2, result.output
         assert "key" in result.output
-        assert options[1] != "nothing" or "--api-key-file 'nothing' cannot be read: No such file or directory" in result.output
+        assert options[1] != "nothing" or "Invalid value for '--api-key-file': File 'nothing' does not exist." in result.output

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from support import fake_vllm
 from support.fake_vllm import GENERATE, LOAD, FakeVLLM, event, likely, refuse, running
 from support.tolerances import near
@@ -354,6 +355,24 @@ def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(client: tinker.Servi
     fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
     with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
         list(sampler.sample_stream(PROMPT, 1, GREEDY))
+    assert fake.faults[GENERATE] == []
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b", "a\x0bb", "a\x0cb", "a\x1cb", "é😀"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_events_are_not_cut_within_a_text(client: tinker.ServiceClient, fake: FakeVLLM, text: str, size: int) -> None:
+    """An event whose text has a separator of lines, as vLLM writes it, is one event, in whatever pieces it arrives."""
+    sampler = trained(client).save_weights_and_get_sampling_client()
+    choice = {"index": 0, "logprobs": {"content": [likely(5, -1.0)]}, "finish_reason": "length", "text": text}
+    whole = f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(whole), size):
+            yield whole[start : start + size]
+            await asyncio.sleep(0)
+
+    fake.faults[GENERATE] = [StreamingResponse(pieces(), media_type="text/event-stream")]
+    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == [5]
     assert fake.faults[GENERATE] == []
 
 

@@ -11,6 +11,7 @@ from tinker._chat.examples import encode_completion as encode_completion
 from tinker._chat.examples import encode_examples as encode_examples
 from tinker._chat.examples import encode_prompt as encode_prompt
 from tinker._chat.examples import take_one as take_one
+from tinker._chat.messages import LARGEST_WEIGHT as LARGEST_WEIGHT
 from tinker._chat.messages import ChatTurn as ChatTurn
 from tinker._chat.messages import read_messages as read_messages
 from tinker._chat.messages import read_options as read_options

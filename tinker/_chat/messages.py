@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 ChatTurn: TypeAlias = Mapping[str, Any]
 #: The keys of a thought; transformers gives a template whichever it reads.
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+LARGEST_WEIGHT = 3.4e38  # what float32 has room for
 _WEIGHTS = ("weight", "train", "trainable")
 
 # What was given instead of a list of messages, by one of its keys.
@@ -107,8 +107,8 @@ def read_weight(position: int, message: ChatTurn) -> float:
     """Return how much an answer counts: its ``weight``, as OpenAI has it, or whether it is learned; else 1."""
     name = next((name for name in _WEIGHTS if name in message), None)
     weight = 1 if name is None else message[name]
-    if not isinstance(weight, (int, float)) or not math.isfinite(weight):
-        raise ValueError(f'message {position} has the {name} {weight!r}; it is a finite number, such as 0 for "not learned"')
+    if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST_WEIGHT:
+        raise ValueError(f'message {position} has the {name} {weight!r:.9}; it is a finite number, such as 0 for "not learned"')
     return float(weight)
 
 

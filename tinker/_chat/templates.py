@@ -176,7 +176,8 @@ class Chat:
             tokens = []
         if tokens and tokens[0] in find_special_tokens(self.tokenizer):
             return str(self.tokenizer.convert_ids_to_tokens(tokens[0]))
-        return (self.tokenizer.eos_token or None) if is_last else None
+        end: str | None = getattr(self.tokenizer, "eos_token", None)
+        return end if is_last else None
 
 
 def count_common(first: Sequence[object], second: Sequence[object]) -> int:
@@ -187,7 +188,7 @@ def count_common(first: Sequence[object], second: Sequence[object]) -> int:
 def find_special_tokens(tokenizer: Any) -> set[int]:
     """Return the tokens that stand for no text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {token for token, entry in added.items() if entry.special} | set(tokenizer.all_special_ids)
+    return {token for token, entry in added.items() if entry.special} | set(getattr(tokenizer, "all_special_ids", ()))
 
 
 def encode_prompt_text(tokenizer: Any, text: str) -> list[int]:

@@ -8,6 +8,11 @@ A line is a prompt with its answer, a chat, a text, or tokens:
     {"text": "To be, or not to be"}                    all of it is learned
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}       weights may be missing: all 1
     {"input_ids": [5, 17, 3], "labels": [-100, 17, 3]} as transformers has them; with an attention mask, only what it shows
+
+or as in other data sets:
+
+    {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}   ShareGPT, as messages
+    {"instruction": "Add.", "input": "2 + 2", "output": "4"}                                    Alpaca, as messages
 """
 
 from __future__ import annotations
@@ -18,11 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tinker
-from tinker._chat import Encoded, Example, encode_completion, encode_examples, read_options, with_end
+from tinker._chat import LARGEST_WEIGHT, Encoded, Example, encode_completion, encode_examples, read_options, with_end
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import Capacity
 from tinker.cli.output import format_count, say, say_once
-from tinker.cli.reading import OTHER_NAMES, RowError, check_token_ids, explain_keys, explain_typo, read_rows
+from tinker.cli.reading import RowError, check_token_ids, explain_keys, explain_typo, normalize_line, read_rows
 
 _ANSWERS = ("completion", "answer", "response")
 _NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
@@ -61,7 +66,7 @@ def read_examples(
     count = max(tokenizer.get_vocab().values()) + 1 if hasattr(tokenizer, "get_vocab") else None
 
     def parse(record: dict[str, Any]) -> list[ExampleRow]:
-        examples, unwritten = _encode(record, tokenizer, chat_options)
+        examples, unwritten = _encode(normalize_line(record), tokenizer, chat_options)
         for one in unwritten:
             say_once(f"{file}: {one.message}")
         return [check(*example) for example in examples]
@@ -156,7 +161,7 @@ def _encode_tokens(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
 def _explain_fields(line: dict[str, Any]) -> str:
     """Explain why a line is not an example: missing, misspelled or differently named keys."""
     answer = next((name for name in _ANSWERS if name in line), None)
-    names: Collection[str] = OTHER_NAMES
+    names: Collection[str] = ["prompt", _ANSWERS[0], "messages", "text", "tokens"]
     lacking = f'an example has "prompt" and "{_ANSWERS[0]}", or "messages", or "text", or "tokens"'
     if "prompt" in line:
         alone = "" if len(line) > 1 else ", or a reward function to score its answers: --grpo REWARD.py"
@@ -187,9 +192,13 @@ def _mask_labels(tokens: list[Any], masks: list[list[Any]]) -> list[Any]:
     return [token if all(learned) else _NOT_LEARNED for token, *learned in zip(tokens, *masks, strict=True)]
 
 
-def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> ExampleRow:
+def _token_example(tokens: list[Any], weights: Sequence[Any] | None) -> ExampleRow:
     check_token_ids(tokens, '"tokens" must be a list of integers from 0')
-    if weights is not None and len(weights) != len(tokens):
+    weights = [1.0] * len(tokens) if weights is None else weights
+    if len(weights) != len(tokens):
         counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
         raise ValueError(f'"weights" must have one entry per token, got {counts}')
-    return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
+    for position, weight in enumerate(weights):
+        if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST_WEIGHT:
+            raise ValueError(f'"weights" must be finite numbers; at position {position} it has {json.dumps(weight)[:40]}')
+    return ExampleRow(tokens, list(map(float, weights)))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 from click.types import FloatParamType, IntParamType
 
-from tinker.cli.hints import EXPLAINED, EXTRA, suggest
+from tinker.cli.hints import read_hints, suggest
 from tinker.cli.options import accept_global_options
 
 _REFUSALS = (" is not a valid ", " is not in the range ")  # click's own words after the value
@@ -88,14 +88,14 @@ def explain_wrong_options() -> Generator[None]:
         rule = None if error.param is None else _describe_numbers(error.param.type)
         refusal = next((words for words in _REFUSALS if words in error.message), None)
         if error.message.startswith("'vllm' is not one of"):  # of --engine
-            raise click.BadParameter(f"{error.message} {EXPLAINED['--use-vllm']}", error.ctx, error.param) from None
+            raise click.BadParameter(f"{error.message} {suggest('--use-vllm', ())}", error.ctx, error.param) from None
         if rule is None or refusal is None:
             raise
         problem = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
         raise click.BadParameter(problem, error.ctx, error.param, error.param_hint) from None
     except click.UsageError as error:
         known = [] if error.ctx is None or _EXTRA not in error.message else _list_options(error.ctx)
-        if (extra := next((text for option, text in EXTRA.items() if option in known), None)) is None:
+        if (extra := next((text for option, text in read_hints()["extra"].items() if option in known), None)) is None:
             raise
         raise click.UsageError(f"{error.message}. {extra.format(error.message.partition('(')[2][:-1])}", error.ctx) from None
 

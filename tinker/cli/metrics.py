@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -11,6 +10,7 @@ import tinker
 from tinker.cli.clients import TRAIN, connect, find_run, send
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions
+from tinker.cli.reading import open_data, parse_line
 
 if TYPE_CHECKING:
     from tinker._runtime import Runtime
@@ -101,26 +101,16 @@ def choose_metric(runs: Iterable[RunMetrics], metric: str | None) -> str:
 
 def _read_file(file: Path) -> RunMetrics:
     """Read a JSONL file; a line that is still being written is left out. CommandFailed for something else."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    records = [_read_line(file, line) for line in lines if line.endswith("\n") and line.strip()]
-    steps, total = _read_steps(records), None
+    with open_data(file) as data:
+        lines = [(number, line) for number, line in enumerate(data, start=1) if line.endswith(b"\n") and line.strip()]
+    records = [parse_line(file, number, line, _ADVICE) for number, line in lines]
+    steps = _read_steps(records)
     if records and not steps and records[0].get("type") is None:
         raise CommandFailed(f"{file} is not a log of a run: its lines have no numbers", _ADVICE)
-    for record in records:
-        total = _find(record, TOTAL_NAMES, total)
+    totals = [total for record in records if (total := _find(_flatten(record), TOTAL_NAMES)) is not None]
     last = records[-1] if records else {}
-    has_ended = last.get("type") == "result" or (_find(_flatten(last), DONE_NAMES, None) or 0) >= 1
-    return RunMetrics(str(file), records, steps, total, has_ended, len({one.number for one in steps}))
-
-
-def _read_line(file: Path, line: str) -> LogLine:
-    try:
-        record: object = json.loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise CommandFailed(f"{file} is not a log of a run", _ADVICE)
-    return cast("LogLine", record)
+    has_ended = last.get("type") == "result" or (_find(_flatten(last), DONE_NAMES) or 0) >= 1
+    return RunMetrics(str(file), records, steps, totals[-1] if totals else None, has_ended, len({one.number for one in steps}))
 
 
 def _read_steps(records: Iterable[LogLine]) -> list[MetricStep]:
@@ -128,7 +118,7 @@ def _read_steps(records: Iterable[LogLine]) -> list[MetricStep]:
     for record in records:
         metrics = _flatten(record)
         if record.get("type", "step") == "step" and metrics:
-            number = _find(metrics, STEP_NAMES, None)
+            number = _find(metrics, STEP_NAMES)
             if number is None:
                 number = steps[-1].number + 1 if steps else 1
             counters = (*STEP_NAMES, *TOTAL_NAMES)
@@ -143,12 +133,12 @@ def _flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         if isinstance(value, Mapping):
             found |= _flatten(cast("Mapping[str, Any]", value), f"{prefix}{name}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"{prefix}{name}"] = float(value)
+            found[f"{prefix}{name}"] = float(str(value))  # infinite where it has too many digits
     return found
 
 
-def _find(record: Mapping[str, Any], names: Iterable[str], otherwise: float | None) -> float | None:
-    return next((float(record[name]) for name in names if isinstance(record.get(name), (int, float))), otherwise)
+def _find(metrics: Mapping[str, float], names: Iterable[str]) -> float | None:
+    return next((metrics[name] for name in names if name in metrics), None)
 
 
 def _read_live(runtime: Runtime, run_id: str) -> RunMetrics:

@@ -21,7 +21,7 @@ from tinker._chat import has_template as has_template
 from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.output import format_count, say, say_once
-from tinker.cli.reading import Prompt
+from tinker.cli.reading import Prompt, normalize_line
 
 if TYPE_CHECKING:
     from tinker_wire.models import SupportedModel
@@ -343,14 +343,12 @@ class TextDecoder:
 
 def note_answers(rows: Iterable[Mapping[str, Any]]) -> None:
     """Say how many rows are chats that end with an answer, which :func:`check_prompt` leaves out of the prompt."""
-    chats = [row.get("prompt", row.get("messages")) for row in rows]
+    chats = [line.get("prompt", line.get("messages")) for line in map(normalize_line, rows)]
     if count := sum(isinstance(chat[-1], dict) and chat[-1]["role"] == "assistant" for chat in chats if chat):
         say(f"The last answers of {format_count(count, 'chat')} are left out: a prompt ends where its answer begins")
 
 
-def encode_prompt(
-    tokenizer: Any, prompt: Prompt, line: Mapping[str, Any] | None = None, chat_options: Mapping[str, object] | None = None
-) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: Prompt, line: Mapping[str, Any], chat_options: Mapping[str, object]) -> list[int]:
     """Return the token ids of a prompt: of a text, of token ids, or of messages with the tools and options of their line.
 
     What the chat template does not write of these is said.
@@ -359,7 +357,6 @@ def encode_prompt(
         return _chat.encode_prompt_text(tokenizer, prompt)
     if not isinstance(prompt[0], dict):
         return prompt
-    line = line or {}
     options = _chat.read_options(chat_options, line.get("chat_template_kwargs"))
     tokens, unwritten = _chat.encode_prompt(tokenizer, prompt, line.get("tools"), options)
     for one in unwritten:

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from tinker.cli.errors import CommandFailed
 from tinker.cli.hints import suggest
-from tinker.cli.reading import STANDARD_INPUT, explain_dataset
+from tinker.cli.reading import STANDARD_INPUT, explain_dataset, read_text
 
 Format: TypeAlias = Literal["table", "json"]
 
@@ -137,7 +137,7 @@ def _type_of(kind: Any) -> Any:
         return _type_of(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
-    return click.Path(path_type=Path) if kind is Path else kind
+    return {Path: click.Path(path_type=Path), str: _TextType()}.get(kind, kind)
 
 
 def accept_global_options(command: click.Command, main: click.Command) -> None:
@@ -189,6 +189,16 @@ def with_zone(time: datetime.datetime) -> datetime.datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
 
 
+class _TextType(click.types.StringParamType):
+    """A text. BadParameter for bytes that are not UTF-8, which Python gives as halves of surrogate pairs."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text: str = super().convert(value, param, ctx)
+        if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
+            self.fail(f"not text in UTF-8: byte 0x{ord(half) & 0xFF:02x}", param, ctx)
+        return text
+
+
 class _ExpiryType(click.types.IntParamType):
     """The seconds until a checkpoint expires. CommandFailed unless they are within the limits of the contract."""
 
@@ -206,12 +216,13 @@ _NUMBERED_LENGTH = 7  # of the number of a step behind the name, as in final-000
 LONGEST_NAME = 255 - _NUMBERED_LENGTH  # no server is known to take more than 255
 
 
-class _NameType(click.types.StringParamType):
+class _NameType(_TextType):
     """The name of a checkpoint. BadParameter for a name that servers refuse."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from tinker._validate import check_name
 
+        super().convert(value, param, ctx)
         try:
             check_name(value)
         except ValueError as error:
@@ -237,11 +248,25 @@ class _DataType(click.Path):
             raise
 
 
-class _ChartType(click.Path):
-    """The file of a chart. UsageError if it is not an SVG file."""
+class _NewFileType(click.Path):
+    """A file to write. CommandFailed or OSError if it is not there and cannot be created, which is tried."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         file = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not file.parent.is_dir():
+            raise CommandFailed(f"There is no folder {file.parent}")
+        if not file.exists():
+            there = file.resolve()  # a link may point to a file that is not there yet
+            there.touch()
+            there.unlink()
+        return file
+
+
+class _ChartType(_NewFileType):
+    """The file of a chart. UsageError if it is not an SVG file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        file = super().convert(value, param, ctx)
         if file.suffix.lower() not in ("", ".svg"):
             raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", ctx)
         return file
@@ -257,11 +282,12 @@ class _ConfigType(click.Path):
         if ctx is not None:
             names = {name.lstrip("-"): one.name for one in ctx.command.params for name in one.opts}
             try:
-                given = {key.replace("_", "-"): one for key, one in tomllib.loads(file.read_text(encoding="utf-8")).items()}
-            except ValueError as error:
+                values = tomllib.loads(read_text(file)).items()
+            except (ValueError, RecursionError) as error:
                 is_yaml = file.suffix in (".yaml", ".yml")
                 problem = "is YAML; options are read from TOML: epochs = 2" if is_yaml else f"is not TOML: {error}"
                 raise click.BadParameter(f"{file} {problem}", ctx, param) from None
+            given = {key.replace("_", "-"): str(one) if type(one) is int else one for key, one in values}
             if unknown := next((key for key in given if key not in names), None):
                 hint = suggest(f"--{unknown}", [f"--{name}" for name in names]).replace("Did you mean --", "Did you mean ")
                 hint = hint or "A key is the name of an option without its dashes."
@@ -283,14 +309,14 @@ ConfigFile: TypeAlias = Annotated[
     _ConfigType(exists=True, dir_okay=False, path_type=Path),
     Option("Read options from this file, such as `epochs = 2`; others given here come first.", "--config", metavar="FILE.toml"),
 ]
-NewFile: TypeAlias = Annotated[Path, click.Path(dir_okay=False, writable=True, path_type=Path)]
+NewFile: TypeAlias = Annotated[Path, _NewFileType(dir_okay=False, writable=True)]
 
 AccessScopeOption: TypeAlias = Annotated[
     Literal["owned", "accessible"], Option("Only your own, or everything you can access.", "--access-scope")
 ]
 ChartFile: TypeAlias = Annotated[
     Path | None,
-    _ChartType(dir_okay=False, writable=True, path_type=Path),
+    _ChartType(dir_okay=False, writable=True),
     Option("Plot the curves in this file, and on a terminal.", "--plot", metavar="FILE.svg"),
 ]
 CommandURL: TypeAlias = Annotated[

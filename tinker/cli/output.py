@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from tinker._shown import clean
-from tinker.cli.options import GlobalOptions
 
 if TYPE_CHECKING:
     from tinker.cli.charts import Curves
+    from tinker.cli.options import GlobalOptions
 
 T = TypeVar("T")
 #: The name and the cell of each column of a table of items.
@@ -53,7 +53,8 @@ def say(*lines: str, end: str = "\n") -> None:
 
 def say_once(line: str) -> None:
     """Print a line for people, unless this command has printed it already."""
-    said: set[str] = click.get_current_context().meta.setdefault("tinker.said", set())
+    context = click.get_current_context(silent=True)
+    said: set[str] = set() if context is None else context.meta.setdefault("tinker.said", set())
     if line not in said:
         said.add(line)
         say(line)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -13,6 +14,8 @@ import click
 
 from tinker._chat import read_messages
 from tinker.cli.errors import CommandFailed
+from tinker.cli.hints import read_hints
+from tinker.cli.output import say_once
 
 Row = TypeVar("Row")
 #: A text, the ids of its tokens, or the messages of a chat.
@@ -20,15 +23,25 @@ Prompt: TypeAlias = str | list[Any]
 
 STANDARD_INPUT = Path("standard input")  #: What a dash means. Messages show the name; only this very object is meant.
 _EXPECTED = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
-_PARQUET = "PAR1"  # begins each file
-_TABLE_SUFFIXES = (".csv", ".tsv")
-#: Names of the keys in other data sets.
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "prompt": ("instruction", "input", "inputs", "question", "query", "problem"),
-    "completion": ("output", "target", "targets", "label", "solution", "chosen"),
-    "messages": ("conversations", "conversation", "dialog", "dialogue", "chat"),
-    "text": ("content", "document"),
-    "tokens": ("input_ids", "token_ids"),
+#: How files begin that are not text in UTF-8.
+_BEGINNINGS = {
+    b"\x1f\x8b": "compressed (gzip): unpack it",
+    b"(\xb5/\xfd": "compressed (zstd): unpack it",
+    b"PK\3\4": "compressed (ZIP): unpack it",
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"), "text in UTF-16: save it as UTF-8"),
+}
+_OWN_KEYS = {"prompt", "completion", "answer", "response", "messages", "text", "tokens", "input_ids"}
+#: The data formats that are read as messages, by the key that tells them.
+_FORMATS = {
+    "conversations": 'ShareGPT: "conversations" are messages, with "from" as the role and "value" as the content',
+    "instruction": 'Alpaca: "instruction" and "input" are a message of the user, "output" is the answer',
+}
+#: The roles of messages, by those of ShareGPT.
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
 }
 
 
@@ -48,18 +61,25 @@ def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> 
 def read_numbered(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> list[tuple[int, Row]]:
     """Read the rows of a file, one JSON object per line, and the number of each line from 1.
 
-    Blank lines and a byte order mark are skipped. CommandFailed names the line that is not an object, or for which ``parse``
-    raises ValueError, TypeError or KeyError. Other formats, such as CSV, are recognized.
+    Blank lines and byte order marks are skipped. CommandFailed names the line that is not an object, or for which ``parse``
+    raises ValueError, TypeError or KeyError. Other formats, such as CSV, are recognized. A format that :func:`normalize_line`
+    converts is said once in a command.
     """
     rows: list[tuple[int, Row]] = []
-    for number, record in _read_records(file):
-        try:
-            if record.get("system"):  # which other data sets have beside the prompt
-                raise ValueError('"system" is not read: make it the first of "messages", {"role": "system", "content": ...}')
-            rows.append((number, parse(record)))
-        except (ValueError, TypeError, KeyError) as error:
-            advice = error.advice if isinstance(error, RowError) else ()
-            raise CommandFailed(f"{file}, line {number}: {error}", *advice) from error
+    with open_data(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            text = line.removeprefix(codecs.BOM_UTF8).strip()
+            if not text:
+                continue
+            if not rows:
+                _check_form(file, text)
+            record = parse_line(file, number, line, _EXPECTED)
+            try:
+                rows.append((number, parse(record)))
+            except (ValueError, TypeError, KeyError) as error:
+                raise CommandFailed(f"{file}, line {number}: {error}", *getattr(error, "advice", ())) from error
+            if key := _find_format(record):
+                say_once(f"{file} is read as {_FORMATS[key]}")
     if not rows:
         raise CommandFailed(f"{file} has no {what}")
     return rows
@@ -75,42 +95,65 @@ def open_data(file: Path) -> io.BufferedReader | io.BytesIO:
     return io.BytesIO(kept["tinker.standard_input"])
 
 
-def _read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line, from 1, and its object."""
-    with io.TextIOWrapper(open_data(file), encoding="utf-8-sig") as lines:
-        is_first = True
-        try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    if is_first:
-                        _check_form(file, line.strip())
-                    is_first = False
-                    yield number, _parse(file, number, line.rstrip("\r\n"))
-        except UnicodeDecodeError:
-            with open_data(file) as data:
-                _check_form(file, data.read(len(_PARQUET)).decode("latin-1"))
-            raise CommandFailed(f"{file} is not text in UTF-8", _EXPECTED) from None
+def decode(name: object, data: bytes, line: int, *advice: str) -> str:
+    """Decode the text of a file, or what begins at a line of it. A byte order mark is left out.
 
-
-def _parse(file: Path, number: int, line: str) -> dict[str, Any]:
+    CommandFailed names the file and the line that is not UTF-8.
+    """
+    form = next((_BEGINNINGS[begin] for begin in _BEGINNINGS if line == 1 and data.startswith(begin)), None)
+    if form is not None:
+        raise CommandFailed(f"{name} is {form}", *advice)
     try:
-        value: object = json.loads(line)
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        raise CommandFailed(f"{name}, line {line}: not text in UTF-8: byte 0x{data[error.start]:02x}", *advice) from None
+
+
+def read_text(file: Path, *advice: str) -> str:
+    """Return the text of a file or of standard input. CommandFailed as of :func:`decode`."""
+    with open_data(file) as data:
+        return decode(file, data.read(), 1, *advice).replace("\r\n", "\n")
+
+
+def parse_json(name: object, data: bytes, line: int | None, *advice: str) -> object:
+    """Return the value of a line of a file, or with ``line`` None of all of it. CommandFailed names the file and the line."""
+    text = decode(name, data, line or 1, *advice).rstrip("\r\n")
+    where = str(name) if line is None else f"{name}, line {line}"
+    try:
+        value: object = json.loads(text)
+        if "\\ud" in text.lower():  # perhaps half of a surrogate pair, which is no text
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
-        raise CommandFailed(f"{file}, line {number}: not JSON: {error.msg} (column {error.colno})", _EXPECTED) from None
+        where, problem = f"{name}, line {line or error.lineno}", f"not JSON: {error.msg} (column {error.colno})"
+    except UnicodeEncodeError as error:
+        before, half = error.object[max(0, error.start - 20) : error.start], error.object[error.start]
+        problem = f"half of a character, {ascii(half)[1:-1]}, behind {before!r}"
+    except RecursionError:
+        problem = "not JSON: too many brackets in each other"
+    except ValueError:
+        problem = f"not JSON: a number of more than {sys.get_int_max_str_digits():,} digits"
+    raise CommandFailed(f"{where}: {problem}", *advice)
+
+
+def parse_line(file: Path, number: int, line: bytes, *advice: str) -> dict[str, Any]:
+    """Return the object of a line, which ends with a newline and nothing else. CommandFailed as of :func:`parse_json`."""
+    value = parse_json(file, line, number, *advice)
     if not isinstance(value, dict):
-        raise CommandFailed(f"{file}, line {number}: a line is an object, {{...}}", _EXPECTED)
+        raise CommandFailed(f"{file}, line {number}: a line is an object, {{...}}", *advice)
     return cast("dict[str, Any]", value)
 
 
-def _check_form(file: Path, first: str) -> None:
+def _check_form(file: Path, first: bytes) -> None:
     """Raise CommandFailed if the first line is that of an array, of an object over several lines, of a table or of Parquet."""
-    if first.startswith(_PARQUET):
+    if first.startswith(b"PAR1"):
         loader, form = "parquet", "a Parquet file"
-    elif first.startswith("["):
+    elif first.startswith(b"["):
         loader, form = "json", "a JSON array"
-    elif file.suffix.lower() in _TABLE_SUFFIXES or _is_header(first):
+    elif file.suffix.lower() in (".csv", ".tsv") or _is_header(first.decode("latin-1")):
         loader, form = "csv", "a table (CSV), not JSON Lines"
-    elif first == "{":
+    elif first == b"{":
         raise CommandFailed(f"{file} has an object over several lines", _EXPECTED)
     else:
         return
@@ -129,9 +172,62 @@ def _is_header(line: str) -> bool:
     return len(names) > 1 and all(name.replace(" ", "_").isidentifier() for name in names)
 
 
+def normalize_line(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line without the keys whose value is null. ShareGPT and Alpaca become messages; ValueError if they are wrong."""
+    line = {name: _drop_nulls(value) for name, value in record.items() if value is not None}
+    key = _find_format(line)
+    if key is None:
+        if line.get("system"):  # which other data sets have beside the prompt
+            raise ValueError('"system" is not read: make it the first of "messages", {"role": "system", "content": ...}')
+        return line
+    turns: object = line.get(key) if key == "conversations" else _read_alpaca(line)
+    if not isinstance(turns, list):
+        raise ValueError(f'"{key}" must be a list of messages, got {type(turns).__name__}')
+    system = {"role": "system", "content": line.pop("system", "")}
+    messages = [_read_turn(position, turn) for position, turn in enumerate(cast("list[object]", turns))]
+    return {**line, "messages": [*([system] if system["content"] else []), *messages]}
+
+
+def _find_format(line: dict[str, Any]) -> str | None:
+    has_own = any(line.get(name) is not None for name in _OWN_KEYS)
+    return next((key for key in _FORMATS if line.get(key) is not None and not has_own), None)
+
+
+def _drop_nulls(value: object) -> Any:
+    """Return a value whose objects, at any depth, have no keys that are null: libraries of tables write them."""
+    if isinstance(value, dict):
+        return {name: _drop_nulls(one) for name, one in cast("dict[str, Any]", value).items() if one is not None}
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+        return list(map(_drop_nulls, cast("list[object]", value)))
+    return cast("Any", value)
+
+
+def _read_alpaca(line: dict[str, Any]) -> list[dict[str, Any]]:
+    if line.get("history"):
+        raise ValueError('"history" is not read: make "messages" of it')
+    texts = [line["instruction"], line.get("input", ""), line.get("output", "")]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError('"instruction", "input" and "output" must be text')
+    if texts[2] == "" and "output" in line:
+        raise ValueError('"output" is empty')
+    asked = {"role": "user", "content": "\n".join(filter(None, texts[:2]))}
+    return [asked, {"role": "assistant", "content": texts[2]}] if texts[2] else [asked]
+
+
+def _read_turn(position: int, turn: object) -> Any:
+    """Return a message of ShareGPT as one with a role and a content; any other value as it is."""
+    fields = dict(cast("dict[str, Any]", turn)) if isinstance(turn, dict) else {}
+    if "from" not in fields:
+        return cast("Any", turn)
+    speaker = fields.pop("from")
+    if (role := _ROLES.get(speaker)) is None:
+        raise ValueError(f"message {position} is from {speaker!r:.40}; read are {', '.join(_ROLES)}")
+    return {"role": role, "content": fields.pop("value", None), **fields}
+
+
 def check_prompt(record: dict[str, Any]) -> Prompt:
     """Return the prompt of a line: of ``{"prompt": text or token ids}`` or ``{"messages": [...]}``. ValueError for another."""
-    names = ("prompt", "messages")
+    record, names = normalize_line(record), ("prompt", "messages")
     name = next((name for name in names if name in record), None)
     if name is None:
         raise ValueError(explain_keys(record, 'a line is an object with "prompt" or "messages"', names, names))
@@ -154,23 +250,20 @@ def check_token_ids(tokens: object, rule: str) -> None:
     if not isinstance(tokens, list):
         raise ValueError(f"{rule}, got {type(tokens).__name__}")
     for position, token in enumerate(cast("list[object]", tokens)):
-        if type(token) is not int or token < 0:
+        if type(token) is not int or not 0 <= token < 1 << 31:
             raise ValueError(f"{rule}; at position {position} it has {json.dumps(token)[:40]}")
 
 
 def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]) -> str:
-    """Explain which key is missing: suggest keys to rename to one of ``names``, or misspelled keys."""
+    """Explain which key is missing: suggest keys to rename to one of ``names``, or misspelled ones of the ``known``."""
     from tinker_records import find_closest
 
-    others = {name: [f'"{other}"' for other in OTHER_NAMES[name] if other in line] for name in names if name not in line}
-    found = {name: keys for name, keys in others.items() if keys}
+    others = {name: [f'"{other}"' for other in others if other in line] for name, others in read_hints()["keys"].items()}
+    found = {name: keys for name, keys in others.items() if keys and name in names and name not in line}
     if "prompt" in found or "completion" in found:
         found = {name: keys for name, keys in found.items() if name in ("prompt", "completion")}
     if found:
-        renamed = [
-            f'{"rename" if len(keys) == 1 else "join"} {" and ".join(keys)} {"to" if len(keys) == 1 else "into"} "{name}"'
-            for name, keys in found.items()
-        ]
+        renamed = [f'rename {" or ".join(keys)} to "{name}"' for name, keys in found.items()]
         return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
     misspelled = [explain_typo(name, right) for name, right in meant.items() if right not in (None, *line)]

@@ -15,6 +15,7 @@ from tinker.cli.clients import config_of, connect, rest_client, send
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.options import GlobalOptions, command
 from tinker.cli.output import show, show_lines, show_properties
+from tinker.cli.reading import STANDARD_INPUT, read_text
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
@@ -62,7 +63,11 @@ def _link(url: str) -> str:
 
 def _read_key() -> str:
     is_terminal = sys.stdin.isatty()
-    key = getpass.getpass("Paste your API key: ", stream=sys.stderr) if is_terminal else sys.stdin.readline()
+    key = (
+        getpass.getpass("Paste your API key: ", stream=sys.stderr)
+        if is_terminal
+        else read_text(STANDARD_INPUT).partition("\n")[0]
+    )
     if not key.strip():
         raise CommandFailed("No key was given, so nothing was stored")
     return key.strip()

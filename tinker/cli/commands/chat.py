@@ -26,6 +26,7 @@ from tinker.cli.model_input import (
 )
 from tinker.cli.options import ChatOptions, GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
 from tinker.cli.output import say, show_json, write_data
+from tinker.cli.reading import STANDARD_INPUT, decode
 
 _YOUR_TURN = "\nUser:"
 _HELP = """\
@@ -64,7 +65,7 @@ def chat(
             service, model, system, params, tokenizer_id, read_options(chat_template_kwargs), as_json=options.format == "json"
         )
         say(f"{model}. /help lists the commands.")
-        while (line := _read()) is not None:
+        for line in _read_lines():
             if line.startswith("/"):
                 if not conversation.run_command(*line.partition(" ")[::2]):
                     break
@@ -72,18 +73,19 @@ def chat(
                 conversation.answer(line)
 
 
-def _read() -> str | None:
-    """Return the next line; None at the end. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
-    is_terminal = sys.stdin.isatty()
-    try:
-        return input("> ") if is_terminal else input()
-    except EOFError:
-        return None
-    except KeyboardInterrupt:
-        if not is_terminal:
-            raise
-        say("", "Ctrl-D quits")
-        return ""
+def _read_lines() -> Iterator[str]:
+    """Yield each line. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
+    if not sys.stdin.isatty():
+        for number, line in enumerate(sys.stdin.buffer, start=1):
+            yield decode(STANDARD_INPUT, line, number).rstrip("\r\n")
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            say("", "Ctrl-D quits")
 
 
 class _StreamedAnswer:
@@ -204,7 +206,7 @@ class _ChatSession:
         return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
 
     def _prompt(self) -> tinker.ModelInput:
-        return tinker.ModelInput.from_ints(encode_prompt(self._tokenizer, self._messages(), None, self._chat_options))
+        return tinker.ModelInput.from_ints(encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options))
 
     def _stops(self) -> list[str]:
         """Return the stop sequences of plain text: your next turn and the end of text. None with a chat template."""

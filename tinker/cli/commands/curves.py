@@ -13,7 +13,7 @@ import click
 from tinker._shown import clean
 from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
 from tinker.cli.options import ChartFile, GlobalOptions, Option, command
-from tinker.cli.output import format_metric, is_ascii_only, say, show, show_chart, show_lines, show_table
+from tinker.cli.output import chart_text, format_metric, is_ascii_only, say, show, show_chart, show_lines, show_table
 
 _POLL_SECONDS = 1.0
 
@@ -25,7 +25,7 @@ _POLL_SECONDS = 1.0
 )
 def watch(
     options: GlobalOptions,
-    run: str,
+    run: Annotated[str, click.STRING],  # or a file, whose name may be any bytes
     metric: Annotated[str | None, Option("Metric to plot. Default: a loss or a reward.")] = None,
     once: Annotated[bool, Option("Show the current state and exit.")] = False,
 ) -> None:
@@ -79,8 +79,6 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from tinker.cli.output import chart_text
-
     is_ascii = is_ascii_only()  # Live replaces the output by a stream that has no encoding
     with Live(auto_refresh=False) as live:
         for now in _follow(read, once):
@@ -96,7 +94,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
 )
 def compare(
     options: GlobalOptions,
-    runs: tuple[str, ...],
+    runs: Annotated[tuple[str, ...], click.STRING],
     metric: Annotated[str | None, Option("Metric to compare. Default: a loss or a reward.")] = None,
     plot: ChartFile = None,
 ) -> None:

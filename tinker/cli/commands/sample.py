@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
@@ -38,11 +40,20 @@ from tinker.cli.options import (
     command,
 )
 from tinker.cli.output import Advance, format_count, format_json, progress, say, show, write_data
-from tinker.cli.reading import Prompt, check_prompt, check_token_ids, read_numbered
+from tinker.cli.reading import (
+    STANDARD_INPUT,
+    Prompt,
+    check_prompt,
+    parse_json,
+    parse_line,
+    read_numbered,
+    read_text,
+)
 
 #: Requests in flight at once.
 _AHEAD = 64
-_Ask: TypeAlias = "Callable[[Prompt, _PromptLine], tinker.APIFuture[tinker.SampleResponse]]"
+_BEGIN = b'{"index": '  # of each answer
+_Ask: TypeAlias = "Callable[[_Line], tinker.APIFuture[tinker.SampleResponse]]"
 _Read: TypeAlias = "Callable[[tinker.SampledSequence], dict[str, Any]]"
 
 
@@ -101,12 +112,10 @@ def sample(
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
     """
-    if output is not None and not output.parent.is_dir():
-        raise CommandFailed(f"There is no folder {output.parent}")
     if prompt_lines is not None and (output is None or prompt or prompt_file):
         raise click.UsageError("--file needs --output, and no other prompts.")
     lines = [] if prompt_lines is None else _read_prompt_lines(prompt_lines)
-    unanswered = _drop_answered(lines, output) if output is not None and lines else []
+    unanswered = _find_unanswered(lines, output) if output is not None and lines else []
     prompts: Sequence[Prompt] = () if lines else _collect_prompts(prompt, prompt_file)
     model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
     stops, chat_options = read_stops(stop) or None, read_options(chat_template_kwargs)
@@ -120,13 +129,13 @@ def sample(
         tokenizer = find_tokenizer(sampler, tokenizer_id)
         decoder = TextDecoder(tokenizer, skip_special=stops is not None)
 
-        def ask(prompt: Prompt, line: _PromptLine | None = None) -> tinker.APIFuture[tinker.SampleResponse]:
-            is_chat = chat and isinstance(prompt, str)
-            asked: Prompt = [{"role": "user", "content": prompt}] if is_chat else prompt
+        def ask(line: _Line) -> tinker.APIFuture[tinker.SampleResponse]:
+            is_chat = chat and isinstance(line.prompt, str)
+            asked: Prompt = [{"role": "user", "content": line.prompt}] if is_chat else line.prompt
             try:
-                tokens = encode_prompt(tokenizer, asked, line and line.record, chat_options)
+                tokens = encode_prompt(tokenizer, asked, line.record, chat_options)
             except ValueError as error:
-                raise ValueError(f"{prompt_lines}, line {line.place}: {error}" if line else str(error)) from error
+                raise CommandFailed(f"{prompt_lines}, line {line.number}: {error}" if lines else str(error)) from error
             return sampler.sample(tinker.ModelInput.from_ints(tokens), num_samples, params)
 
         def read(sample: tinker.SampledSequence) -> dict[str, Any]:
@@ -134,9 +143,9 @@ def sample(
             return {"text": text, "tokens": list(sample.tokens), "stop_reason": sample.stop_reason}
 
         if output is not None and lines:
-            _write_answers(unanswered, output, ask, read, advance, len(lines) - len(unanswered))
+            _write_answers(lines, unanswered, output, ask, read, advance)
         samples: list[dict[str, Any]] = []
-        futures = list(map(ask, prompts))
+        futures = [ask(_Line(0, prompt, {})) for prompt in prompts]
         for count, (asked, future) in enumerate(zip(prompts, futures), start=1):
             samples += [{"prompt": asked, **read(one)} for one in future.result().sequences]
             advance(count)
@@ -148,7 +157,7 @@ def sample(
     if output is None:
         show(options, value, lambda: _print_samples(samples, num_samples, chat))
         return
-    output.write_text(format_json(value) + "\n")
+    output.write_text(format_json(value) + "\n", encoding="utf-8")
     text = f"Saved {format_count(len(samples), 'sample')} to {output}"
     show(options, {"output": str(output), "samples": len(samples)}, lambda: click.echo(text))
 
@@ -169,116 +178,90 @@ def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[Pr
         return prompts or _read_pipe()
     if prompts:
         raise click.UsageError("Give a PROMPT or --prompt-file, not both.")
-    text = file.read_text(encoding="utf-8-sig")
-    found = _parse_prompts(file, text) if file.suffix == ".json" else [text.removesuffix("\n")]
+    found = _read_prompts(file) if file.suffix == ".json" else [read_text(file).removesuffix("\n")]
     if not found or not all(found):
         raise CommandFailed(f"{file}: a prompt is empty")
     return found
 
 
-def _parse_prompts(file: Path, text: str) -> list[Prompt]:
+def _read_prompts(file: Path) -> list[Prompt]:
     """Return one prompt or several: a text, a list of ids, or a list of such."""
-    try:
-        value: object = json.loads(text)
-    except ValueError as error:
-        raise CommandFailed(f"{file} is not JSON: {error}") from None
+    value = parse_json(file, file.read_bytes(), None)
+    if isinstance(value, dict):
+        raise CommandFailed(
+            f"{file} is not a prompt, or a list of such", "A file with an object on each line is read by --file."
+        )
     is_several = isinstance(value, list) and not any(type(item) in (int, float) for item in cast("list[object]", value))
-    listed = cast("list[object]", value if is_several else [value])
-    for index, prompt in enumerate(listed):
-        _check_prompt(file, index, prompt)
-    return cast("list[Prompt]", listed)
-
-
-def _check_prompt(file: Path, index: int, prompt: object) -> None:
-    if not isinstance(prompt, (str, list)):
-        advice = ["A file with an object on each line is read by --file."] if isinstance(prompt, dict) else []
-        raise CommandFailed(f"{file}: prompt {index} is neither text nor a list of token ids", *advice)
-    try:
-        if not isinstance(prompt, str):
-            check_token_ids(cast("object", prompt), "the ids of tokens are integers from 0")
-    except ValueError as error:
-        raise CommandFailed(f"{file}: prompt {index}: {error}") from None
+    found: list[Prompt] = []
+    for prompt in cast("list[object]", value if is_several else [value]):
+        try:
+            found.append(check_prompt({"prompt": prompt}) if prompt else "")
+        except ValueError as error:
+            raise CommandFailed(f"{file}: prompt {len(found)}: {error}") from None
+    return found
 
 
 def _read_pipe() -> Sequence[str]:
-    if sys.stdin.isatty():
-        raise click.UsageError("Give a PROMPT, pipe one in, or use --prompt-file or --file.")
-    text = sys.stdin.read().removesuffix("\n")  # which `echo` and editors put at the end
+    empty = "" if sys.stdin.isatty() else "The standard input is empty. "
+    text = empty and read_text(STANDARD_INPUT).removesuffix("\n")  # which `echo` and editors put at the end
     if not text:
-        raise click.UsageError("The standard input is empty. Give a PROMPT, pipe one in, or use --prompt-file or --file.")
+        raise click.UsageError(f"{empty}Give a PROMPT, pipe one in, or use --prompt-file or --file.")
     return (text,)
 
 
 # Answers to a file of prompts, appended to a file as they arrive, so that a second run continues
 
 
-class _PromptLine(NamedTuple):
-    """A line of the file: its number among the prompts, from 0, and in the file, its prompt, and the whole record."""
+class _Line(NamedTuple):
+    """A line of a file of prompts: its number, its prompt, and the whole record."""
 
     number: int
-    place: int
     prompt: Prompt
     record: dict[str, Any]
 
 
-def _read_prompt_lines(file: Path) -> list[_PromptLine]:
+def _read_prompt_lines(file: Path) -> list[_Line]:
     """Read the prompts. CommandFailed names a line without one."""
     rows = read_numbered(file, "prompts", lambda record: (check_prompt(record), record))
     note_answers(record for _, (_, record) in rows)
-    return [_PromptLine(number, place, *row) for number, (place, row) in enumerate(rows)]
+    return [_Line(number, *row) for number, row in rows]
 
 
-def _drop_answered(lines: list[_PromptLine], out: Path) -> list[_PromptLine]:
-    """Return the lines without an answer in ``out``. A last answer that is incomplete is removed.
+def _find_unanswered(lines: Sequence[_Line], out: Path) -> list[int]:
+    """Return the lines, from 0, without an answer in ``out``. A last answer that is incomplete is removed.
 
-    CommandFailed if an answer belongs to another prompt.
+    CommandFailed if a line is not the answer to one of the prompts.
     """
     if not out.exists():
-        return lines
-    written = out.read_text(encoding="utf-8").splitlines(keepends=True)
-    if written and not written[-1].endswith("\n"):
-        out.write_text("".join(written[:-1]), encoding="utf-8")
-        written.pop()
+        return list(range(len(lines)))
+    *whole, rest = (data := out.read_bytes()).split(b"\n")
+    other = f"{out} does not contain answers of this command: give another --out."
     answered: set[int] = set()
-    for line in written:
-        answer = _read_answer(out, line)
-        index: int = answer["index"]
-        if index >= len(lines) or answer["prompt"] != lines[index].prompt:
-            raise CommandFailed(f"{out} has answers to other prompts", "Give another --out, or remove the file.")
+    asked = [json.dumps(line.prompt) for line in lines]  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    for number, line in enumerate(whole, start=1):
+        answer = parse_line(out, number, line, other)
+        index: Any = answer.get("index")
+        if index not in range(len(lines)) or json.dumps(answer.get("prompt")) != asked[index]:
+            raise CommandFailed(f"{out}, line {number}: not the answer to one of the prompts", other)
         answered.add(index)
-    return [line for line in lines if line.number not in answered]
+    if rest[: len(_BEGIN)] != _BEGIN[: len(rest)]:
+        raise CommandFailed(f"{out}, line {len(whole) + 1}: not an answer", other)
+    os.truncate(out, len(data) - len(rest))
+    return [number for number in range(len(lines)) if number not in answered]
 
 
-def _read_answer(out: Path, line: str) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = json.loads(line)
-        return {"index": int(answer["index"]), "prompt": answer["prompt"]}
-    except (ValueError, KeyError, TypeError):
-        raise CommandFailed(f"{out} does not contain answers of this command", "Give another --out.") from None
-
-
-def _write_answers(lines: list[_PromptLine], out: Path, ask: _Ask, read: _Read, advance: Advance, done: int) -> None:
-    """Sample the answers, with several requests in flight, and append them to ``out`` in order."""
+def _write_answers(lines: Sequence[_Line], numbers: Sequence[int], out: Path, ask: _Ask, read: _Read, advance: Advance) -> None:
+    """Sample the answers to the lines of these numbers, with several requests in flight, and append them to ``out``."""
+    waiting, done = iter(numbers), len(lines) - len(numbers)
     with out.open("a", encoding="utf-8") as stream:
-        for line, response in _answers(lines, ask):
-            samples = list(map(read, response.sequences))
-            answer = {"index": line.number, "prompt": line.prompt, "samples": samples}
-            rest = {name: value for name, value in line.record.items() if name not in answer}
+        ahead = deque((number, ask(lines[number])) for number in islice(waiting, _AHEAD))
+        while ahead:
+            number, future = ahead.popleft()
+            _, prompt, record = lines[number]
+            answer = {"index": number, "prompt": prompt, "samples": list(map(read, future.result().sequences))}
+            rest = {name: value for name, value in record.items() if name not in answer}
             stream.write(json.dumps({**answer, **rest}, ensure_ascii=False) + "\n")
             stream.flush()
+            ahead.extend((number, ask(lines[number])) for number in islice(waiting, 1))
             done += 1
             advance(done)
-
-
-def _answers(lines: list[_PromptLine], ask: _Ask) -> Iterator[tuple[_PromptLine, tinker.SampleResponse]]:
-    ahead: deque[tuple[_PromptLine, tinker.APIFuture[tinker.SampleResponse]]] = deque()
-    waiting = iter(lines)
-    while True:
-        for line in waiting:
-            ahead.append((line, ask(line.prompt, line)))
-            if len(ahead) >= _AHEAD:
-                break
-        if not ahead:
-            return
-        line, future = ahead.popleft()
-        yield line, future.result()

@@ -5,22 +5,21 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from tinker._config import serve_api_key
 from tinker.cli.errors import CommandFailed
-from tinker.cli.options import Option, command
+from tinker.cli.options import GivenFile, Option, command
 from tinker.cli.output import say
+from tinker.cli.reading import read_text
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
     from tinker.local.engines.opening import EngineName
-
-_ReadFile: TypeAlias = Annotated[Path, click.Path(path_type=Path, dir_okay=False)]
 
 
 @command("tinker serve", "tinker serve --model Qwen/Qwen3-0.6B --port 8001", "tinker serve --engine toy --port 0")
@@ -88,13 +87,13 @@ def serve(
         str | None, Option("Key that clients must send; other users of this machine can see it. Default: no key is needed.")
     ] = None,
     api_key_file: Annotated[
-        _ReadFile | None, Option("File that contains the key. Default of both options: TINKER_SERVE_API_KEY.")
+        GivenFile | None, Option("File that contains the key. Default of both options: TINKER_SERVE_API_KEY.")
     ] = None,
     tls_cert: Annotated[
-        _ReadFile | None,
+        GivenFile | None,
         Option("Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP."),
     ] = None,
-    tls_key: Annotated[_ReadFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
+    tls_key: Annotated[GivenFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option("Additional host name to accept when the server has no key; may be repeated.", "--allow-host", metavar="NAME"),
@@ -199,12 +198,7 @@ def _read_key(given: str | None, file: Path | None) -> str | None:
     """Return the key: the one given, else the file's, else the environment's. UsageError for two, or for an empty one."""
     if given is not None and file is not None:
         raise click.UsageError("Give --api-key or --api-key-file, not both.")
-    if file is not None:
-        try:
-            given = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise click.UsageError(f"--api-key-file {str(file)!r} cannot be read: {why}") from error
+    given = given if file is None else read_text(file)
     if given is None:
         return serve_api_key()
     if not given.strip():

@@ -91,9 +91,6 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
         raise click.UsageError("--keep-last needs --save-every.")
     if run.eval_every and not run.eval_file:
         raise click.UsageError("--eval-every needs --eval-file.")
-    for file in (run.log_path, run.plot):
-        if file is not None and not file.parent.is_dir():
-            raise CommandFailed(f"There is no folder {file.parent}")
 
 
 class _TrainingJob:
@@ -135,6 +132,7 @@ class _TrainingJob:
     def run(self) -> None:
         """Read the data as tokens, create the run, take its steps and save it."""
         usage, log = tinker.usage.Usage(), self._run.log_path
+        self._bookmark.check(is_needed=self._run.resume or self._run.save_every is not None)
         with (
             service_client(self._options, reports=True) as service,
             log.open("a", encoding="utf-8") if log else nullcontext() as stream,

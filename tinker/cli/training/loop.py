@@ -125,7 +125,7 @@ class Loop:
 
     def _explain_resume(self, note: str = "") -> None:
         if self._saved:
-            self._report.explain_resume(self._saved, note)
+            self._report.explain_resume(self._saved, note, None if self._bookmark.can_resume else self._path)
 
     def _save_after_failure(self) -> None:
         """Wait for the other requests, save the run, and explain how to continue. A failed save is printed, not raised."""

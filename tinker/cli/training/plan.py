@@ -35,10 +35,12 @@ from tinker.cli.options import (
     PricesOption,
     TokenizerOption,
 )
+from tinker.cli.output import say
 from tinker.cli.reading import open_data
 
 Row = TypeVar("Row")
 _FORM = 1
+_HOME = "Set HOME to a folder that can be written."
 
 
 class Plan(NamedTuple):
@@ -173,16 +175,17 @@ class Bookmark:
     """
 
     def __init__(self, folder: Path, server: str, data: Path, name: str) -> None:
-        key = hashlib.sha256("\n".join((server, str(data.resolve()), name)).encode()).hexdigest()[:16]
+        key = hashlib.sha256(os.fsencode("\n".join((server, str(data.resolve()), name)))).hexdigest()[:16]
         self.path: Path = folder / f"{key}.json"
         self._server, self._data = server, data
         self._is_own = False
+        self.can_resume: bool = True
 
     def find(self) -> Position | None:
         """Return the position of an unfinished run; None if there is none."""
         try:
             return self._load()[1]
-        except CommandFailed:
+        except (CommandFailed, OSError):
             return None
 
     def read(self, plan: Plan, given: Collection[str]) -> tuple[Plan, Position]:
@@ -228,14 +231,35 @@ class Bookmark:
                 names += [name] if path == Bookmark(self.path.parent, self._server, self._data, name).path else []
         return [f"To resume the run {name!r}, which is unfinished: --resume --name {shlex.quote(name)}" for name in names]
 
+    def check(self, *, is_needed: bool) -> None:
+        """Try whether a position can be written. If not: CommandFailed where it is needed, else a warning."""
+        try:
+            self._write_partial("").unlink()
+        except OSError as error:
+            self._give_up(error, is_needed)
+
     def write(self, plan: Plan, position: Position) -> None:
-        """Write a position; it replaces an earlier one."""
+        """Write a position; it replaces an earlier one. A warning is printed where that is impossible."""
         value = {"form": _FORM, "plan": plan._asdict(), "data": digest(self._data), **position._asdict()}
+        try:
+            self._write_partial(json.dumps(value, indent=2) + "\n").replace(self.path)
+            self._is_own = self.can_resume = True
+        except OSError as error:
+            self._give_up(error, is_needed=False)
+
+    def _write_partial(self, text: str) -> Path:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(value, indent=2) + "\n")
-        partial.replace(self.path)
-        self._is_own = True
+        partial.write_text(text)
+        return partial
+
+    def _give_up(self, error: OSError, is_needed: bool) -> None:
+        problem = f"{self.path.parent} cannot be written ({error.strerror}): --resume could not continue this run."
+        if is_needed:
+            raise CommandFailed(problem, _HOME) from error
+        if self.can_resume:
+            say(problem, _HOME)
+        self.can_resume = False
 
     def remove(self) -> None:
         """Remove the file at the end of the run. An earlier run that was not replaced can still be resumed."""

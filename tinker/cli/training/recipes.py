@@ -5,16 +5,17 @@ GRPO samples a group of answers to each prompt, scores them, and learns from the
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import runpy
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat, TypeAlias
+from typing import Any, NamedTuple, SupportsFloat, TypeAlias, cast
 
 import tinker
 from tinker._chat import read_options
@@ -110,10 +111,13 @@ class Reward:
         if not callable(function):
             raise CommandFailed(f"{file} has no function reward", _DEFINE, _TRL)
         self._function: Callable[[str, dict[str, Any]], object] = function
+        self._loop = asyncio.Runner()  # of a function that is async
         code = getattr(function, "__code__", None)
         if code is not None and {"completions", "prompts"} & set(code.co_varnames[: code.co_argcount]):
             raise CommandFailed(f"{file}: reward takes lists, as in TRL; here it takes one answer and its line", _TRL)
         self._place = f"{file}:{code.co_firstlineno}" if code is not None and code.co_filename == file else file
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise CommandFailed(f"{self._place}: reward is a generator; it returns one number")
         try:
             inspect.signature(function).bind("answer", {})
         except TypeError:
@@ -127,6 +131,8 @@ class Reward:
         shown = f"The answer was {answer!r:.200}"
         try:
             reward = self._function(answer, example)
+            if inspect.iscoroutine(reward):
+                reward = self._loop.run(cast("Coroutine[Any, Any, object]", reward))
         except Exception as error:
             raise CommandFailed(self._describe(error), shown) from error
         if reward is None or not isinstance(reward, SupportsFloat):  # numpy numbers and bools are accepted

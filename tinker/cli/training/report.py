@@ -76,9 +76,10 @@ class RunReport:
         self._record("save", {"step": done, "checkpoint_path": path})
         self._print(f"step {done}/{self._steps} saved {path}")
 
-    def explain_resume(self, done: int, note: str = "") -> None:
-        """Explain how to continue the run."""
-        say(f"Saved after step {done} of {self._steps}.{note} To continue, run the same command with --resume.")
+    def explain_resume(self, done: int, note: str, path: str | None) -> None:
+        """Explain how to continue the run: from the checkpoint, if one is given."""
+        how = "run the same command with --resume" if path is None else f"use --from {path}"
+        say(f"Saved after step {done} of {self._steps}.{note} To continue, {how}.")
 
     def explain_divergence(self, saved: int, path: str | None) -> None:
         """Explain that the weights were not saved, and how to start again."""

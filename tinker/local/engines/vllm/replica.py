@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from tinker._wire import EventDecoder
 from tinker.local.engines.protocol import EngineError, SampleJob, SampleResult, TokenListener
 from tinker.local.engines.vllm.process import VLLMProcess
 from tinker.local.engines.vllm.requests import VLLMAnswer, VLLMChoice, VLLMParams, VLLMTokens, read_result
@@ -87,15 +88,14 @@ class Replica:
                     self._process.ensure()
                 answer = await self._client.get("/v1/models", timeout=CONNECT_SECONDS)
                 self._read_models(_read(self._url, answer.status_code, answer.content))
+                self.is_up = True
+                return
             except httpx.TransportError as error:
                 self.failure = ReplicaFailed(f"the vLLM at {self._url} does not answer: {type(error).__name__}")
                 if attempt == 0:
                     log.warning("waiting for the vLLM at %s", self._url)
             except (EngineError, OSError, msgspec.DecodeError) as error:
                 self.failure = ReplicaFailed(str(error))
-                return
-            else:
-                self.is_up = True
                 return
             await asyncio.sleep(PROBE_SECONDS)
 
@@ -206,12 +206,13 @@ class Replica:
         async with self._client.stream("POST", "/inference/v1/generate", json=body) as response:
             if not response.is_success:
                 _read(self._url, response.status_code, await response.aread())
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    event = msgspec.json.decode(line.removeprefix("data: "), type=VLLMAnswer)
-                    if event.error is not None:
-                        raise ReplicaFailed(f"the vLLM at {self._url} failed: {event.error.get('message')}")
-                    yield event
+            decoder = EventDecoder()
+            async for piece in response.aiter_bytes():
+                for data in [event.data for event in decoder.feed(piece) if event.data.startswith("{")]:
+                    answer = msgspec.json.decode(data, type=VLLMAnswer)
+                    if answer.error is not None:
+                        raise ReplicaFailed(f"the vLLM at {self._url} failed: {answer.error.get('message')}")
+                    yield answer
 
     # End
 
@@ -264,11 +265,10 @@ def _hand_over(listener: TokenListener, whole: VLLMChoice, part: VLLMChoice, han
     drawn, wants_more = whole.drawn, True
     for number, token in enumerate(part.drawn, start=1):
         drawn.append(token)
-        if len(drawn) <= len(handed):
-            if token.token_id != handed[len(drawn) - 1]:
-                raise RuntimeError("the sampler was started again during this stream, and does not repeat its tokens")
-            continue
-        handed.append(token.token_id)
-        reason = whole.finish_reason if number == len(part.drawn) else None
-        wants_more = listener.take(whole.index, token.token_id, token.logprob, reason) and wants_more
+        if len(drawn) > len(handed):
+            handed.append(token.token_id)
+            reason = whole.finish_reason if number == len(part.drawn) else None
+            wants_more = listener.take(whole.index, token.token_id, token.logprob, reason) and wants_more
+        elif token.token_id != handed[len(drawn) - 1]:
+            raise RuntimeError("the sampler was started again during this stream, and does not repeat its tokens")
     return wants_more
