@@ -19,7 +19,7 @@ from tinker.local import Settings
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.serving import running_server
-from tinker.local.v1.texts import ModelTexts, SampleText, Texts
+from tinker.local.v1.texts import INCOMPLETE, ModelTexts, SampleText, Texts
 
 openai = pytest.importorskip("openai")
 transformers = pytest.importorskip("transformers")
@@ -100,26 +100,34 @@ def test_bytes_that_are_no_text_spoil_no_other_character() -> None:
     assert join(SampleText(texts, [], frozenset()), ids) == "가\ufffd나\ufffd"
 
 
+@pytest.mark.parametrize("least", [0, 4])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_stop_texts_are_found_wherever_they_begin(kind: str) -> None:
-    """The engine of torch ends at the token that completes a stop text, whatever comes before it, and never earlier."""
+def test_stop_texts_are_found_wherever_they_begin(kind: str, least: int) -> None:
+    """The engine of torch ends at the token that completes a stop text behind the least length, and never earlier."""
     pytest.importorskip("torch")
     from tinker.local.engines.torch.decoding import Stops
 
     tokenizer = MAKERS[kind]()
     for text in fitting(kind):
-        tokens = tokenizer.encode(text * 3, add_special_tokens=False)
+        tokens = tokenizer.encode(text * 6, add_special_tokens=False)
         whole = tokenizer.decode(tokens)
-        for stop in {whole[at : at + size] for at in range(len(whole)) for size in (1, 2)}:
-            stops = Stops(
-                SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=9, stop=[stop]), frozenset(), tokenizer.decode
+        while INCOMPLETE in tokenizer.decode(tokens[:least]):
+            least += 1
+        for stop in sorted({whole[at : at + size] for at in range(len(whole)) for size in (1, 2)}):
+            if least and stop.startswith(" "):
+                continue  # that a text without its beginning does not show
+            job = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=9, stop=[stop], min_tokens=least)
+            stops, sample = (
+                Stops(job, frozenset(), tokenizer.decode),
+                SampleText(ModelTexts(tokenizer), [stop], set(), least=least),
             )
             found = next(count for count in range(1, len(tokens) + 1) if stops.is_reached(tokens[:count]))
-            pieces = SampleText(ModelTexts(tokenizer), [stop], frozenset())
-            expected = next(
-                count for count, token in enumerate(tokens, 1) if pieces.add(token, 0.0) is not None and pieces.finish_reason
-            )
+            expected = next(count for count in range(1, len(tokens) + 1) if stop in tokenizer.decode(tokens[least:count]))
             assert found == expected, (text, stop)
+            for token in tokens[:found]:
+                assert sample.finish_reason is None
+                sample.add(token, 0.0)
+            assert sample.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("kind", MAKERS)

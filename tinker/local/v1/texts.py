@@ -119,7 +119,7 @@ class ModelTexts(Texts):
         self._tokenizer, self._lock = tokenizer, threading.Lock()
         self._calls = _find_response_template(tokenizer, model_type)
         self.ends: frozenset[int] = find_ends(tokenizer, *settings)
-        self._words = functools.lru_cache(MAX_WORDS)(self._read_word)
+        self._recall = functools.lru_cache(MAX_RECALLED)(self.decode)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         with self._lock:
@@ -134,19 +134,16 @@ class ModelTexts(Texts):
         return [str(name) for name in self._tokenizer.convert_ids_to_tokens(list(tokens))]
 
     def word(self, previous: int | None, token: int) -> Word:
-        return self._words(previous, token)
-
-    def _read_word(self, previous: int | None, token: int) -> Word:
         """Return a word. A token that is no whole text is known by its name; of others, the context decides on spaces."""
-        alone, [name] = self.decode([token]), self.names([token])
-        is_special = bool(alone) and not self.decode([token], special=False)
+        alone, [name] = self._recall((token,)), self.names([token])
+        is_special = bool(alone) and not self._recall((token,), special=False)
         byte = _FALLBACK.fullmatch(name)
         if byte is not None and name not in alone:
             return Word(token, bytes.fromhex(byte[1]))
         if INCOMPLETE in alone and _BYTES.keys() >= set(name):
             return Word(token, bytes(_BYTES[letter] for letter in name))
-        before = [] if previous is None or is_special else [previous]
-        return Word(token, self.decode([*before, token])[len(self.decode(before)) :].encode(), is_special)
+        before = () if previous is None or is_special else (previous,)
+        return Word(token, self._recall((*before, token))[len(self._recall(before)) :].encode(), is_special)
 
     def encode_chat(self, messages: Sequence[ChatTurn], tools: Sequence[ToolSchema], form: ChatForm = ChatForm()) -> list[int]:
         if tools and self._calls is None:
@@ -215,7 +212,7 @@ def load_texts(engine: Engine) -> Texts:
 
 
 INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
-MAX_WORDS = 1 << 16
+MAX_RECALLED = 1 << 16  # tokens, and pairs of tokens, whose text is kept
 
 
 @attrs.frozen

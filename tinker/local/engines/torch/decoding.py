@@ -36,19 +36,19 @@ class Stops:
     def __init__(self, job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> None:
         self._texts, self._first = [piece for piece in job.stop or () if isinstance(piece, str)], job.min_tokens
         self._ids = end_of_text if job.stop is None else frozenset(piece for piece in job.stop if isinstance(piece, int))
-        self._reach = max((len(text.encode()) for text in self._texts), default=0) + WIDEST_CHARACTER
+        self._longest = max((len(text.encode()) for text in self._texts), default=0)
         self._decode = decode
 
     def is_reached(self, tokens: list[int]) -> bool:
         """Return whether the last of these tokens completes a stop."""
         if tokens[-1] in self._ids or not self._texts:
             return tokens[-1] in self._ids
-        recent = tokens[max(self._first, len(tokens) - self._reach) :]
+        recent = tokens[max(self._first, len(tokens) - self._longest - WIDEST_CHARACTER) :]
         tail = self._decode(recent)
-        if self._in_text(tail) or INCOMPLETE not in tail:
+        if self._in_text(tail) or INCOMPLETE not in tail[-self._longest :]:
             return self._in_text(tail)
         # A run of byte tokens that is no text as a whole, such as one that begins within a character, is no text in any part.
-        return any(self._in_text(self._decode(recent[start:])) for start in range(1, len(recent)))
+        return any(self._in_text(self._decode(recent[-size:])) for size in range(1, self._longest + 1))
 
     def _in_text(self, tail: str) -> bool:
         return any(text in tail for text in self._texts)
