@@ -357,11 +357,17 @@ def test_texts_and_chats_are_tokenized_as_vllm_does_it(tmp_path: Path, kind: str
             found = ask(client, "tokenize", prompt="The cat", **fields)
             assert found == {"count": len(tokens), "max_model_len": 256, "tokens": tokens, "token_strs": None}
             assert ask(client, "detokenize", tokens=tokens) == {"prompt": tokenizer.decode(tokens)}
+            asked = {"model": "tinker/toy", **fields, "prompt": "The cat", "max_tokens": 1, "return_token_ids": True}
+            assert ask(client, "v1/completions", **asked)["choices"][0]["prompt_token_ids"] == tokens
         found = ask(client, "tokenize", prompt="The cat", return_token_strs=True)
         assert found["token_strs"] == tokenizer.convert_ids_to_tokens(found["tokens"])
         chat = tokenizer.encode("<user>The<assistant>", add_special_tokens=False)
         assert ask(client, "tokenize", messages=messages)["tokens"] == chat
-        assert ask(client, "tokenize", messages=messages, add_special_tokens=True)["tokens"] == [begin, *chat]
+        for special, tokens in ((True, [begin, *chat]), (False, chat)):
+            asked = {"model": "tinker/toy", "messages": messages, "add_special_tokens": special}
+            assert ask(client, "tokenize", **asked)["tokens"] == tokens
+            found = ask(client, "v1/chat/completions", **asked, max_tokens=1, return_token_ids=True)
+            assert found["prompt_token_ids"] == tokens
         assert ask(client, "tokenize", prompt="")["tokens"] == [begin]
 
 
@@ -389,6 +395,14 @@ def test_tokens_of_the_packaged_tokenizer_need_no_transformers(tmp_path: Path) -
         ):
             answer = httpx.post(root + path, json=body)
             assert (answer.status_code, answer.json()["error"]["message"][: len(message)]) in ((400, message), (404, message))
+
+
+def test_tokens_are_given_to_those_who_have_the_key(tmp_path: Path) -> None:
+    """``/tokenize`` and ``/detokenize`` need the key of the server, in either header."""
+    with running_server(Settings(data_dir=tmp_path, api_key="tml-one")) as url:
+        for path, body in (("tokenize", {"prompt": "a"}), ("detokenize", {"tokens": [97]})):
+            for headers, status in (({}, 401), ({"x-api-key": "tml-one"}, 200), ({"authorization": "Bearer tml-one"}, 200)):
+                assert httpx.post(f"{url}/{path}", json=body, headers=headers).status_code == status
 
 
 def test_a_context_that_is_too_long_has_the_code_of_openai(tmp_path: Path) -> None:

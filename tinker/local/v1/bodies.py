@@ -89,6 +89,7 @@ class GenerationBody(Others, kw_only=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     return_token_ids: bool = False
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     stream: bool = False
@@ -254,7 +255,6 @@ class TokenizeBody(ChatBody, kw_only=True):
     model: str = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list[ChatMessage])
     prompt: str | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
     def find_faults(self, max_samples: int) -> Iterator[str]:

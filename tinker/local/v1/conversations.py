@@ -238,7 +238,7 @@ def open_completion(state: State, texts: Texts, body: CompletionBody) -> Convers
         texts=texts,
         form=_form(state, body, is_chat=False, scored=body.logprobs is not None),
         body=body,
-        prompts=[texts.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts],
+        prompts=[_encode_text(texts, body, one) if isinstance(one, str) else one for one in body.prompts],
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         top=body.logprobs or 0,
         echo=body.echo,
@@ -252,7 +252,7 @@ def open_chat(state: State, texts: Texts, body: ChatBody) -> Conversation:
         texts=texts,
         form=_form(state, body, is_chat=True, scored=bool(body.logprobs)),
         body=body,
-        prompts=[encode_messages(texts, body)],
+        prompts=[_encode_messages(texts, body)],
         max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
         top=body.top_logprobs or 0,
         tools=body.callable_tools,
@@ -268,13 +268,16 @@ def _form(state: State, body: GenerationBody, *, is_chat: bool, scored: bool) ->
 def encode(texts: Texts, body: TokenizeBody) -> list[int]:
     """Return the tokens that are asked for."""
     if body.prompt is not None:
-        return texts.encode(body.prompt, special=body.add_special_tokens is not False)
-    return encode_messages(texts, body, adds_special=bool(body.add_special_tokens))
+        return _encode_text(texts, body, body.prompt)
+    return _encode_messages(texts, body)
 
 
-def encode_messages(texts: Texts, body: ChatBody, *, adds_special: bool = False) -> list[int]:
-    """Return the tokens of a conversation."""
+def _encode_text(texts: Texts, body: GenerationBody, prompt: str) -> list[int]:
+    return texts.encode(prompt, special=body.add_special_tokens is not False)
+
+
+def _encode_messages(texts: Texts, body: ChatBody) -> list[int]:
     continues = body.continue_final_message
     starts = not continues and body.add_generation_prompt is not False
-    form = ChatForm(starts_answer=starts, continues_last=continues, adds_special=adds_special)
+    form = ChatForm(starts_answer=starts, continues_last=continues, adds_special=bool(body.add_special_tokens))
     return texts.encode_chat([message.to_turn() for message in body.messages], body.callable_tools, form)
