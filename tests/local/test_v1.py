@@ -19,7 +19,7 @@ from tinker.local.bodies import HEADER
 from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.v1 import conversations
-from tinker.local.v1.texts import ByteTexts, ModelTexts, SampleText, TokenScore, load_texts
+from tinker.local.v1.texts import ChatForm, ModelTexts, SampleText, Texts, load_texts
 
 openai = pytest.importorskip("openai")
 MODEL = "tinker/toy"
@@ -151,17 +151,17 @@ def test_a_stop_ends_the_text_before_it(client: Any, stream: bool) -> None:
 
 def test_the_end_of_text_ends_a_text_that_has_stops() -> None:
     """A request's stop does not turn off the model's end of text, and what follows the end is dropped."""
-    text = SampleText(ByteTexts(), ["never"])
-    parts = [text.add(TokenScore(token, "", -1.0), None) for token in (104, 105, 256, 106)]
+    text = SampleText(Texts(), ["never"], Texts.ends)
+    parts = [text.add(token, -1.0) for token in (104, 105, 256, 106)]
     assert ("".join(parts), text.finish_reason, text.token_count) == ("hi", "stop", 3)
 
 
 def test_characters_and_stops_are_given_out_whole() -> None:
     """A character of several tokens arrives with its last token; a partial stop at the end is text."""
-    text = SampleText(ByteTexts(), ["ab!"])
+    text = SampleText(Texts(), ["ab!"], Texts.ends)
     tokens = ["é".encode()[0], "é".encode()[1], *b"xab"]
-    parts = [text.add(TokenScore(token, "", -1.0), "length" if at == 4 else None) for at, token in enumerate(tokens)]
-    assert parts == ["", "é", "x", "", "ab"]
+    assert [text.add(token, -1.0) for token in tokens] == ["", "é", "x", "", ""]
+    assert text.finish("length") == "ab"
     assert text.finish_reason == "length"
 
 
@@ -241,7 +241,10 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{
         ({"messages": []}, "messages is empty"),
         ({"tools": TOOLS}, "tools: transformers does not know how this model writes calls of tools"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice must be auto or none"),
-        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}, r"messages\[1\].tool_calls needs a model with a"),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]},
+            r"messages: message 1 has tool_calls, which need",
+        ),
         ({"response_format": {"type": "json_object"}}, "response_format needs vLLM"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
@@ -366,12 +369,12 @@ def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     engine = ToyEngine()
     ours, theirs = load_texts(engine), ModelTexts(transformers.AutoTokenizer.from_pretrained(engine.tokenizer_id))
-    assert isinstance(ours, ByteTexts)
+    assert type(ours) is Texts
     for text in ("plain", "é 漢 \U0001f600", "two\nlines"):
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)) == text
     assert ours.ends == theirs.ends
-    assert ours.decode([104, 256], special=True) == theirs.decode([104, 256], special=True)
+    assert ours.decode([104, 256]) == theirs.decode([104, 256]) == "h<|endoftext|>"
     assert ours.encode_chat(HELLO, []) == theirs.encode_chat(HELLO, [])
 
 
@@ -392,6 +395,30 @@ def test_a_chat_template_of_the_model_is_used() -> None:
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(tinker.local.errors.APIProblem, match="no system messages"):
         texts.encode_chat(HELLO, [])
+
+
+def test_chats_are_written_as_in_training() -> None:
+    """Options and calls reach the template as they do in `tinker.data`; what it ignores is the client's fault."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}<assistant>{% if short %}!{% endif %}"
+    )
+    texts, chat = ModelTexts(tokenizer, "qwen3"), [*HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}, *HELLO]
+    form = ChatForm(options={"short": True})
+    tokens = texts.encode_chat(chat, [], form)
+    assert texts.decode(tokens) == '<user>Hello<assistant>f{"x": 7}<user>Hello<assistant>!'
+    assert tokens == tinker.data.prompt_from_messages(tokenizer, chat, chat_template_kwargs=form.options).to_ints()
+    ignored = ({"tools": TOOLS}, "tools: "), ({"form": ChatForm(options={"long": True})}, "chat_template_kwargs: ")
+    for asked, named in ignored:
+        with pytest.raises(tinker.local.errors.APIProblem, match=named):
+            texts.encode_chat(HELLO, **{"tools": [], **asked})
+    broken = {**CALL, "function": {"name": "f", "arguments": "{x"}}
+    with pytest.raises(
+        tinker.local.errors.APIProblem, match="messages: message 1: \"tool_calls\": the arguments of 'f' must be JSON"
+    ):
+        texts.encode_chat([*HELLO, {"role": "assistant", "content": "", "tool_calls": [broken]}], [])
 
 
 def test_a_real_model_chats(tmp_path: Path) -> None:
@@ -483,7 +510,7 @@ def teach(url: str, prompt: str, written: str) -> str:
             "messages[0].content: must be a string or a list or null, not an integer",
             "messages[0].content",
         ),
-        ("completions", {"model": MODEL, "prompt": "a", "n": "2"}, "n: must be an integer or null, not a string", "n"),
+        ("completions", {"model": MODEL, "prompt": "a", "n": "2"}, "n: must be an integer, not a string", "n"),
         ("completions", [], "the body: must be an object, not a list", None),
         ("completions", {"model": MODEL, "prompt": ""}, "prompt is empty", "prompt"),
         ("completions", {"model": MODEL, "prompt": "a", "n": 0}, "n is 0; it must be from 1 to 1024", "n"),
@@ -555,16 +582,13 @@ def test_a_value_out_of_range_is_refused_with_its_parameter(url: str, path: str,
         ({"typical_p": 0.1}, "typical_p", "typical_p is not supported by this server"),
         ({"repeat_penalty": 1.2}, "repeat_penalty", "repeat_penalty is not supported by this server"),
         ({"repeat_penalty": 0}, "repeat_penalty", "repeat_penalty is not supported by this server"),
-        ({"stop_token_ids": [5]}, "stop_token_ids", "stop_token_ids is not supported by this server"),
         *(
             ({name: value}, name, f"{name} is not supported by this server")
             for name, value in {
-                "chat_template_kwargs": {"a": 1},
                 "truncate_prompt_tokens": 5,
                 "skip_special_tokens": False,
                 "include_stop_str_in_output": True,
                 "prompt_logprobs": 0,
-                "return_token_ids": True,
                 "regex": "a+",
                 "ebnf": "root ::= a",
                 "json_schema": "{}",
@@ -594,6 +618,10 @@ NEUTRAL: dict[str, object] = {
     "logit_bias": {},
     "stop_token_ids": [],
     "ignore_eos": False,
+    "min_tokens": None,
+    "return_token_ids": None,
+    "n": None,
+    "stream": None,
     "add_generation_prompt": True,
     "chat_template_kwargs": None,
     "skip_special_tokens": True,

@@ -121,12 +121,13 @@ class FakeVLLM:
 
     def _sample(self, body: dict[str, Any]) -> SampleResult:
         params = body["sampling_params"]
-        stop = (params["stop"] or params["stop_token_ids"]) if params["ignore_eos"] else None
+        stop = [*params["stop"], *params["stop_token_ids"]] if params["ignore_eos"] else None
         job = SampleJob(
             tokens=np.array(body["token_ids"], np.int32),
             weights=self.adapters.get(body["model"]),
             num_samples=params["n"],
             max_tokens=params["max_tokens"],
+            min_tokens=params["min_tokens"],
             temperature=params["temperature"],
             top_k=params["top_k"],
             top_p=params["top_p"],

@@ -5,11 +5,13 @@ encodes them, ``examples`` finds what each answer wrote and makes prompts and ex
 """
 
 from tinker._chat.examples import Encoded as Encoded
+from tinker._chat.examples import Ending as Ending
 from tinker._chat.examples import Example as Example
 from tinker._chat.examples import Unwritten as Unwritten
 from tinker._chat.examples import encode_completion as encode_completion
 from tinker._chat.examples import encode_examples as encode_examples
 from tinker._chat.examples import encode_prompt as encode_prompt
+from tinker._chat.examples import render_prompt as render_prompt
 from tinker._chat.examples import take_one as take_one
 from tinker._chat.messages import LARGEST_WEIGHT as LARGEST_WEIGHT
 from tinker._chat.messages import ChatTurn as ChatTurn
@@ -18,4 +20,3 @@ from tinker._chat.messages import read_options as read_options
 from tinker._chat.templates import encode_prompt_text as encode_prompt_text
 from tinker._chat.templates import has_template as has_template
 from tinker._chat.templates import with_end as with_end
-from tinker._chat.templates import write_plain_chat as write_plain_chat

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from tinker._chat.messages import THOUGHTS, ChatTurn, read_messages, read_options, read_tools, read_weight
 from tinker._chat.templates import Chat, count_common, encode_prompt_text, has_template, with_end
+
+#: How a prompt ends: with the start of an answer, behind its last message, or within it.
+Ending: TypeAlias = Literal["answer", "message", "open"]
 
 
 class Example(NamedTuple):
@@ -31,16 +34,31 @@ class Encoded(NamedTuple):
     unwritten: list[Unwritten]
 
 
+def render_prompt(
+    tokenizer: Any,
+    messages: object,
+    tools: object = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    ending: Ending = "answer",
+) -> tuple[Chat, str, list[Unwritten]]:
+    """Return a chat to be continued, its text, and what is not in it. ValueError where it cannot be written."""
+    chat = _read_chat(tokenizer, messages, tools, options)
+    is_prompt, continued = ending == "answer", chat
+    if ending == "open" and has_template(tokenizer):
+        continued = replace(chat, options={**chat.options, "continue_final_message": True})
+    text = continued.render(chat.messages, is_prompt=is_prompt)
+    if ending == "open" and not has_template(tokenizer):
+        text = text.removesuffix("\n")
+    return chat, text, list(_find_unwritten(chat, text, is_prompt=is_prompt))
+
+
 def encode_prompt(
     tokenizer: Any, messages: object, tools: object = None, options: Mapping[str, object] | None = None
 ) -> tuple[list[int], list[Unwritten]]:
-    """Encode a chat to be continued, which ends with the start of an answer; returns also what is not in it.
-
-    ValueError where it cannot be written.
-    """
-    chat = _read_chat(tokenizer, messages, tools, options)
-    text = chat.render(chat.messages, is_prompt=True)
-    return chat.encode(text), list(_find_unwritten(chat, text, is_prompt=True))
+    """Encode a chat that ends with the start of an answer; returns also what is not in it. ValueError as above."""
+    chat, text, unwritten = render_prompt(tokenizer, messages, tools, options)
+    return chat.encode(text), unwritten
 
 
 def encode_examples(
@@ -175,7 +193,7 @@ def _check_answer(chat: Chat, at: int, text: str, unwritten: list[Unwritten]) ->
     unwritten += [Unwritten(name, f"the chat template does not write all {name} of answers") for name in missing]
 
 
-class _Part(NamedTuple):
+class _ChatPart(NamedTuple):
     """A field of a message that says something, or one call of a tool; texts of it, and the message without it."""
 
     name: str
@@ -183,16 +201,16 @@ class _Part(NamedTuple):
     without: ChatTurn
 
 
-def _list_parts(message: ChatTurn) -> list[_Part]:
+def _list_parts(message: ChatTurn) -> list[_ChatPart]:
     calls: list[Any] = message.get("tool_calls", [])
     return [
         *(
-            _Part(name, [text], {"content": "", **{key: value for key, value in message.items() if key != name}})
+            _ChatPart(name, [text], {"content": "", **{key: value for key, value in message.items() if key != name}})
             for name in ("content", *THOUGHTS)
             if (text := str(message.get(name, "")).strip())
         ),
         *(
-            _Part("tool_calls", _find_words(call), {**message, "tool_calls": calls[:at] + calls[at + 1 :]})
+            _ChatPart("tool_calls", _find_words(call), {**message, "tool_calls": calls[:at] + calls[at + 1 :]})
             for at, call in enumerate(calls)
         ),
     ]
@@ -207,7 +225,7 @@ def _find_words(tool: object) -> list[str]:
     return [str(fields.get("name", "")), str(fields.get("description", "")), *map(str, fields.get("arguments", {}).values())]
 
 
-def _is_written(chat: Chat, at: int, part: _Part, where: str) -> bool:
+def _is_written(chat: Chat, at: int, part: _ChatPart, where: str) -> bool:
     """Return whether a part of a message is written: its texts are there, or without it the chat reads otherwise."""
     if all(text in where for text in part.texts):
         return True

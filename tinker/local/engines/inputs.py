@@ -250,7 +250,9 @@ def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
 
 
 def shape_logits(job: SampleJob, drawn: Sequence[int], logits: Float32) -> None:
-    """Apply the penalties to the logits of the next token, in place, and make those -inf that ``min_p`` leaves out."""
+    """Apply the penalties to the logits of the next token, in place, and make those -inf that may not be drawn."""
+    if len(drawn) < job.min_tokens:
+        logits[[stop for stop in job.stop or () if not isinstance(stop, str)]] = -math.inf
     seen = np.unique([*job.tokens.tolist(), *drawn])
     values = logits[seen]
     logits[seen] = np.where(values > 0, values / job.repetition_penalty, values * job.repetition_penalty)
@@ -284,8 +286,5 @@ def _find_faults(job: SampleJob, vocabulary: int) -> Iterator[str]:
     for name, k in (("topk_prompt", job.topk_prompt_logprobs), ("topk_sample", job.topk_sample_logprobs)):
         if not 0 <= k <= vocabulary:
             yield f"{name}_logprobs is {k}; it must be 0 to {vocabulary}"
-    stops = list(job.stop or ())
-    if "" in stops:
+    if "" in (job.stop or ()):
         yield "an empty stop string would end every sequence at once"
-    if len({isinstance(stop, str) for stop in stops}) > 1:
-        yield "stop must contain strings only or token ids only"

@@ -29,6 +29,15 @@ REPLICA_DEVICES = ("auto", "cpu", "cuda")
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 
+def find_ends(*sources: object) -> frozenset[int]:
+    """Return the tokens that end a text by any of these: settings of a model or of its generation, a tokenizer."""
+    found: list[Any] = []
+    for source in sources:
+        ids: Any = getattr(source, "eos_token_id", None)
+        found += ids if isinstance(ids, (list, tuple)) else [ids]
+    return frozenset(int(one) for one in found if one is not None)
+
+
 def _check_device(placement: Placement, field: attrs.Attribute[Any], value: str) -> None:
     if not _DEVICES.fullmatch(value):
         raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda, cuda:N or mps")

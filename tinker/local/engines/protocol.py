@@ -179,7 +179,8 @@ class SampleJob:
 
     ``weights`` is what :meth:`Engine.snapshot` or :meth:`Sampler.load_snapshot` returned, or None for the base model. The same
     ``seed``, weights and parameters give the same tokens, whatever else is in the batch. ``stop`` is text pieces, token ids,
-    or None for the model's own end of text; an empty list disables every stop. The stop that ended a sequence is part of it.
+    both, or None for the model's own end of text; an empty list disables every stop. The stop that ended a sequence is part
+    of it. Of the first ``min_tokens`` tokens none is an id of ``stop``, and no text is looked for in them.
     ``topk_prompt_logprobs`` and ``topk_sample_logprobs`` 0 mean: not wanted. ``prompt_targets`` None means: score none.
     ``prompt_alternatives`` tokens are drawn at each prompt position but the first, with replacement and at ``temperature``,
     from the whole distribution; they change nothing about the continuations. ``listener`` None means that only the result
@@ -203,7 +204,8 @@ class SampleJob:
     json_schema: Mapping[str, object] | None = None
     priority: int = 0
     seed: int | None = None
-    stop: Sequence[str] | Sequence[int] | None = None
+    stop: Sequence[str | int] | None = None
+    min_tokens: int = 0
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
@@ -215,7 +217,7 @@ class SampleJob:
     def shapes_logits(self) -> bool:
         """Return whether the logits change before the temperature, ``top_k`` and ``top_p`` see them."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        return penalties != (0, 0, 1) or self.min_p > 0
+        return penalties != (0, 0, 1) or self.min_p > 0 or self.min_tokens > 0
 
 
 @attrs.frozen(kw_only=True, eq=False)

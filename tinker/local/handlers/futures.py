@@ -61,23 +61,13 @@ async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetriev
 async def _to_completion(state: State, completion: Completion) -> models.FutureCompletion:
     if completion.failed:
         return models.FutureFailed(request_id=completion.request_id)
-    return models.FutureFinished(
-        request_id=completion.request_id,
-        response_payload_uncompressed_size=await _find_result_size(state, completion.request_id),
-    )
-
-
-async def _find_result_size(state: State, request_id: str) -> int | None:
-    """Return the size of the encoded result, which is kept until it is sent; None if the result was dropped."""
-    try:
-        future = state.futures.find(request_id)
-    except APIProblem:
-        return None
-    outcome = future.outcome
-    if outcome is None:
-        return None
-    future.encoded = await _encode_result(state, future, outcome, proto_wanted=True)
-    return len(future.encoded[1])
+    size = None  # of a result that was dropped; another one is kept, encoded, until it is sent
+    with contextlib.suppress(APIProblem):
+        future = state.futures.find(completion.request_id)
+        if future.outcome is not None:
+            future.encoded = await _encode_result(state, future, future.outcome, proto_wanted=True)
+            size = len(future.encoded[1])
+    return models.FutureFinished(request_id=completion.request_id, response_payload_uncompressed_size=size)
 
 
 async def cancel_future(state: State, call: APICall) -> None:

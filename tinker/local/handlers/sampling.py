@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
 import attrs
@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, Sampler, SampleResult
+from tinker.local.engines.protocol import Engine, EngineError, SampleResult
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
 from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
@@ -34,12 +34,65 @@ from tinker.types.results import SampleResponse
 
 
 @attrs.frozen(kw_only=True)
-class SampleSource:
-    """The source of samples: the weights, their engine, and the base model's name."""
+class Sampling:
+    """The source of samples: the weights, their engine, and the base model's name; and the sampling session, if it is one."""
 
     weights: LoadWeights
     engine: Engine
     base_model: str
+    sampler: SamplerRecord | None = None
+
+    @classmethod
+    def find(cls, state: State, shared: SharedData, engines: Sequence[Engine], request: models.SampleRequest) -> Sampling:
+        """Find the source that a request names. Raises APIProblem 400 or 404."""
+        if request.sampling_session_id is None:
+            return _find_source(state, shared, engines, request.base_model, request.model_path)
+        sampler = shared.store.sampler(request.sampling_session_id)
+        assert sampler.weights is not None
+        engine = find_engine(state.served.engines, sampler.engine_model)
+        return cls(weights=sampler.weights, engine=engine, base_model=sampler.base_model, sampler=sampler)
+
+    @property
+    def usage_key(self) -> UsageKey:
+        """Return the key under which its tokens are counted."""
+        return (None, None, self.base_model) if self.sampler is None else self.sampler.session.usage_key(self.base_model)
+
+    def put(
+        self,
+        state: State,
+        request: models.SampleRequest,
+        future: ServerFuture,
+        ids: Sequence[str],
+        *,
+        recording: SessionRecord | None = None,
+        stream: TokenStream | None = None,
+    ) -> None:
+        """Queue a request whose future is open, and whose sequences get these ids.
+
+        With ``recording`` the sequences are kept, so that training requests of that session may name them.
+        """
+
+        def respond(result: SampleResult) -> SampleResponse:
+            with state.lock() as shared:
+                shared.usage.count("sampling_prefill", prompt, self.usage_key)
+                shared.usage.count("sampling_sample", sum(len(one.tokens) for one in result.sequences), self.usage_key)
+                for sequence_id, sampled in zip(ids, result.sequences, strict=True):
+                    if recording is not None and recording.end is None:
+                        shared.recorded.add(sequence_id, recording.session_id, prompt, sampled)
+            return to_response(request, result, ids)
+
+        prompt = count_prompt_tokens(request)
+        task = SampleTask(
+            future,
+            lambda sampler: to_job(sampler, request, self.weights, stream),
+            respond,
+            partial(_find_session_end, self.sampler),
+            request.num_samples * prompt,
+            request.sampling_params.priority or 0,
+        )
+        served = state.served.find(self.engine.base_model)
+        (served.scores if needs_engine(request) else served.samples).put(task)
+        state.notify()
 
 
 async def create_sampling_session(state: State, call: APICall) -> models.CreateSamplingSessionResponse:
@@ -50,23 +103,15 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
         state.require_open()
         session = shared.store.live_session(request.session_id)
         source = _find_source(state, shared, engines, request.base_model, request.model_path)
-        sampler = _find_existing(state, session, request, source.base_model)
-        if sampler is None:
+        by_number = state.settings.profile.ids.by_number
+        sampler = session.samplers.get(request.sampling_session_seq_id) if by_number else None
+        if sampler is None or (sampler.base_model, sampler.model_path) != (source.base_model, request.model_path):
             number, name = request.sampling_session_seq_id, source.engine.base_model
             sampler = shared.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
             sampler.requested_name = request.base_model
             shared.store.add_sampler(number, sampler)
             write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
-
-
-def _find_existing(
-    state: State, session: SessionRecord, request: models.CreateSamplingSessionRequest, base_model: str
-) -> SamplerRecord | None:
-    """Find the sampling session that the same request made before."""
-    found = session.samplers.get(request.sampling_session_seq_id) if state.settings.profile.ids.by_number else None
-    is_same = found is not None and (found.base_model, found.model_path) == (base_model, request.model_path)
-    return found if is_same else None
 
 
 async def join_sampling_session(state: State, call: APICall) -> models.JoinSamplingSessionResponse:
@@ -81,13 +126,13 @@ async def join_sampling_session(state: State, call: APICall) -> models.JoinSampl
 
 def _find_source(
     state: State, shared: SharedData, engines: Sequence[Engine], base_model: str | None, path: str | None
-) -> SampleSource:
+) -> Sampling:
     """Find the weights to sample from. Raises APIProblem 400 or 404."""
     asked = None if base_model is None else choose_engine_for(state, engines, base_model)
     if path is None:
         if asked is None:
             raise APIProblem(400, "either base_model or model_path says what to sample from")
-        return SampleSource(weights=_base_weights, engine=asked[0], base_model=asked[1])
+        return Sampling(weights=lambda _: None, engine=asked[0], base_model=asked[1])
     try:
         record, folder = state.checkpoints.find(path, "sampler_weights")
     except EngineError as error:
@@ -97,22 +142,11 @@ def _find_source(
     engine = next((one for one in offered if one.base_model == record.engine_model), None)
     if engine is None:
         raise APIProblem(400, f"{path} was trained on {record.engine_model!r}; this server has {join_names(offered)}")
-    return SampleSource(
+    return Sampling(
         weights=lambda sampler: state.snapshots.get(sampler, folder, record.created_at),
         engine=engine,
         base_model=record.base_model if asked is None else asked[1],
     )
-
-
-def _sampler_source(state: State, sampler: SamplerRecord) -> SampleSource:
-    """Return the source of a sampling session."""
-    assert sampler.weights is not None
-    engine = find_engine(state.served.engines, sampler.engine_model)
-    return SampleSource(weights=sampler.weights, engine=engine, base_model=sampler.base_model)
-
-
-def _base_weights(sampler: Sampler) -> None:
-    return None
 
 
 async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
@@ -125,50 +159,6 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
         model_path=sampler.model_path,
         tokenizer_id=tokenizer_for(call, find_engine(await state.engines(), sampler.engine_model)),
     )
-
-
-@attrs.frozen(kw_only=True)
-class Sampling:
-    """The source of a sample request, and its sampling session if it names one."""
-
-    source: SampleSource
-    sampler: SamplerRecord | None = None
-
-    @classmethod
-    def find(cls, state: State, shared: SharedData, engines: Sequence[Engine], request: models.SampleRequest) -> Sampling:
-        """Find the source that a request names. Raises APIProblem 400 or 404."""
-        if request.sampling_session_id is None:
-            return cls(source=_find_source(state, shared, engines, request.base_model, request.model_path))
-        sampler = shared.store.sampler(request.sampling_session_id)
-        return cls(source=_sampler_source(state, sampler), sampler=sampler)
-
-    @property
-    def usage_key(self) -> UsageKey:
-        """Return the key under which its tokens are counted."""
-        if self.sampler is None:
-            return None, None, self.source.base_model
-        return self.sampler.session.usage_key(self.sampler.base_model)
-
-    def put(
-        self,
-        state: State,
-        request: models.SampleRequest,
-        future: ServerFuture,
-        result: Callable[[SampleResult], SampleResponse],
-        stream: TokenStream | None = None,
-    ) -> None:
-        """Queue a request whose future is open."""
-        task = SampleTask(
-            future,
-            lambda sampler: to_job(sampler, request, self.source.weights, stream),
-            result,
-            partial(_find_session_end, self.sampler),
-            request.num_samples * count_prompt_tokens(request),
-            request.sampling_params.priority or 0,
-        )
-        served = state.served.find(self.source.engine.base_model)
-        (served.scores if needs_engine(request) else served.samples).put(task)
-        state.notify()
 
 
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -194,7 +184,7 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
     request_fingerprint = fingerprint(request)
     request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
-        future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=sampling.source.engine.base_model)
+        future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=sampling.engine.base_model)
         if sampler is not None:
             log = sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS)
             future.on_done = lambda done: log.add(done.request_id, failed=isinstance(done.outcome, RequestFailure))
@@ -203,8 +193,7 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
         if numbered:  # without a number its client cannot ask for it again
             write_down(state, call, owner, lambda: state.futures.forget(future), request_id=key, number=request.seq_id)
         recording = sampler.session if sampler is not None and request.record_stability_info else None
-        result = _response_maker(state, request, sampling.usage_key, sequence_ids, recording)
-        sampling.put(state, request, future, result)
+        sampling.put(state, request, future, sequence_ids, recording=recording)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
@@ -224,11 +213,11 @@ async def open_stream(state: State, request: models.SampleRequest) -> AsyncGener
     with state.lock() as shared:
         state.require_open()
         sampling, stream = Sampling.find(state, shared, engines, request), TokenStream()
-        engine_model = sampling.source.engine.base_model
+        engine_model = sampling.engine.base_model
         future = ServerFuture(f"{STREAM_KEY}{uuid.uuid4()}", engine_model=engine_model, on_done=stream.notify)
         state.futures.open(future)
         names = [str(index) for index in range(request.num_samples)]
-        sampling.put(state, request, future, _response_maker(state, request, sampling.usage_key, names), stream)
+        sampling.put(state, request, future, names, stream=stream)
     return stream.events(state, future)
 
 
@@ -237,24 +226,3 @@ def _find_session_end(sampler: SamplerRecord | None) -> RequestFailure | None:
     if sampler is None or sampler.session.end is None:
         return None
     return RequestFailure(f"session {sampler.session.session_id!r} has ended", "user")
-
-
-def _response_maker(
-    state: State, request: models.SampleRequest, usage_key: UsageKey, ids: Sequence[str], recording: SessionRecord | None = None
-) -> Callable[[SampleResult], SampleResponse]:
-    """Return a function that counts the tokens of a result, and responds.
-
-    With ``recording`` the sequences are kept, so that training requests of that session may name them.
-    """
-
-    def result(result: SampleResult) -> SampleResponse:
-        prompt = count_prompt_tokens(request)
-        with state.lock() as shared:
-            shared.usage.count("sampling_prefill", prompt, usage_key)
-            shared.usage.count("sampling_sample", sum(len(continuation.tokens) for continuation in result.sequences), usage_key)
-            for sequence_id, sampled in zip(ids, result.sequences, strict=True):
-                if recording is not None and recording.end is None:
-                    shared.recorded.add(sequence_id, recording.session_id, prompt, sampled)
-        return to_response(request, result, ids)
-
-    return result

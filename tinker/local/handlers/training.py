@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import starmap
 
 import attrs
 from tinker_wire import models
@@ -85,7 +86,7 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     )
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class LossCall:
     """A request for a loss, in whichever form it came; ``data`` decodes its data."""
 
@@ -122,7 +123,7 @@ async def _read_protobuf(state: State, call: APICall) -> LossCall:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
     loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
     profile.check_loss(loss.name, loss.options, request.data)
-    return LossCall(model_id=request.model_id, seq_id=request.seq_id, fingerprint=same, loss=loss, data=lambda: request.data)
+    return LossCall(request.model_id, request.seq_id, same, loss, lambda: request.data)
 
 
 async def _read_json(
@@ -137,13 +138,7 @@ async def _read_json(
     what = request.forward_backward_input if isinstance(request, models.ForwardBackwardRequest) else request.forward_input
     loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
     state.settings.profile.check_loss(loss.name, loss.options, what.data)
-    return LossCall(
-        model_id=request.model_id,
-        seq_id=request.seq_id,
-        fingerprint=same,
-        loss=loss,
-        data=lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)],
-    )
+    return LossCall(request.model_id, request.seq_id, same, loss, lambda: list(starmap(decode_datum, enumerate(what.data))))
 
 
 def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.UntypedAPIFuture:

@@ -35,7 +35,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights and optimizer state under a name; without one, under the request's number."""
     request = call.read(models.SaveWeightsRequest)
     with state.lock() as shared:
-        save = Save.prepare(state, shared, call, request, "weights")
+        save = Save(state, shared, call, request, "weights")
         return save.enqueue(lambda record: models.SaveWeightsResponse(path=record.path), overwrite=request.overwrite)
 
 
@@ -45,7 +45,7 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
     with state.lock() as shared:
         if request.path is None and request.sampling_session_seq_id is not None:
             return _save_as_session(state, shared, call, request, request.sampling_session_seq_id)
-        save = Save.prepare(state, shared, call, request, "sampler_weights")
+        save = Save(state, shared, call, request, "sampler_weights")
         return save.enqueue(lambda record: models.SaveWeightsForSamplerResponseInternal(path=record.path))
 
 
@@ -54,7 +54,7 @@ async def save_weights_external(state: State, call: APICall) -> models.UntypedAP
     request = call.read(models.SaveWeightsExternalRequest)
     answer = models.SaveWeightsExternalResponseInternal
     with state.lock() as shared:
-        save = Save.prepare(state, shared, call, request, "external_weights")
+        save = Save(state, shared, call, request, "external_weights")
         return save.enqueue(lambda record: answer(path=record.path, size_bytes=record.nbytes))
 
 

@@ -82,18 +82,13 @@ class NewModel:
 
     def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
         return ModelRecord(
+            **attrs.asdict(self, recurse=False),
             model_id=model_id,
             session=session,
-            base_model=self.base_model,
-            engine_model=self.engine_model,
-            requested_name=self.requested_name,
-            spec=self.spec,
             queue=state.new_queue(self.engine_model),
             history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
             created_at=(now := state.now()),
             last_request_at=now,
-            optimizer=self.optimizer,
-            user_metadata=self.user_metadata,
         )
 
 

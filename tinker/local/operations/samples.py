@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,16 @@ from tinker.local.storage.sessions import LoadWeights
 from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID, PromptAltTokens, SampledSequence, SampleResponse, TopkLogprobs
 from tinker.types.tensor_data import TensorData, dimensions
 
+# The parameters of jobs that are called as in the contract.
+_SAME = [name for name in models.SamplingParams.__struct_fields__ if name != "stop"]
 NO_TOKEN = -1  # a cell of target_prompt_logprobs that asks for nothing
+
+
+class OwnSampleRequest(models.SampleRequest, frozen=True, kw_only=True):
+    """A sample of ``/v1`` with what the contract has not: ids that end a sample besides its texts, and its least length."""
+
+    ends: Sequence[int] | None = None
+    min_tokens: int = 0
 
 
 def count_prompt_tokens(request: models.SampleRequest) -> int:
@@ -47,23 +56,19 @@ def to_job(
 ) -> SampleJob:
     (tokens, images), params = _read_prompt(sampler, request.prompt), request.sampling_params
     _check_last_n(request, len(tokens))
+    given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(params, name)) is not None}
+    given.setdefault("max_tokens", sampler.max_context_length - len(tokens))
+    stop, ends, min_tokens = _read_stop(params.stop), None, 0
+    if isinstance(request, OwnSampleRequest):
+        ends, min_tokens = request.ends, request.min_tokens
     job = SampleJob(
         tokens=tokens,
         images=images,
         weights=weights(sampler),
         num_samples=request.num_samples,
-        max_tokens=sampler.max_context_length - len(tokens) if params.max_tokens is None else params.max_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p or 0.0,
-        presence_penalty=params.presence_penalty or 0.0,
-        frequency_penalty=params.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if params.repetition_penalty is None else params.repetition_penalty,
-        json_schema=params.json_schema,
-        priority=params.priority or 0,
-        seed=params.seed,
-        stop=_read_stop(params.stop),
+        **given,
+        stop=stop if ends is None else [*(stop or ()), *ends],
+        min_tokens=min_tokens,
         prompt_logprobs=request.prompt_logprobs,
         topk_prompt_logprobs=request.topk_prompt_logprobs,
         topk_sample_logprobs=request.topk_sample_logprobs,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import attrs
 import msgspec
 from tinker_wire import models
 
@@ -25,42 +24,21 @@ from tinker.types.paths import SCHEME
 SaveRequest: TypeAlias = models.SaveWeightsRequest | models.SaveWeightsForSamplerRequest | models.SaveWeightsExternalRequest
 
 
-@attrs.frozen(eq=False, kw_only=True)
 class Save:
-    """One save under a name. The name is reserved when the request is accepted, so that a second one is refused at once.
+    """One save under a name, to be made and enqueued under one lock.
 
-    One that is repeated because the server was killed may have written its checkpoint already.
+    The name is reserved when the request is accepted, so that a second one is refused at once. A save that is repeated because
+    the server was killed may have written its checkpoint already.
     """
 
-    state: State
-    call: APICall
-    request: SaveRequest
-    kind: CheckpointKind
-    model: ModelRecord
-    number: int
-    name: str
-    is_repeated: bool = False
-
-    @classmethod
-    def prepare(cls, state: State, shared: SharedData, call: APICall, request: SaveRequest, kind: CheckpointKind) -> Save:
-        """Make a save, for :meth:`enqueue` under the same lock."""
-        model = shared.store.model(request.model_id)
-        number = model.queue.assign_number(request.seq_id)
-        name = f"{number:06d}" if request.path is None else request.path
-        return cls(
-            state=state,
-            call=call,
-            request=request,
-            kind=kind,
-            model=model,
-            number=number,
-            name=name,
-            is_repeated=state.repeating is not None,
-        )
-
-    @property
-    def path(self) -> str:
-        return checkpoint_path(self.model.model_id, self.kind, self.name)
+    def __init__(self, state: State, shared: SharedData, call: APICall, request: SaveRequest, kind: CheckpointKind) -> None:
+        self._state, self._call, self._request = state, call, request
+        self._kind: CheckpointKind = kind
+        self._model = shared.store.model(request.model_id)
+        self._number = self._model.queue.assign_number(request.seq_id)
+        self._name = f"{self._number:06d}" if request.path is None else request.path
+        self._path = checkpoint_path(self._model.model_id, kind, self._name)
+        self._is_repeated = state.repeating is not None
 
     def enqueue(
         self, respond: Callable[[CheckpointRecord], msgspec.Struct], *, overwrite: bool = False
@@ -70,84 +48,84 @@ class Save:
         def run(engine: Engine) -> msgspec.Struct:
             return respond(self._run(engine, overwrite=overwrite))
 
-        prepare, same = self._check if overwrite else self._reserve, fingerprint(self.request)
+        prepare, same = self._check if overwrite else self._reserve, fingerprint(self._request)
         return enqueue_idempotent(
-            self.state, self.call, self.model, self.number, same, run, prepare=prepare, undo=self._release
+            self._state, self._call, self._model, self._number, same, run, prepare=prepare, undo=self._release
         )
 
     def _check(self) -> None:
         """Raise APIProblem 400 for what this server does not do, or a limit of the request that is out of range."""
-        if isinstance(self.request, models.SaveWeightsExternalRequest) and self.request.age_encryption_recipients:
+        if isinstance(self._request, models.SaveWeightsExternalRequest) and self._request.age_encryption_recipients:
             raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
-        check_ttl(self.request.ttl_seconds)
+        check_ttl(self._request.ttl_seconds)
         if self._keep_last is not None and self._keep_last < 1:
             raise APIProblem(400, f"keep_last is {self._keep_last}; it must be at least 1")
 
     @property
     def _keep_last(self) -> int | None:
-        return None if isinstance(self.request, models.SaveWeightsExternalRequest) else self.request.keep_last
+        return None if isinstance(self._request, models.SaveWeightsExternalRequest) else self._request.keep_last
 
     def _reserve(self) -> None:
         """Reserve the name after :meth:`_check`. Raises APIProblem 409 when it is taken."""
         self._check()
-        names = self.model.reserved_paths
-        is_there = not self.is_repeated and self.state.checkpoints.exists(self.model.model_id, self.kind, self.name)
-        if self.path in names or is_there:
-            raise conflict(name_conflict(self.path), "name_taken")
-        names.add(self.path)
+        names = self._model.reserved_paths
+        is_there = not self._is_repeated and self._state.checkpoints.exists(self._model.model_id, self._kind, self._name)
+        if self._path in names or is_there:
+            raise conflict(name_conflict(self._path), "name_taken")
+        names.add(self._path)
 
     def _run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
         """Write the checkpoint."""
         try:
-            self.model.require_ready()
-            check_name(self.name)
-            training = self.kind == "weights"
-            record = self.state.checkpoints.write(
+            self._model.require_ready()
+            check_name(self._name)
+            training = self._kind == "weights"
+            record = self._state.checkpoints.write(
                 self._record(engine),
-                lambda folder: engine.save(self.model.model_id, folder, optimizer=training),
-                overwrite=overwrite or self.is_repeated,
+                lambda folder: engine.save(self._model.model_id, folder, optimizer=training),
+                overwrite=overwrite or self._is_repeated,
             )
         finally:
-            with self.state.lock():
+            with self._state.lock():
                 self._release()
         self._note(record)
         return record
 
     def _release(self) -> None:
-        self.model.reserved_paths.discard(self.path)
+        self._model.reserved_paths.discard(self._path)
 
     def _note(self, record: CheckpointRecord) -> None:
         """Record the checkpoint, and delete those that the request does not keep."""
-        session, keep = self.model.session, self._keep_last
-        older = [] if keep is None else self.state.checkpoints.list(self.model.model_id)
-        same = [one for one in older if one.kind == self.kind and not one.public and one.path != record.path]
-        with self.state.lock() as shared:
+        session, keep = self._model.session, self._keep_last
+        older = [] if keep is None else self._state.checkpoints.list(self._model.model_id)
+        same = [one for one in older if one.kind == self._kind and not one.public and one.path != record.path]
+        with self._state.lock() as shared:
             shared.audit.record_checkpoint("checkpoint_created", record)
             shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
             for one in same[max(0, (keep or 1) - 1) :]:
                 try:
-                    drop_checkpoint(self.state, shared, one)
+                    drop_checkpoint(self._state, shared, one)
                 except OSError as error:  # what was to be saved is saved
                     log.error("cannot delete %s, which keep_last leaves out: %s", one.path, error)
 
     def _record(self, engine: Engine) -> CheckpointRecord:
-        now, ttl, session = self.state.now(), self.request.ttl_seconds, self.model.session
+        now, ttl, session = self._state.now(), self._request.ttl_seconds, self._model.session
         return CheckpointRecord(
-            path=self.path,
-            training_run_id=self.model.model_id,
-            kind=self.kind,
-            name=self.name,
-            base_model=self.model.base_model,
+            path=self._path,
+            training_run_id=self._model.model_id,
+            kind=self._kind,
+            name=self._name,
+            base_model=self._model.base_model,
             engine_model=engine.base_model,
-            lora_config=lora_config(self.model.spec),
-            optimizer=self.model.optimizer,
-            steps=self.model.history.step_count,
+            lora_config=lora_config(self._model.spec),
+            optimizer=self._model.optimizer,
+            steps=self._model.history.step_count,
             created_at=now,
             expires_at=None if ttl is None else now + ttl,
-            user_metadata=getattr(self.request, "user_metadata", None),
+            user_metadata=getattr(self._request, "user_metadata", None),
             session_id=session.session_id,
             project_id=session.project_id,
-            run_metadata=self.model.user_metadata,
+            run_metadata=self._model.user_metadata,
         )
 
 

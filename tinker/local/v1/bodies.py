@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -16,6 +16,23 @@ from tinker_records import find_meant
 MAX_TOP_LOGPROBS = 100
 DEFAULT_MAX_TOKENS = 16  # of completions, as in OpenAI's API; a chat may fill the context
 SCHEME = "tinker://"
+
+
+# Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra output. This server has none.
+_OTHERS = str.split("""
+allowed_token_ids audio bad_words bad_words_ids chat_template
+documents dry_multiplier ebnf epsilon_cutoff eta_cutoff grammar guided_choice guided_grammar
+guided_json guided_regex include_stop_str_in_output json_schema length_penalty logits_processors
+min_new_tokens mirostat no_repeat_ngram_size no_stop_trim prompt_logprobs reasoning reasoning_effort regex
+repeat_penalty return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_regex
+structural_tag structured_outputs tfs_z thinking top_a truncate_prompt_tokens typical_p use_beam_search
+verbosity web_search_options xtc_probability
+""")
+
+if TYPE_CHECKING:
+    Others = msgspec.Struct
+else:
+    Others = msgspec.defstruct("Others", [(name, object, None) for name in _OTHERS], kw_only=True)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -47,18 +64,36 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """Tokens whose text is asked for."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    model: str = ""
+
+    def find_faults(self, max_samples: int) -> Iterator[str]:
+        return iter(())
+
+
+class GenerationBody(Others, kw_only=True):
     """The fields of both kinds of requests. A missing field is None."""
 
     model: str
-    n: int | None = None
+    n: int = 1
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stream: bool | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    return_token_ids: bool = False
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
@@ -74,14 +109,19 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         """Return the texts that end a sample."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
-    @property
-    def samples(self) -> int:
-        """Return how many samples of each prompt are wanted."""
-        return 1 if self.n is None else self.n
+    def find_faults(self, max_samples: int) -> Iterator[str]:
+        """Yield what this server cannot do, naming the field."""
+        if not 1 <= self.n <= max_samples:
+            yield f"n is {self.n}; it must be from 1 to {max_samples}"
+        yield from _check_count("max_tokens", self.max_tokens)
+        yield from _name_fields(self, ("logit_bias", *_OTHERS))
+        if "" in self.stops:
+            yield "stop contains an empty text"
+        if not 0 <= self.min_tokens <= (self.max_tokens or math.inf):
+            yield f"min_tokens is {self.min_tokens}; it must be from 0 to max_tokens"
 
-    @property
-    def is_streamed(self) -> bool:
-        return bool(self.stream)
+
+_NOT_OF_COMPLETIONS = ("suffix", "add_generation_prompt", "chat_template_kwargs", "continue_final_message")
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -89,7 +129,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    echo: bool | None = None
+    echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
 
@@ -103,6 +143,19 @@ class CompletionBody(GenerationBody, kw_only=True):
                 raise APIProblem(400, "prompt mixes token ids with other things")
             return [numbers]
         return [item for item in self.prompt if not isinstance(item, int)]
+
+    def find_faults(self, max_samples: int) -> Iterator[str]:
+        yield from super().find_faults(max_samples)
+        yield from _name_fields(self, _NOT_OF_COMPLETIONS)
+        if self.best_of not in (None, self.n):
+            yield "best_of must be n, or be left out"
+        if not self.prompts or not all(self.prompts):
+            yield "prompt is empty"
+        if self.stream and len(self.prompts) > 1:
+            yield "stream takes one prompt"
+        if self.stream and self.echo:
+            yield "stream and echo cannot be combined"
+        yield from _check_count("logprobs", self.logprobs, MAX_TOP_LOGPROBS)
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -118,15 +171,6 @@ class ToolCall(msgspec.Struct, kw_only=True):
     id: str
     type: str = "function"
     function: CalledFunction
-
-    def to_turn(self) -> dict[str, object]:
-        """Return the call as chat templates read it: its arguments are values. Raises APIProblem 400 unless they are JSON."""
-        name, arguments = self.function.name, self.function.arguments
-        try:
-            values = msgspec.json.decode(arguments or "{}")
-        except msgspec.DecodeError as error:
-            raise APIProblem(400, f"messages: the arguments of the call {self.id!r} are no JSON: {error}") from error
-        return {"id": self.id, "type": self.type, "function": {"name": name, "arguments": values}}
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -155,10 +199,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         return "".join(part.text or "" for part in self.content)
 
     def to_turn(self) -> dict[str, object]:
-        """Return the message as chat templates read it. Raises APIProblem 400 for anything but text and calls of tools."""
+        """Return the message as data. Raises APIProblem 400 for anything but text and calls of tools."""
         turn: dict[str, object] = {"role": self.role, "content": self.read_text()}
         if self.tool_calls:
-            turn["tool_calls"] = [call.to_turn() for call in self.tool_calls]
+            turn["tool_calls"] = msgspec.to_builtins(self.tool_calls)
         if self.tool_call_id is not None:
             turn["tool_call_id"] = self.tool_call_id
         return turn
@@ -183,20 +227,39 @@ class ChatBody(GenerationBody, kw_only=True):
         """Return the tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    def find_faults(self, max_samples: int) -> Iterator[str]:
+        yield from super().find_faults(max_samples)
+        yield from _name_fields(self, ("functions",))
+        if self.tools and self.tool_choice not in (None, "auto", "none"):
+            yield "tool_choice must be auto or none"
+        if not self.messages:
+            yield "messages is empty"
+        for index, message in enumerate(self.messages):
+            yield from (f"messages[{index}].{fault}" for fault in _check_message(message))
+        if self.continue_final_message and self.add_generation_prompt:
+            yield "continue_final_message and add_generation_prompt cannot both be true"
+        yield from _check_count("max_completion_tokens", self.max_completion_tokens)
+        if self.top_logprobs and not self.logprobs:
+            yield "top_logprobs needs logprobs"
+        yield from _check_count("top_logprobs", self.top_logprobs, MAX_TOP_LOGPROBS)
 
-Body = TypeVar("Body", bound=GenerationBody)
+
+class TokenizeBody(ChatBody, kw_only=True):
+    """A text, or a conversation, whose tokens are asked for. It may be the body of another request."""
+
+    model: str = ""
+    messages: list[ChatMessage] = msgspec.field(default_factory=list[ChatMessage])
+    prompt: str | None = None
+    return_token_strs: bool = False
+
+    def find_faults(self, max_samples: int) -> Iterator[str]:
+        if (self.prompt is None) == (not self.messages):
+            yield "either prompt or messages must be given"
+        yield from super().find_faults(max_samples) if self.messages else ()
 
 
-# Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra output. This server has none.
-_OTHERS = str.split("""
-add_generation_prompt allowed_token_ids audio bad_words bad_words_ids chat_template chat_template_kwargs
-continue_final_message documents dry_multiplier ebnf epsilon_cutoff eta_cutoff grammar guided_choice guided_grammar
-guided_json guided_regex ignore_eos include_stop_str_in_output json_schema length_penalty logits_processors
-min_new_tokens min_tokens mirostat no_repeat_ngram_size no_stop_trim prompt_logprobs reasoning reasoning_effort regex
-repeat_penalty return_token_ids return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_regex
-stop_token_ids structural_tag structured_outputs tfs_z thinking top_a truncate_prompt_tokens typical_p use_beam_search
-verbosity web_search_options xtc_probability
-""")
+Body = TypeVar("Body", bound=GenerationBody | DetokenizeBody)
+
 
 # What changes nothing. Of every other parameter that is zero, false and empty.
 _NEUTRAL: dict[str, object] = {
@@ -218,85 +281,32 @@ prompt_cache_retention request_id safety_identifier service_tier store
 _LIKENESS = 0.8  # of a misspelling to the name that was meant; "user_id" is no "user"
 
 
-class UnknownParameter(APIProblem):
-    """400: a parameter that is probably a misspelling of ``meant``."""
-
-    def __init__(self, param: str, meant: str) -> None:
-        super().__init__(400, f'unknown parameter "{param}"; did you mean "{meant}"?')
-        self.param = param
-
-
 def _asks_for(name: str, value: object) -> bool:
     """Return whether a value asks for something that the server would have to do."""
     return bool(value) if name not in _NEUTRAL else value is not None and value != _NEUTRAL[name]
 
 
-@functools.cache
-def with_others(kind: type[Body]) -> type[Body]:
-    """Return the record with the parameters that this server does not have, as fields that are None."""
-    fields: list[tuple[str, type, object]] = [(name, object, None) for name in _OTHERS]
-    return cast("type[Body]", msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True))
+def check_body(content: bytes, body: GenerationBody | DetokenizeBody, max_samples: int) -> None:
+    """Raise APIProblem 400 for the first misspelled parameter, and for what this server cannot do.
 
-
-def check_names(content: bytes, kind: type[msgspec.Struct], other: type[msgspec.Struct]) -> None:
-    """Raise UnknownParameter for the first misspelled parameter of a body.
-
-    Names that resemble none are left alone, and so are those of ``other``, the body of the other endpoint.
+    Names that resemble none are left alone, and so are those of other endpoints.
     """
-    known = {*kind.__struct_fields__, *_IGNORED}
-    for name in find_unknown_fields(content, kind):
-        if "." in name or name in _IGNORED or name in other.__struct_fields__:
-            continue
-        meant = find_meant(name, known, _LIKENESS)
-        if meant is not None:
-            raise UnknownParameter(name, meant)
+    others = {*_IGNORED, *CompletionBody.__struct_fields__, *ChatBody.__struct_fields__}
+    for name in find_unknown_fields(content, type(body)):
+        if "." not in name and name not in others:
+            meant = find_meant(name, {*body.__struct_fields__, *_IGNORED}, _LIKENESS)
+            if meant is not None:
+                raise APIProblem(400, f'unknown parameter "{name}"; did you mean "{meant}"?')
+    if faults := list(body.find_faults(max_samples)):
+        raise APIProblem(400, "; ".join(faults))
 
 
-def check_completion(body: CompletionBody, max_samples: int) -> None:
-    """Raise APIProblem 400 for what this server cannot do, naming the field."""
-    faults = [
-        *_find_faults(body, max_samples),
-        *_name_fields(body, ("suffix",)),
-        *(["best_of must be n, or be left out"] if body.best_of not in (None, body.samples) else ()),
-        *(["prompt is empty"] if not body.prompts or not all(body.prompts) else ()),
-        *(["stream takes one prompt"] if body.is_streamed and len(body.prompts) > 1 else ()),
-        *(["stream and echo cannot be combined"] if body.is_streamed and body.echo else ()),
-        *_check_top(body.logprobs, "logprobs"),
-    ]
-    _refuse(faults)
-
-
-def check_chat(body: ChatBody, max_samples: int) -> None:
-    """Raise APIProblem 400 for what this server cannot do, naming the field."""
-    faults = [
-        *_find_faults(body, max_samples),
-        *_name_fields(body, ("functions",)),
-        *(["tool_choice must be auto or none"] if body.tools and body.tool_choice not in (None, "auto", "none") else ()),
-        *(["messages is empty"] if not body.messages else ()),
-        *_check_messages(body.messages),
-        *_check_max_tokens("max_completion_tokens", body.max_completion_tokens),
-        *(["top_logprobs needs logprobs"] if body.top_logprobs and not body.logprobs else ()),
-        *_check_top(body.top_logprobs, "top_logprobs"),
-    ]
-    _refuse(faults)
-
-
-def _check_messages(messages: Sequence[ChatMessage]) -> Iterator[str]:
-    for index, message in enumerate(messages):
-        if message.role not in _ROLES:
-            yield f"messages[{index}].role is {message.role!r}; it must be one of {', '.join(_ROLES)}"
-        elif message.content is None and message.role != "assistant":
-            yield f"messages[{index}].content is missing"
-        yield from (f"messages[{index}].{fault}" for fault in _name_fields(message, _LOST))
-
-
-def _find_faults(body: GenerationBody, max_samples: int) -> Iterator[str]:
-    if not 1 <= body.samples <= max_samples:
-        yield f"n is {body.samples}; it must be from 1 to {max_samples}"
-    yield from _check_max_tokens("max_tokens", body.max_tokens)
-    yield from _name_fields(body, ("logit_bias", *_OTHERS))
-    if "" in body.stops:
-        yield "stop contains an empty text"
+def _check_message(message: ChatMessage) -> Iterator[str]:
+    if message.role not in _ROLES:
+        yield f"role is {message.role!r}; it must be one of {', '.join(_ROLES)}"
+    elif message.content is None and message.role != "assistant":
+        yield "content is missing"
+    yield from _name_fields(message, _LOST)
 
 
 def _name_fields(body: GenerationBody | ChatMessage, names: Sequence[str]) -> list[str]:
@@ -304,15 +314,6 @@ def _name_fields(body: GenerationBody | ChatMessage, names: Sequence[str]) -> li
     return [f"{name} is not supported by this server" for name in names if _asks_for(name, getattr(body, name, None))]
 
 
-def _check_max_tokens(name: str, count: int | None) -> list[str]:
-    return [] if count is None or count >= 0 else [f"{name} is {count}; it must be at least 0"]
-
-
-def _check_top(count: int | None, name: str) -> list[str]:
-    within = count is None or 0 <= count <= MAX_TOP_LOGPROBS
-    return [] if within else [f"{name} is {count}; it must be 0 to {MAX_TOP_LOGPROBS}"]
-
-
-def _refuse(faults: Sequence[str]) -> None:
-    if faults:
-        raise APIProblem(400, "; ".join(faults))
+def _check_count(name: str, count: int | None, most: float = math.inf) -> list[str]:
+    bounds = "at least 0" if most == math.inf else f"0 to {most}"
+    return [] if count is None or 0 <= count <= most else [f"{name} is {count}; it must be {bounds}"]

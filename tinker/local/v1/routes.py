@@ -11,13 +11,14 @@ from starlette.routing import Route
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.bodies import UnknownFields, read_body
-from tinker.local.call import read_credential, receive
+from tinker.local.call import APICall, read_credential, receive
+from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem, Endpoint, answer_errors
 from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.state import State
 from tinker.local.v1 import bodies
 from tinker.local.v1.answers import AnswerBody, describe_error
-from tinker.local.v1.conversations import Conversation, find_model_engine, open_chat, open_completion, resolve_model
+from tinker.local.v1.conversations import Conversation, encode, find_model, open_chat, open_completion
 from tinker.local.v1.texts import Texts, load_texts
 
 MEDIA_TYPE = "application/json"
@@ -31,6 +32,8 @@ def v1_routes(state: State, unread: UnknownFields) -> list[Route]:
         Route("/v1/models/{model:path}", _answer(state, endpoints.get_model), methods=["GET"]),
         Route("/v1/completions", _answer(state, endpoints.complete), methods=["POST"]),
         Route("/v1/chat/completions", _answer(state, endpoints.chat), methods=["POST"]),
+        Route("/tokenize", _answer(state, endpoints.tokenize), methods=["POST"]),
+        Route("/detokenize", _answer(state, endpoints.detokenize), methods=["POST"]),
     ]
 
 
@@ -46,8 +49,7 @@ def _answer(state: State, endpoint: Endpoint) -> Endpoint:
 
 def _refuse(problem: APIProblem) -> Response:
     status = 400 if problem.status == 422 else problem.status  # as OpenAI's API has it
-    # The model is the only thing that a request of these names.
-    param = problem.param if isinstance(problem, bodies.UnknownParameter) else "model" if status == 404 else None
+    param = "model" if status == 404 else None  # the only thing that a request of these names
     return _to_response(describe_error(status, problem.detail, param), status, problem.headers)
 
 
@@ -76,45 +78,60 @@ class Endpoints:
 
     async def get_model(self, request: Request) -> Response:
         """Describe one of them."""
-        name = await resolve_model(self._state, request.path_params["model"])
-        await find_model_engine(self._state, name)
+        name, _ = await find_model(self._state, request.path_params["model"])
         return _to_response(_describe_model(name, 0))
 
     async def complete(self, request: Request) -> Response:
         """Continue with a text."""
-        return await self._generate(request, bodies.CompletionBody, bodies.ChatBody, bodies.check_completion, open_completion)
+        return await self._generate(request, bodies.CompletionBody, open_completion)
 
     async def chat(self, request: Request) -> Response:
         """Continue with a conversation."""
-        return await self._generate(request, bodies.ChatBody, bodies.CompletionBody, bodies.check_chat, open_chat)
+        return await self._generate(request, bodies.ChatBody, open_chat)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens of a text or of a conversation, as vLLM does."""
+        _, body, headers = await self._receive(request, bodies.TokenizeBody)
+        engine, texts = await self._open(body)
+        tokens = encode(texts, body)
+        names = texts.names(tokens) if body.return_token_strs else None
+        found = {"count": len(tokens), "max_model_len": engine.max_context_length, "tokens": tokens, "token_strs": names}
+        return _to_response(found, headers=headers)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of tokens, as vLLM does."""
+        _, body, headers = await self._receive(request, bodies.DetokenizeBody)
+        _, texts = await self._open(body)
+        return _to_response({"prompt": texts.decode(body.tokens)}, headers=headers)
 
     async def _generate(
         self,
         request: Request,
         kind: type[bodies.Body],
-        other: type[bodies.GenerationBody],
-        check: Callable[[bodies.Body, int], None],
         open_conversation: Callable[[State, Texts, bodies.Body], Conversation],
     ) -> Response:
-        state = self._state
-        call = await receive(request, OPERATIONS["asample"], state.settings.max_request_bytes, state.offload)
-        kind = bodies.with_others(kind)
-        body = read_body(call.content, kind)
-        bodies.check_names(call.content, kind, other)
-        headers = self._unread.check(request.scope["route"].path.removeprefix("/v1/"), call.content, kind)
-        check(body, state.settings.max_samples)
-        body.model = await resolve_model(state, body.model)
-        conversation = open_conversation(state, await self._find_texts(body.model), body)
-        if not body.is_streamed:
+        call, body, headers = await self._receive(request, kind)
+        _, texts = await self._open(body)
+        conversation = open_conversation(self._state, texts, body)
+        if not conversation.body.stream:
             return _to_response(await conversation.answer(request, call), headers=headers)
         events = await conversation.open_stream(request, call)
         return StreamingResponse(events, media_type=EVENT_STREAM, headers={**STREAM_HEADERS, **headers})
 
-    async def _find_texts(self, model: str) -> Texts:
-        engine = await find_model_engine(self._state, model)
+    async def _receive(self, request: Request, kind: type[bodies.Body]) -> tuple[APICall, bodies.Body, Mapping[str, str]]:
+        """Read a request, and check it; returns the headers that name what was not read, too."""
+        settings = self._state.settings
+        call = await receive(request, OPERATIONS["asample"], settings.max_request_bytes, self._state.offload)
+        body = read_body(call.content, kind)
+        bodies.check_body(call.content, body, settings.max_samples)
+        return call, body, self._unread.check(request.scope["route"].path.removeprefix("/v1/"), call.content, kind)
+
+    async def _open(self, body: bodies.GenerationBody | bodies.DetokenizeBody) -> tuple[Engine, Texts]:
+        """Find the model of a request, whose name is resolved, and its tokenizer."""
+        body.model, engine = await find_model(self._state, body.model or (await self._state.engines())[0].base_model)
         if engine.base_model not in self._texts:
             self._texts[engine.base_model] = await self._state.offload_always(lambda: load_texts(engine))
-        return self._texts[engine.base_model]
+        return engine, self._texts[engine.base_model]
 
 
 def _describe_model(name: str, created: float) -> AnswerBody:

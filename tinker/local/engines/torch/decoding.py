@@ -26,23 +26,29 @@ from tinker.local.engines.torch.lora import LoraWeights
 
 Decode = Callable[[Sequence[int]], str]
 NOISE_BLOCK = 64
+INCOMPLETE = "\ufffd"  # the decoding of a part of a character
 WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split over tokens, a dropped leading space
 
 
 class Stops:
     """Stop conditions: the given texts, the given ids, or by default the model's end-of-text ids."""
 
-    def __init__(self, stop: Sequence[str] | Sequence[int] | None, end_of_text: frozenset[int], decode: Decode) -> None:
-        self._texts = [piece for piece in stop or () if isinstance(piece, str)]
-        self._ids = end_of_text if stop is None else frozenset(piece for piece in stop if isinstance(piece, int))
-        self._reach = max((len(text.encode()) for text in self._texts), default=0) + WIDEST_CHARACTER
+    def __init__(self, job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> None:
+        self._texts, self._first = [piece for piece in job.stop or () if isinstance(piece, str)], job.min_tokens
+        self._ids = end_of_text if job.stop is None else frozenset(piece for piece in job.stop if isinstance(piece, int))
+        self._longest = max((len(text.encode()) for text in self._texts), default=0)
         self._decode = decode
 
     def is_reached(self, tokens: list[int]) -> bool:
         """Return whether the last of these tokens completes a stop."""
-        if tokens[-1] in self._ids:
-            return True
-        return bool(self._texts) and self._in_text(self._decode(tokens[-self._reach :]))
+        if tokens[-1] in self._ids or not self._texts:
+            return tokens[-1] in self._ids
+        recent = tokens[max(self._first, len(tokens) - self._longest - WIDEST_CHARACTER) :]
+        tail = self._decode(recent)
+        if self._in_text(tail) or INCOMPLETE not in tail[-self._longest :]:
+            return self._in_text(tail)
+        # A run of byte tokens that is no text as a whole, such as one that begins within a character, is no text in any part.
+        return any(self._in_text(self._decode(recent[-size:])) for size in range(1, self._longest + 1))
 
     def _in_text(self, tail: str) -> bool:
         return any(text in tail for text in self._texts)
@@ -124,7 +130,7 @@ class DecodingRun:
 def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
     """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
     seed = noise_seed(job)
-    stops = Stops(job.stop, end_of_text, decode)
+    stops = Stops(job, end_of_text, decode)
     runs = [
         DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index) for index in range(job.num_samples)
     ]

@@ -14,7 +14,7 @@ import attrs
 import torch
 import transformers
 
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, Placement
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, Placement, find_ends
 from tinker.local.engines.torch.images import reads_images
 
 
@@ -128,8 +128,4 @@ def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
 
 
 def end_of_text_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    ids: set[int] = set()
-    for source in (model.config.get_text_config(), model.generation_config, tokenizer):
-        value = getattr(source, "eos_token_id", None)
-        ids |= set(value) if isinstance(value, (list, tuple)) else {value} if value is not None else set()
-    return frozenset(ids)
+    return find_ends(model.config.get_text_config(), model.generation_config, tokenizer)

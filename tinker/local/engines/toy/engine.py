@@ -262,7 +262,7 @@ class ToyEngine(LocalEngine[ToyAdapter]):
             tokens.append(following)
             logprobs.append(float(self._row(weights, last)[following]))
             last = following
-            ended = has_stopped(tokens, job.stop)
+            ended = has_stopped(tokens, job)
             reason = "stop" if ended else "length"
             is_last = ended or len(tokens) == job.max_tokens
             if job.listener is not None and not job.listener.take(number, following, logprobs[-1], reason if is_last else None):

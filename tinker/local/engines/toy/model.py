@@ -145,16 +145,16 @@ def _lora_slopes(tensors: Tensors, name: str, scale: float, slope: Float64) -> T
     return {f"{name}.a": scale * slope @ up.T, f"{name}.b": scale * down.T @ slope}
 
 
-def has_stopped(tokens: list[int], stop: Sequence[str] | Sequence[int] | None) -> bool:
+def has_stopped(tokens: list[int], job: SampleJob) -> bool:
     """Return whether the last token completed a stop: an id, or a text among the bytes generated."""
-    if stop is None:
+    if job.stop is None:
         return tokens[-1] == END_OF_TEXT
-    return any(_ends_with(tokens, piece) for piece in stop)
+    return any(_ends_with(tokens[job.min_tokens :], piece) for piece in job.stop)
 
 
 def _ends_with(tokens: list[int], piece: str | int) -> bool:
     if isinstance(piece, int):
-        return tokens[-1] == piece
+        return tokens[-1:] == [piece]
     wanted = list(piece.encode())
     return tokens[-len(wanted) :] == wanted
 

@@ -71,6 +71,7 @@ def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
     params: VLLMParams = {
         "n": job.num_samples,
         "max_tokens": job.max_tokens,
+        "min_tokens": job.min_tokens,
         "temperature": job.temperature,
         "top_k": job.top_k,
         "top_p": max(job.top_p, LEAST_TOP_P),
