@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tinker.local import Settings, State, create_app
+from tinker.local import Settings, State, close_in_process, create_app
 from tinker.local.engines.toy import ToyEngine
 
 pytest.importorskip("transformers")
@@ -90,6 +90,17 @@ def test_a_run_that_need_not_be_resumed(call: Call, data: str, tmp_path: Path) -
     (tmp_path / ".tinker" / "train").unlink()
     assert WARNING not in call("train", data).stderr
     assert list((tmp_path / ".tinker" / "train").iterdir()) == []
+
+
+def test_a_server_of_its_own_that_could_save_nothing(call: Call, data: str, tmp_path: Path) -> None:
+    """With `local://`, whose checkpoints are in the home folder too, nothing is trained that could not be saved."""
+    (tmp_path / ".tinker").write_text("a file")
+    try:
+        result = call("train", data, base_url="local://toy")
+    finally:
+        close_in_process()
+    assert (result.exit_code, "Training" in result.output) == (1, False), result.output
+    assert "Set HOME to a folder that can be written.\n" in result.stderr
 
 
 @pytest.mark.parametrize("is_spoiled_before", [True, False])

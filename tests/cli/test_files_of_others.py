@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from tinker._config import config as _config
 from tinker.cli import examples
 from tinker.cli.reading import normalize_line
 
@@ -200,6 +201,24 @@ def test_prompts_that_are_no_text(call: Call, tmp_path: Path, name: str) -> None
     is_refused(call("sample", "--prompt-file", "prompt.json", base_url=UNREACHABLE), f"prompt.json{where}")
     is_refused(call("train", "x.jsonl", "--config", "options.toml", base_url=UNREACHABLE), f"options.toml{where}")
     is_refused(call("sample", base_url=UNREACHABLE, input=spoiled), f"standard input{where}")
+
+
+def test_turns_in_a_pipe(call: Call) -> None:
+    """A chat in a pipe is UTF-8, with or without a mark; a line that is not is refused with its number."""
+    pytest.importorskip("transformers")
+    options = ("chat", "--max-tokens", "4", "--temperature", "0")
+    turns = ["é", "b\u2028c"]
+    said = call(*options, input="\n".join(turns).encode()).stdout
+    assert call(*options, input=codecs.BOM_UTF8 + "\r\n".join(turns).encode()).stdout == said
+    is_refused(call(*options, input=b"hi\ncaf\xe9\n"), "standard input, line 2: not text in UTF-8: byte 0xe9")
+
+
+def test_keys_that_are_no_text(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key in a pipe or in a file that is not UTF-8 is refused, with the name of the file."""
+    monkeypatch.setattr(_config, "HOSTED_URL", UNREACHABLE)
+    is_refused(call("auth", "login", base_url=UNREACHABLE, input=b"tml-\xe9\n"), "standard input, line 1: not text in UTF-8")
+    (tmp_path / "key").write_bytes(b"tml-\xe9\n")
+    is_refused(call("serve", "--engine", "toy", "--port", "0", "--api-key-file", "key"), "key, line 1: not text in UTF-8")
 
 
 @pytest.mark.parametrize(

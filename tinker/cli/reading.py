@@ -68,8 +68,7 @@ def read_numbered(file: Path, what: str, parse: Callable[[dict[str, Any]], Row])
     rows: list[tuple[int, Row]] = []
     with open_data(file) as lines:
         for number, line in enumerate(lines, start=1):
-            text = line.removeprefix(codecs.BOM_UTF8).strip()
-            if not text:
+            if not (text := line.removeprefix(codecs.BOM_UTF8).strip()):
                 continue
             if not rows:
                 _check_form(file, text)

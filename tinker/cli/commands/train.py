@@ -55,6 +55,7 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
     {"prompt": [MESSAGES], "completion": [MESSAGES]}
     {"text": "To be, or not to be"}
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}
+    Files of ShareGPT and Alpaca are read as messages.
 
     The model learns the answers, not the prompts. The file is checked before anything is created. Each step shows the loss per
     token on its batch, before the model learns from it. At the end, two checkpoints are saved: one to continue training, one
@@ -132,7 +133,8 @@ class _TrainingJob:
     def run(self) -> None:
         """Read the data as tokens, create the run, take its steps and save it."""
         usage, log = tinker.usage.Usage(), self._run.log_path
-        self._bookmark.check(is_needed=self._run.resume or self._run.save_every is not None)
+        is_home_needed = (config := config_of(self._options)).is_local and config.local_dir is None  # for its checkpoints
+        self._bookmark.check(is_needed=is_home_needed or self._run.resume or self._run.save_every is not None)
         with (
             service_client(self._options, reports=True) as service,
             log.open("a", encoding="utf-8") if log else nullcontext() as stream,
