@@ -8,11 +8,17 @@ A line is a prompt with its answer, a chat, a text, or tokens:
     {"text": "To be, or not to be"}                    all of it is learned
     {"tokens": [5, 17, 3], "weights": [0, 1, 1]}       weights may be missing: all 1
     {"input_ids": [5, 17, 3], "labels": [-100, 17, 3]} as transformers has them; with an attention mask, only what it shows
+
+With --dpo a line is a pair of answers to a prompt, texts or messages:
+
+    {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+    {"chosen": [messages], "rejected": [messages]}     whole chats: the messages that both begin with are the prompt
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,17 +49,26 @@ class ExampleRow(NamedTuple):
         """Return the sum of the weights, by which the loss is divided."""
         return sum(self.weights[1:])
 
+    def likelihood(self, logprobs: Sequence[float]) -> float:
+        """Return the log-likelihood of what is learned, from that of each token after the first."""
+        return sum(weight * value for weight, value in zip(self.weights[1:], logprobs) if weight)
 
-def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None) -> list[ExampleRow]:
+
+def read_examples(
+    file: Path, tokenizer: Any, max_length: int | None, capacity: Capacity | None = None, *, is_pairs: bool = False
+) -> list[ExampleRow]:
     """Read every line of the file. Examples longer than ``max_length`` tokens are cut at the end.
 
-    Those of which nothing is left to learn are left out, which is said. CommandFailed names the line that is not an example,
-    has nothing to learn, has an unknown token id or is too long.
+    Those of which nothing is left to learn are left out, which is said. A pair is two rows: the chosen answer, and then the
+    rejected one. CommandFailed names the line that is not an example, has nothing to learn, has an unknown token id or is too
+    long.
     """
     count = max(tokenizer.get_vocab().values()) + 1 if hasattr(tokenizer, "get_vocab") else None
 
-    def parse(record: dict[str, Any]) -> ExampleRow:
-        tokens, weights = _encode(record, tokenizer)
+    def parse(record: dict[str, Any]) -> list[ExampleRow]:
+        return [cut(*one) for one in (_encode_pair(record, tokenizer) if is_pairs else [_encode(record, tokenizer)])]
+
+    def cut(tokens: list[int], weights: list[float]) -> ExampleRow:
         example = ExampleRow(tokens[:max_length], weights[:max_length])
         if example.weight <= 0 and len(example.tokens) == len(tokens):
             raise RowError("nothing to learn: no token after the first one has weight")
@@ -66,17 +81,17 @@ def read_examples(file: Path, tokenizer: Any, max_length: int | None, capacity: 
         return example
 
     rows = read_rows(file, "examples", parse)
-    kept = [row for row in rows if row.weight > 0]
+    kept = [row for row in rows if all(one.weight > 0 for one in row)]
     if not kept:
         raise CommandFailed(f"{file} has nothing to learn within --max-length {max_length}")
     if left_out := len(rows) - len(kept):
         say(f"{format_count(left_out, 'example')} of {file} left out: nothing to learn within --max-length {max_length}")
-    return kept
+    return [one for row in kept for one in row]
 
 
-def check_lines(file: Path) -> bool:
+def check_lines(file: Path, *, is_pairs: bool = False) -> bool:
     """Check without a tokenizer that every line is an example, and return whether one is a chat. CommandFailed as above."""
-    read_examples(file, stand_in := _NoTokenizer(), None)
+    read_examples(file, stand_in := _NoTokenizer(), None, is_pairs=is_pairs)
     return stand_in.has_read_chat
 
 
@@ -103,9 +118,10 @@ def _encode(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
         if "text" in line:
             raise ValueError('a line has "messages" and "text"; keep one of them')
         return ExampleRow(*encode_answers(tokenizer, line["messages"], line.get("tools")))
-    if "rejected" in line or isinstance(line.get("label"), bool):
-        key = "rejected" if "rejected" in line else "label"
-        raise ValueError(f'"{key}" is for preferences, which `tinker train` does not learn: see docs/dpo.md')
+    if "rejected" in line:
+        raise ValueError('"rejected" is for preference pairs: to learn from them, add --dpo')
+    if isinstance(line.get("label"), bool):
+        raise ValueError('"label" is for preferences without pairs, which `tinker train` does not learn: see docs/dpo.md')
     if "prompt" in line and answer is not None:
         return ExampleRow(*encode_completion(tokenizer, line["prompt"], line[answer], line.get("tools"), name=answer))
     if "text" in line:
@@ -172,3 +188,30 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
         counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
         raise ValueError(f'"weights" must have one entry per token, got {counts}')
     return ExampleRow(list(tokens), [1.0] * len(tokens) if weights is None else [float(weight) for weight in weights])
+
+
+def _encode_pair(line: dict[str, Any], tokenizer: Any) -> list[ExampleRow]:
+    """Encode the chosen and the rejected answer of a preference pair. What whole chats both begin with is their prompt."""
+    known = ("prompt", "chosen", "rejected", "tools")
+    prompt, chosen, rejected = (line.get(name) for name in known[:3])
+    if chosen is None or rejected is None:
+        lacking = 'with --dpo a line has "chosen" and "rejected", and a "prompt" unless both begin with it'
+        raise ValueError(explain_keys(line, lacking, (), known))
+    kinds: list[object] = [type(chosen), type(rejected)]
+    if kinds not in ([str, str], [list, list]):
+        raise ValueError('"chosen" and "rejected" must both be strings, or both lists of messages')
+    if chosen == rejected:
+        raise ValueError('"chosen" and "rejected" are equal, so neither can be preferred')
+    is_chat = list in kinds
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected)))
+    if prompt is None and (not shared or (not is_chat and line.keys() & set(OTHER_NAMES["prompt"]))):
+        lacking = '"chosen" and "rejected" need "prompt" beside them, or a common beginning'
+        raise ValueError(explain_keys(line, lacking, ("prompt",), known))
+    if shared and is_chat and (prompt is None or isinstance(prompt, str)):  # the text of a prompt may be beside whole chats
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    elif prompt is None:
+        prompt = ""  # what texts have in common is as likely in both, wherever it ends
+    return [
+        ExampleRow(*encode_completion(tokenizer, prompt, answer, line.get("tools"), name=f"{name} answer"))
+        for name, answer in (("chosen", chosen), ("rejected", rejected))
+    ]

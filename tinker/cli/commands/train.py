@@ -1,8 +1,8 @@
-"""``tinker train``: supervised fine-tuning on a file, or GRPO with a reward function of the user's."""
+"""``tinker train``: supervised fine-tuning on a file, DPO on pairs, or GRPO with a reward function of the user's."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import tinker
 from tinker.cli.clients import RESUMED, config_of, rest_client, service_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
-from tinker.cli.examples import ExampleRow, check_lines, read_examples
+from tinker.cli.examples import check_lines, read_examples
 from tinker.cli.model_input import (
     TRAINED_CHECKPOINT,
     Capacity,
@@ -30,18 +30,20 @@ from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import format_count, format_metric, progress, say, show_properties
 from tinker.cli.training.loop import Loop
 from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
-from tinker.cli.training.recipes import GRPO, HeldOutLoss, Recipe, Reward, Supervised, read_prompts
+from tinker.cli.training.recipes import GRPO, Preferences, Recipe, Reward, Supervised, read_prompts
 from tinker.cli.training.report import RunReport
 
 _NO_TEMPLATE = (
     "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too."
 )
+_NO_PENALTY = " GRPO has no KL penalty: see 'Stay near a reference model' in the documentation."
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
 @command(
     "tinker train examples.jsonl --epochs 2 --save-every 50",
     "tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg",
+    "tinker train pairs.jsonl --dpo --lr 1e-5",
     "tinker train prompts.jsonl --grpo reward.py --group-size 16",
 )
 def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -> None:
@@ -61,6 +63,13 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
 
     Ctrl-C and failures save the run first. Run the same command with --resume to continue with the next example.
 
+    With --dpo, a line is a pair of answers, texts or messages, and the model learns to prefer the chosen one, compared with the
+    weights that the run starts from:
+
+    \b
+    {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+    {"chosen": [MESSAGES], "rejected": [MESSAGES]}
+
     With --grpo, a line needs only a prompt, and your reward function scores the answers: reward(answer, example) returns a
     number, and example is the line as a dict. Each step samples a group of answers per prompt and reinforces the better ones.
     """
@@ -75,9 +84,12 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
 
 
 def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
-    unused = next((name for name in _FOR_GRPO if name in given), None)
-    if unused and not (plan.grpo or run.resume):  # a resumed run has the --grpo that it started with
-        raise click.UsageError(f"{option_of(unused)} needs --grpo.")
+    for needed, is_given, names in (("--grpo", plan.grpo, _FOR_GRPO), ("--dpo", plan.dpo, ("beta",))):
+        unused = next((name for name in names if name in given), None)
+        if unused and not (is_given or run.resume):  # a resumed run has the one that it started with
+            raise click.UsageError(f"{option_of(unused)} needs {needed}.{_NO_PENALTY if plan.grpo else ''}")
+    if plan.grpo and plan.dpo:
+        raise click.UsageError("--dpo and --grpo are two ways to train: give one of them.")
     if plan.grpo and "max_length" in given:
         raise click.UsageError("--max-length cannot be used with --grpo: prompts are not truncated. Shorten them in the file.")
     if plan.start and "rank" in given:
@@ -105,13 +117,14 @@ class _TrainingJob:
             self._plan, self._position = self._bookmark.read(plan, given)
         self._reward = None if self._plan.grpo is None else Reward(self._plan.grpo)
         files = [data, run.eval_file] if self._reward is None else []
-        self._has_chats = True in [check_lines(file) for file in files if file is not None]
+        self._has_chats = True in [check_lines(file, is_pairs=self._plan.dpo) for file in files if file is not None]
         self._prices = read_prices(run.prices_path)
         rest = rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
         self._start = None if self._position is None else self._position.checkpoint
+        self._origin = None if self._position is None else self._position.origin
         if self._start is None and self._plan.start is not None:
-            self._start = find_path(rest, self._plan.start, to_train=True).tinker_path
+            self._start = self._origin = find_path(rest, self._plan.start, to_train=True).tinker_path
         self._model = _find_model(rest, self._plan, self._start, offered)
         cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # fail now if a price is missing
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
@@ -123,11 +136,11 @@ class _TrainingJob:
         from tinker._tokenizers import resolve
 
         tokenizer = load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
-        steps = self._plan.split(self._read(self._data, tokenizer))
-        counts = tinker.usage.estimate_training([row.datum() for batches in steps for batch in batches for row in batch])
+        recipe = self._read(tokenizer)
+        counts = tinker.usage.estimate_training([row.datum() for row in recipe.rows()])
         cost = cost_of(self._prices, {self._model: counts})
-        value = {"base_model": self._model, "steps": len(steps), "tokens": to_value(counts), "cost": cost}
-        properties = [("Base Model", self._model), ("Steps", str(len(steps))), *count_properties(self._options, counts, cost)]
+        value = {"base_model": self._model, "steps": recipe.steps, "tokens": to_value(counts), "cost": cost}
+        properties = [("Base Model", self._model), ("Steps", str(recipe.steps)), *count_properties(self._options, counts, cost)]
         show_properties(self._options, value, "Estimate", properties)
 
     def run(self) -> None:
@@ -138,12 +151,15 @@ class _TrainingJob:
             log.open("a", encoding="utf-8") if log else nullcontext() as stream,
         ):
             service.add_observer(usage)
-            recipe, held_out = self._prepare(self._load_tokenizer(service))
+            recipe = self._prepare(self._load_tokenizer(service))
             self._announce(recipe.steps)
             self._note_what_is_unusual(recipe.steps)
             report = RunReport(self._options, recipe.metric, recipe.steps, stream)
-            training = self._create_client(service).result()
-            self._take_steps(training, recipe, held_out, report)
+            training = self._create_run(service).result()
+            if isinstance(recipe, Preferences):
+                at_start = training if self._position is None else self._create_client(service, self._origin, {})
+                recipe.compute_references(at_start)
+            self._take_steps(training, recipe, report)
             self._finish(training, report, usage)
 
     def _announce(self, steps: int) -> None:
@@ -186,43 +202,49 @@ class _TrainingJob:
                 raise
             return load_tokenizer(resolve(self._model, None))  # a server that trains this model but does not sample it
 
-    def _prepare(self, tokenizer: Any) -> tuple[Recipe, Sequence[ExampleRow]]:
-        """Return the steps, and the examples of the evaluation file."""
+    def _prepare(self, tokenizer: Any) -> Recipe:
         if self._reward is not None:
             prompts = read_prompts(self._data, tokenizer, self._plan, self._capacity)
             self._note_plain_chats(any(prompt.is_chat for prompt in prompts), tokenizer)
-            return GRPO(self._plan, prompts, self._reward, tokenizer), []
+            return GRPO(self._plan, prompts, self._reward, tokenizer)
         self._note_plain_chats(self._has_chats, tokenizer)
-        rows, file = self._read(self._data, tokenizer), self._run.eval_file
-        return Supervised(self._plan, rows), [] if file is None else self._read(file, tokenizer)
+        return self._read(tokenizer)
 
     def _note_plain_chats(self, has_chats: bool, tokenizer: Any) -> None:
         if has_chats and not has_template(tokenizer):
             self._print(_NO_TEMPLATE)
 
-    def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
-        return read_examples(file, tokenizer, self._plan.max_length, self._capacity)
-
-    def _create_client(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
+    def _read(self, tokenizer: Any) -> Supervised:
+        """Read the examples, and those of the evaluation file."""
         plan = self._plan
-        metadata = {} if plan.name == Plan().name else {"name": plan.name}
+        rows, held_out = (
+            [] if file is None else read_examples(file, tokenizer, plan.max_length, self._capacity, is_pairs=plan.dpo)
+            for file in (self._data, self._run.eval_file)
+        )
+        return (Preferences if plan.dpo else Supervised)(plan, rows, held_out)
+
+    def _create_run(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
+        metadata = {} if self._plan.name == Plan().name else {"name": self._plan.name}
         if self._position is not None:
             metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
-        if self._start is not None:
-            return train_from(service, self._start, plan.model, metadata or None)
+        return self._create_client(service, self._start, metadata)
+
+    def _create_client(
+        self, service: tinker.ServiceClient, start: str | None, metadata: Mapping[str, str]
+    ) -> tinker.TrainingClient:
+        plan, given = self._plan, dict(metadata) or None
+        if start is not None:
+            return train_from(service, start, plan.model, given)
         return service.create_lora_training_client(
-            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=metadata or None
+            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=given
         )
 
-    def _take_steps(
-        self, training: tinker.TrainingClient, recipe: Recipe, held_out: Sequence[ExampleRow], report: RunReport
-    ) -> None:
+    def _take_steps(self, training: tinker.TrainingClient, recipe: Recipe, report: RunReport) -> None:
         first = 0 if self._position is None else self._position.step
-        evaluation = HeldOutLoss(held_out, self._plan.batch_size) if held_out else None
         facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
         with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
             report.begin(advance, facts, first, training.get_telemetry())
-            Loop(self._plan, self._run, recipe, training, report, self._bookmark, evaluation).run(first)
+            Loop(self._plan, self._run, recipe, training, report, self._bookmark, self._origin).run(first)
 
     def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:
         """Save both checkpoints, remove the resume file, and show the result."""

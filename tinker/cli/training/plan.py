@@ -77,6 +77,10 @@ class Plan(NamedTuple):
             show_default=False,
         ),
     ] = "final"
+    dpo: Annotated[bool, Option("Train with DPO, on pairs of a chosen and a rejected answer.")] = False
+    beta: Annotated[
+        float, click.FloatRange(min=0, min_open=True), Option("DPO: strength with which the model is held to its start.")
+    ] = 0.1
     grpo: Annotated[
         str | None,
         click.Path(exists=True, dir_okay=False),
@@ -153,11 +157,12 @@ class RunOptions(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The checkpoint of a run after ``step`` of ``steps`` steps."""
+    """The checkpoint of a run after ``step`` of ``steps`` steps, and the one that it started from, None for a new adapter."""
 
     step: int
     checkpoint: str
     steps: int | None = None
+    origin: str | None = None
 
     def __str__(self) -> str:
         total = "" if self.steps is None else f" of {self.steps}"
@@ -214,7 +219,7 @@ class Bookmark:
         if not isinstance(value, dict) or (kept := cast("dict[str, Any]", value)).get("form") != _FORM:
             raise CommandFailed(f"{self.path} cannot be read", "Leave out --resume to start over.")
         plan = Plan(**{name: kept["plan"][name] for name in Plan._fields if name in kept["plan"]})
-        position = Position(kept["step"], kept["checkpoint"], kept.get("steps"))
+        position = Position(kept["step"], kept["checkpoint"], kept.get("steps"), kept.get("origin"))
         return plan._replace(stop=tuple(plan.stop)), position, kept["data"]
 
     def _find_others(self) -> list[str]:

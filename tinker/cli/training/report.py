@@ -50,18 +50,23 @@ class RunReport:
         record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
         self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
         self._send(done, {**result.metrics, "learning_rate": learning_rate})
-        text = f"{self.metric} {format_metric(value)}, {rate:,.0f} tokens/s"
+        text = f"{self._describe(result.metrics)}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
         if not sys.stderr.isatty():
             self._print(f"step {done}/{self._steps} {text}")
 
-    def add_evaluation(self, done: int, loss: float) -> None:
-        """Report the loss on the evaluation file."""
-        self.evaluations.append((done, loss))
-        self._record("evaluation", {"step": done, "loss": loss})
-        self._send(done, {"evaluation loss": loss})
-        self._print(f"step {done}/{self._steps} evaluation loss {format_metric(loss)}")
+    def add_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Report the loss on the evaluation file, and what else is measured there."""
+        self.evaluations.append((done, metrics["loss"]))
+        self._record("evaluation", {"step": done, **metrics})
+        self._send(done, {f"evaluation {name}": value for name, value in metrics.items()})
+        self._print(f"step {done}/{self._steps} evaluation {self._describe(metrics)}")
+
+    def _describe(self, metrics: Mapping[str, float]) -> str:
+        """Return the loss or the reward, and of pairs how they compare."""
+        names = [name for name in (self.metric, "margin", "accuracy") if name in metrics]
+        return ", ".join(f"{name} {format_metric(metrics[name])}" for name in names)
 
     def summarize_evaluations(self) -> list[tuple[str, str]]:
         """Return the property with the first, last and lowest loss on the evaluation file; nothing if there is none."""
