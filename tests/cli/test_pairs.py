@@ -223,9 +223,9 @@ def test_forms_of_pairs(call: Call, tmp_path: Path) -> None:
     [
         (
             {"prompt": "a", "chosen": "b"},
-            'with --dpo a line has "chosen" and "rejected", and a "prompt" unless both begin with it',
+            'with --dpo, "chosen" and "rejected" must both be strings, or both lists of messages; got prompt, chosen\n',
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, 'a line has "chosen" and "rejected"'),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, '"chosen" and "rejected" must both be strings'),
         ({"prompt": "a", "chosen": "b", "rejectd": "c"}, 'unknown key "rejectd"; did you mean "rejected"?'),
         ({"prompt": "a", "completion": "b", "label": True}, "; got prompt, completion, label"),
         ({"prompt": "a", "completion": "b"}, "; got prompt, completion"),
@@ -269,7 +269,7 @@ def test_pairs_without_the_option(call: Call, pairs: str) -> None:
         (("--beta", "0.2"), "--beta needs --dpo.\n"),
         (
             ("--grpo", "reward.py", "--beta", "0.2"),
-            "--beta needs --dpo. GRPO has no KL penalty: see 'Stay near a reference model'",
+            "--beta needs --dpo. GRPO has no KL penalty: see 'Stay near a reference model' in the documentation.",
         ),
         (("--dpo", "--stop", "x"), "--stop needs --grpo."),
         (("--dpo", "--beta", "0"), "Invalid value for '--beta': must be a number above 0"),

@@ -193,13 +193,12 @@ def _token_example(tokens: list[Any], weights: Sequence[float] | None) -> Exampl
 def _encode_pair(line: dict[str, Any], tokenizer: Any) -> list[ExampleRow]:
     """Encode the chosen and the rejected answer of a preference pair. What whole chats both begin with is their prompt."""
     known = ("prompt", "chosen", "rejected", "tools")
-    prompt, chosen, rejected = (line.get(name) for name in known[:3])
-    if chosen is None or rejected is None:
-        lacking = 'with --dpo a line has "chosen" and "rejected", and a "prompt" unless both begin with it'
-        raise ValueError(explain_keys(line, lacking, (), known))
+    fields: list[Any] = [line.get(name) for name in known[:3]]
+    prompt, chosen, rejected = fields
     kinds: list[object] = [type(chosen), type(rejected)]
     if kinds not in ([str, str], [list, list]):
-        raise ValueError('"chosen" and "rejected" must both be strings, or both lists of messages')
+        lacking = 'with --dpo, "chosen" and "rejected" must both be strings, or both lists of messages'
+        raise ValueError(explain_keys(line, lacking, (), known))
     if chosen == rejected:
         raise ValueError('"chosen" and "rejected" are equal, so neither can be preferred')
     is_chat = list in kinds
@@ -209,8 +208,7 @@ def _encode_pair(line: dict[str, Any], tokenizer: Any) -> list[ExampleRow]:
         raise ValueError(explain_keys(line, lacking, ("prompt",), known))
     if shared and is_chat and (prompt is None or isinstance(prompt, str)):  # the text of a prompt may be beside whole chats
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
-    elif prompt is None:
-        prompt = ""  # what texts have in common is as likely in both, wherever it ends
+    prompt = "" if prompt is None else prompt  # what texts have in common is as likely in both, wherever it ends
     return [
         ExampleRow(*encode_completion(tokenizer, prompt, answer, line.get("tools"), name=f"{name} answer"))
         for name, answer in (("chosen", chosen), ("rejected", rejected))

@@ -51,6 +51,12 @@ def say(*lines: str, end: str = "\n") -> None:
     sys.stderr.flush()
 
 
+def note(options: GlobalOptions, line: str) -> None:
+    """Print a line as :func:`say` does, unless the output is JSON."""
+    if options.format == "table":
+        say(line)
+
+
 def show_lines(*lines: str) -> None:
     """Print lines for people on the output stream."""
     click.echo("\n".join(map(clean, lines)))

@@ -16,7 +16,6 @@ from tinker.cli.options import ChartFile, GlobalOptions, Option, command
 from tinker.cli.output import format_metric, is_ascii_only, say, show, show_chart, show_lines, show_table
 
 _POLL_SECONDS = 1.0
-_RISING = ("reward", "margin", "accuracy")  # in the names of metrics that are best when they are high
 
 
 @command(
@@ -127,7 +126,7 @@ def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
         "log": run.name,
         "steps": run.taken,
         "first": values[0] if values else None,
-        "best": (max if any(word in metric for word in _RISING) else min)(values, default=None),
+        "best": (max if any(word in metric for word in ("reward", "margin", "accuracy")) else min)(values, default=None),
         "last": values[-1] if values else None,
         "tokens_per_second": run.steps[-1].metrics.get("tokens_per_second") if run.steps else None,
     }

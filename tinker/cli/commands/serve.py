@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
@@ -127,8 +127,6 @@ def serve(
     ] = "warning",
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
-    import attrs
-
     from tinker._installation import inspect_installation
     from tinker.local import Settings
     from tinker.local import serve as run
@@ -138,9 +136,8 @@ def serve(
         say(f"Warning: {problem}")
     _set_up_logs(log_level)
     tls = _load_tls(tls_cert, tls_key)
-    settings = Settings(**chosen._asdict(), api_key=_read_key(api_key, api_key_file))
-    if hold is not None:
-        settings = attrs.evolve(settings, hold_seconds=hold)
+    held: dict[str, Any] = {} if hold is None else {"hold_seconds": hold}
+    settings = Settings(**chosen._asdict(), **held, api_key=_read_key(api_key, api_key_file))
     try:
         check_port(host, port)
         _announce_model(engine, model)

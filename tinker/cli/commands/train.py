@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ from tinker.cli.model_input import (
     train_from,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
-from tinker.cli.output import format_count, format_metric, progress, say, show_properties
+from tinker.cli.output import format_count, format_metric, note, progress, say, show_properties
 from tinker.cli.training.loop import Loop
-from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
+from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions, option_of
 from tinker.cli.training.recipes import GRPO, Preferences, Recipe, Reward, Supervised, read_prompts
 from tinker.cli.training.report import RunReport
 
@@ -112,19 +112,17 @@ class _TrainingJob:
     def __init__(self, options: GlobalOptions, data: Path, plan: Plan, given: Collection[str], run: RunOptions) -> None:
         self._options, self._data, self._run = options, data, run
         self._bookmark = _open_bookmark(options, data, plan.name)
-        self._plan, self._position = plan, None
-        if run.resume:
-            self._plan, self._position = self._bookmark.read(plan, given)
+        self._plan, self._position = self._bookmark.read(plan, given) if run.resume else (plan, Position())
         self._reward = None if self._plan.grpo is None else Reward(self._plan.grpo)
         files = [data, run.eval_file] if self._reward is None else []
         self._has_chats = True in [check_lines(file, is_pairs=self._plan.dpo) for file in files if file is not None]
         self._prices = read_prices(run.prices_path)
         rest = rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
-        self._start = None if self._position is None else self._position.checkpoint
-        self._origin = None if self._position is None else self._position.origin
-        if self._start is None and self._plan.start is not None:
-            self._start = self._origin = find_path(rest, self._plan.start, to_train=True).tinker_path
+        self._origin = self._position.origin
+        if self._plan.start is not None and not run.resume:
+            self._origin = find_path(rest, self._plan.start, to_train=True).tinker_path
+        self._start = self._position.checkpoint or self._origin
         self._model = _find_model(rest, self._plan, self._start, offered)
         cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # fail now if a price is missing
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
@@ -133,10 +131,7 @@ class _TrainingJob:
 
     def estimate(self) -> None:
         """Show the steps, tokens and cost of the run."""
-        from tinker._tokenizers import resolve
-
-        tokenizer = load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
-        recipe = self._read(tokenizer)
+        recipe = self._read(self._name_tokenizer())
         counts = tinker.usage.estimate_training([row.datum() for row in recipe.rows()])
         cost = cost_of(self._prices, {self._model: counts})
         value = {"base_model": self._model, "steps": recipe.steps, "tokens": to_value(counts), "cost": cost}
@@ -151,26 +146,31 @@ class _TrainingJob:
             log.open("a", encoding="utf-8") if log else nullcontext() as stream,
         ):
             service.add_observer(usage)
-            recipe = self._prepare(self._load_tokenizer(service))
+            tokenizer = self._load_tokenizer(service)
+            note(self._options, f"Reading {self._data} with the tokenizer of {self._plan.tokenizer_id or self._model}")
+            recipe = self._prepare(tokenizer)
             self._announce(recipe.steps)
             self._note_what_is_unusual(recipe.steps)
             report = RunReport(self._options, recipe.metric, recipe.steps, stream)
-            training = self._create_run(service).result()
+            metadata = {} if self._plan.name == Plan().name else {"name": self._plan.name}
+            if self._run.resume:
+                metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
+            training = self._create_client(service, self._start, metadata).result()
             if isinstance(recipe, Preferences):
-                at_start = training if self._position is None else self._create_client(service, self._origin, {})
+                at_start = self._create_client(service, self._origin, {}) if self._run.resume else training
                 recipe.compute_references(at_start)
             self._take_steps(training, recipe, report)
             self._finish(training, report, usage)
 
     def _announce(self, steps: int) -> None:
         """Print what starts, and which unfinished run it replaces."""
-        if self._position is not None:
-            self._print(f"Continuing after step {self._position.step} of {steps}")
+        if self._run.resume:
+            note(self._options, f"Continuing after step {self._position.step} of {steps}")
             return
         if (unfinished := self._bookmark.find()) is not None:
             say(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).")
             say("To continue that run instead, use --resume.")
-        self._print(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
+        note(self._options, f"Creating a run of {self._model}, {format_count(steps, 'step')}")
 
     def _note_what_is_unusual(self, steps: int) -> None:
         """Print what is allowed, and seldom meant."""
@@ -180,39 +180,28 @@ class _TrainingJob:
         if self._run.eval_file is not None and self._run.eval_file.resolve() == self._data.resolve():
             say("--eval-file is the training file: its loss does not tell how well the model does on other examples.")
 
-    def _print(self, line: str) -> None:
-        if self._options.format == "table":
-            say(line)
-
     def _load_tokenizer(self, service: tinker.ServiceClient) -> Any:
         """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
+        if self._plan.tokenizer_id is None:
+            try:
+                with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
+                    return find_tokenizer(service.create_sampling_client(base_model=self._model).result(), None)
+            except (tinker.APIStatusError, tinker.RequestFailedError):
+                if self._is_unlisted:  # other servers may train a model without sampling it
+                    raise
+        return self._name_tokenizer()
+
+    def _name_tokenizer(self) -> Any:
         from tinker._tokenizers import resolve
 
-        reading = f"Reading {self._data} with the tokenizer of {self._plan.tokenizer_id or self._model}"
-        if self._plan.tokenizer_id is not None:
-            self._print(reading)
-            return load_tokenizer(self._plan.tokenizer_id)
-        try:
-            with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
-                sampler = service.create_sampling_client(base_model=self._model).result()
-            self._print(reading)
-            return find_tokenizer(sampler, None)
-        except (tinker.APIStatusError, tinker.RequestFailedError):
-            if self._is_unlisted:
-                raise
-            return load_tokenizer(resolve(self._model, None))  # a server that trains this model but does not sample it
+        return load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
 
     def _prepare(self, tokenizer: Any) -> Recipe:
-        if self._reward is not None:
-            prompts = read_prompts(self._data, tokenizer, self._plan, self._capacity)
-            self._note_plain_chats(any(prompt.is_chat for prompt in prompts), tokenizer)
-            return GRPO(self._plan, prompts, self._reward, tokenizer)
-        self._note_plain_chats(self._has_chats, tokenizer)
-        return self._read(tokenizer)
-
-    def _note_plain_chats(self, has_chats: bool, tokenizer: Any) -> None:
+        prompts = [] if self._reward is None else read_prompts(self._data, tokenizer, self._plan, self._capacity)
+        has_chats = self._has_chats or any(prompt.is_chat for prompt in prompts)
         if has_chats and not has_template(tokenizer):
-            self._print(_NO_TEMPLATE)
+            note(self._options, _NO_TEMPLATE)
+        return GRPO(self._plan, prompts, self._reward, tokenizer) if self._reward else self._read(tokenizer)
 
     def _read(self, tokenizer: Any) -> Supervised:
         """Read the examples, and those of the evaluation file."""
@@ -223,16 +212,10 @@ class _TrainingJob:
         )
         return (Preferences if plan.dpo else Supervised)(plan, rows, held_out)
 
-    def _create_run(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
-        metadata = {} if self._plan.name == Plan().name else {"name": self._plan.name}
-        if self._position is not None:
-            metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
-        return self._create_client(service, self._start, metadata)
-
     def _create_client(
-        self, service: tinker.ServiceClient, start: str | None, metadata: Mapping[str, str]
+        self, service: tinker.ServiceClient, start: str | None, metadata: dict[str, str]
     ) -> tinker.TrainingClient:
-        plan, given = self._plan, dict(metadata) or None
+        plan, given = self._plan, metadata or None
         if start is not None:
             return train_from(service, start, plan.model, given)
         return service.create_lora_training_client(
@@ -240,7 +223,7 @@ class _TrainingJob:
         )
 
     def _take_steps(self, training: tinker.TrainingClient, recipe: Recipe, report: RunReport) -> None:
-        first = 0 if self._position is None else self._position.step
+        first = self._position.step
         facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
         with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
             report.begin(advance, facts, first, training.get_telemetry())
@@ -270,7 +253,7 @@ class _TrainingJob:
             ends = [values[0], values[-1]] if len(values) > 1 else values
             properties = [
                 ("Training Run ID", training.model_id),
-                ("Steps", f"{len(values)}{'' if self._position is None else f', after {self._position.step} earlier'}"),
+                ("Steps", f"{len(values)}{f', after {self._position.step} earlier' if self._run.resume else ''}"),
                 *([(report.metric.capitalize(), " -> ".join(map(format_metric, ends)))] if values else []),
                 *report.summarize_evaluations(),
                 ("To train on", path),
@@ -278,7 +261,7 @@ class _TrainingJob:
                 *count_properties(self._options, usage.total, cost),
             ]
             show_properties(self._options, facts, "Training", properties)
-        if report.metric == "loss" and self._position is None and values and values[-1] > values[0]:
+        if report.metric == "loss" and not self._run.resume and values and values[-1] > values[0]:
             from tinker.local.engines.opening import PACKAGED_MODEL
 
             advice = " For this model, start with 1e-3 to 1e-2." if self._model == PACKAGED_MODEL else ""

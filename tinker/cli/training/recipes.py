@@ -22,7 +22,7 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow
 from tinker.cli.model_input import Capacity, encode_prompt, note_answers, read_stops
 from tinker.cli.reading import RowError, check_prompt, read_rows
-from tinker.cli.training.plan import Plan
+from tinker.cli.training.plan import Plan, cut
 
 #: The future of a pass over a batch.
 PassFuture: TypeAlias = "tinker.APIFuture[tinker.ForwardBackwardOutput]"
@@ -52,7 +52,7 @@ class Supervised:
 
     def __init__(self, plan: Plan, rows: Sequence[ExampleRow], held_out: Sequence[ExampleRow]) -> None:
         self._plan, self._held_out = plan, held_out
-        steps = plan.split(_cut(rows, self._width))
+        steps = plan.split(cut(rows, self._width))
         self._batches = [[[row for example in batch for row in example] for batch in batches] for batches in steps]
         self.examples: int = len(rows) // self._width
         self.steps: int = len(self._batches)
@@ -85,16 +85,12 @@ class Supervised:
         return Sent(passes, partial(self._measure, self._held_out, passes)) if passes else None
 
     def _forward(self, training: tinker.TrainingClient, rows: Sequence[ExampleRow]) -> list[PassFuture]:
-        batches = _cut(rows, self._plan.batch_size * self._width)
+        batches = cut(rows, self._plan.batch_size * self._width)
         return [training.forward([row.datum() for row in batch], "cross_entropy") for batch in batches]
 
     def _measure(self, rows: Sequence[ExampleRow], passes: Sequence[PassFuture]) -> dict[str, float]:
         """Wait for passes over rows, and return the loss per token."""
         return {"loss": -sum(_likelihoods(rows, passes)) / sum(row.weight for row in rows)}
-
-
-def _cut(rows: Sequence[ExampleRow], size: int) -> list[Sequence[ExampleRow]]:
-    return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def _likelihoods(rows: Sequence[ExampleRow], passes: Iterable[PassFuture]) -> list[float]:

@@ -124,12 +124,9 @@ async def _find_foreign_server(prober: Prober) -> str | None:
     """Return why this is not a Tinker server; None if it may be one."""
     try:
         await prober.read(service_api.get_server_capabilities())
-    except APIResponseValidationError as error:
-        return str(error)
-    except APIStatusError as error:
-        return str(error) if is_absent(error) else None
-    except TinkerError:
-        return None
+    except TinkerError as error:
+        if isinstance(error, APIResponseValidationError) or (isinstance(error, APIStatusError) and is_absent(error)):
+            return str(error)
     return None
 
 
