@@ -91,7 +91,6 @@ EXPLAINED = {  # what neither a command nor an option of another name does
     "--num-iterations": "The optimizer takes one step on the answers of a step.",
     "--optim": "The optimizer is always Adam; --weight-decay makes it AdamW.",
     "--prompt": 'Write the prompt without an option: tinker sample "2 + 2 ="',
-    "--ref-model": "The reference of --dpo is where the run starts: a new adapter, or the checkpoint of --from.",
     "--scale-rewards": "GRPO always divides the advantages by the standard deviation of the group.",
     "--use-vllm": "The server samples with vLLM: `tinker serve --sampler vllm`.",
     "--warmup-ratio": "--warmup is a number of steps.",

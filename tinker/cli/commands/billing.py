@@ -17,7 +17,7 @@ from tinker.cli.costs import fetch_usage, next_hour
 from tinker.cli.options import GlobalOptions, Option, command, parse_time
 from tinker.cli.output import Columns, format_count, format_value, show, show_items, show_table, write_data
 
-_UsageRow: TypeAlias = Mapping[str, object]
+_UsageRow: TypeAlias = Mapping[str, Any]
 
 _COST = "estimated_cost_usd"
 _TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
@@ -84,14 +84,9 @@ def _show_sums(rows: Sequence[_UsageRow], title: str) -> None:
 
 def _sum_up(rows: Sequence[_UsageRow]) -> tuple[str, str, str]:
     """Return the tokens, the storage and the cost; costs that are not known make it a lower bound."""
-    tokens, hours, cost = (sum(_read_number(row, name) for row in rows) for name in ("token_count", "gigabyte_hours", _COST))
+    tokens, hours, cost = (sum(row.get(name) or 0 for row in rows) for name in ("token_count", "gigabyte_hours", _COST))
     is_unknown = any(row.get(_COST) is None for row in rows if _COST in _unknown_costs(row))
     return f"{tokens:,.0f}", f"{hours:,.2f}", f"{'at least ' if is_unknown else ''}{cost:,.4f}"
-
-
-def _read_number(row: _UsageRow, name: str) -> float:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 @command("tinker billing checkpoint-storage", "tinker billing checkpoint-storage --csv storage.csv")

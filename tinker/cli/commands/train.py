@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import tinker
+from tinker._tokenizers import resolve
 from tinker.cli.clients import RESUMED, config_of, rest_client, service_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
@@ -131,7 +132,7 @@ class _TrainingJob:
 
     def estimate(self) -> None:
         """Show the steps, tokens and cost of the run."""
-        recipe = self._read(self._name_tokenizer())
+        recipe = self._read(load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None)))
         counts = tinker.usage.estimate_training([row.datum() for row in recipe.rows()])
         cost = cost_of(self._prices, {self._model: counts})
         value = {"base_model": self._model, "steps": recipe.steps, "tokens": to_value(counts), "cost": cost}
@@ -189,11 +190,6 @@ class _TrainingJob:
             except (tinker.APIStatusError, tinker.RequestFailedError):
                 if self._is_unlisted:  # other servers may train a model without sampling it
                     raise
-        return self._name_tokenizer()
-
-    def _name_tokenizer(self) -> Any:
-        from tinker._tokenizers import resolve
-
         return load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
 
     def _prepare(self, tokenizer: Any) -> Recipe:
@@ -223,11 +219,10 @@ class _TrainingJob:
         )
 
     def _take_steps(self, training: tinker.TrainingClient, recipe: Recipe, report: RunReport) -> None:
-        first = self._position.step
         facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
         with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
-            report.begin(advance, facts, first, training.get_telemetry())
-            Loop(self._plan, self._run, recipe, training, report, self._bookmark, self._origin).run(first)
+            report.begin(advance, facts, self._position.step, training.get_telemetry())
+            Loop(self._plan, self._run, recipe, training, report, self._bookmark, self._origin).run(self._position.step)
 
     def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:
         """Save both checkpoints, remove the resume file, and show the result."""

@@ -168,10 +168,8 @@ class _StopRequest:
 def _watch_signals() -> Generator[_StopRequest]:
     """Store signals during the block instead of exiting. Only the main thread receives signals."""
     request = _StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before = {number: signal.signal(number, request.take) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, request.take) for number in numbers}
     try:
         yield request
     finally:

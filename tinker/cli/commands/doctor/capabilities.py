@@ -87,7 +87,9 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
         request: Request[None] = Request(operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None)
         async with slots:
             try:
-                status = await prober.status(request)
+                status = (await prober.answer(request)).status
+            except APIStatusError as error:
+                status = error.status_code
             except TinkerError:
                 return "unknown"
         return "yes" if status == statuses.WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
