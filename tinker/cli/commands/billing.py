@@ -29,8 +29,8 @@ _STORED: Columns[tinker.types.CurrentCheckpointStorageUsageItem] = [
     ("Size (GB)", lambda one: f"{one.size_gigabytes:,.4f}"),
     ("Cost per Month (USD)", lambda one: one.estimated_monthly_cost_usd),
 ]
-_NewFile: TypeAlias = Annotated[str | None, click.Path(dir_okay=False, allow_dash=True)]
-_CSVFile: TypeAlias = Annotated[_NewFile, Option("Write the rows as CSV to this file; - is standard output.", "--csv")]
+_CSVPath: TypeAlias = Annotated[str | None, click.Path(dir_okay=False, allow_dash=True)]
+_CSVFile: TypeAlias = Annotated[_CSVPath, Option("Write the rows as CSV to this file; - is standard output.", "--csv")]
 
 
 @command("tinker billing usage", "tinker billing usage 2026-01-01T00:00Z 2026-01-08T00:00Z --csv usage.csv")
@@ -40,7 +40,7 @@ def usage(
     ending_before: str | None = None,
     csv_path: _CSVFile = None,
     sessions_csv_path: Annotated[
-        _NewFile, Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv")
+        _CSVPath, Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv")
     ] = None,
     rows: Annotated[bool, Option("Show every row instead of the sums.")] = False,
 ) -> None:
