@@ -246,7 +246,10 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
             '"labels" has 2 at position 0, where the token is 1; a label is the token',
         ),
         ('{"input_ids": [1, 2], "labels": [1]}', '"labels" and "attention_mask" must have 2 entries, one per token'),
-        ('{"prompt": "a", "chosen": "b", "rejected": "c"}', '"rejected" is for preferences, which `tinker train` does not'),
+        (
+            '{"prompt": "a", "chosen": "b", "rejected": "c"}',
+            '"rejected" is for preference pairs: to learn from them, add --dpo',
+        ),
         ('{"tokens": [1, 99999]}', "line 2: there is no token id 99999; ids run from 0 to 257"),
         ('{"tokens": [1, -1]}', 'line 2: "tokens" must be a list of integers from 0; at position 1 it has -1'),
         ('{"prompt": "a", "completion": ""}', "line 2: the completion is empty\n"),

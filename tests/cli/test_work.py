@@ -449,6 +449,20 @@ def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
         assert read(tmp_path, both).weights == [0, 1, 1]  # labels say it more exactly
 
 
+def test_pairs_with_a_chat_template(tmp_path: Path) -> None:
+    """Both answers of a pair follow the same prompt with its tools, and only what they add has weight."""
+    before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "r"}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("two", "three"))
+    for line in (
+        {"prompt": before, "chosen": chosen, "rejected": rejected},
+        {"chosen": before + chosen, "rejected": before + rejected},
+    ):
+        file = Path(write(tmp_path / "d.jsonl", {**line, "tools": ["clock"]}))
+        rows = examples.read_examples(file, Letters(), None, is_pairs=True)
+        assert ["".join(map(chr, row.tokens)) for row in rows] == [f"<clock><u>q;<a>one;<u>r;<a>{a};" for a in ("two", "three")]
+        assert list(map(learned, rows)) == ["two;", "three;"]
+
+
 def test_tools_need_a_chat_template(tmp_path: Path) -> None:
     """Without a chat template, what it would have to write is refused, not left out."""
     without = Letters()

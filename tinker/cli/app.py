@@ -52,12 +52,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     "completion": Entry("installation", "Enable completion in your shell."),
     "conformance": Entry("conformance", "Check a server against the contract."),
     "doctor": Entry("doctor", "Diagnose the installation and the connection."),
-    "model": LazyGroup(
-        "List the models of the server.",
-        {
-            "list": Entry("model", "List the models."),
-        },
-    ),
+    "model": LazyGroup("List the models of the server.", {"list": Entry("model", "List the models.")}),
     "run": LazyGroup(
         "List and show training runs.",
         {

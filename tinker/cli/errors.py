@@ -79,9 +79,8 @@ def show_failures(params: Mapping[str, Any]) -> Generator[None]:
 
 def _to_record(failure: click.ClickException) -> dict[str, object]:
     """Convert a failure to plain data: the problem, the class of the error, and the lines with details."""
-    details = failure.details if isinstance(failure, CommandFailed) else ()
-    record = {"error": failure.format_message(), "type": type(failure.__cause__ or failure).__name__}
-    return {**record, **({"details": list(details)} if details else {})}
+    record: dict[str, object] = {"error": failure.format_message(), "type": type(failure.__cause__ or failure).__name__}
+    return record | ({"details": list(failure.details)} if isinstance(failure, CommandFailed) and failure.details else {})
 
 
 @contextlib.contextmanager

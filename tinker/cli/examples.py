@@ -13,18 +13,25 @@ or as in other data sets:
 
     {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}   ShareGPT, as messages
     {"instruction": "Add.", "input": "2 + 2", "output": "4"}                                    Alpaca, as messages
+
+With --dpo a line is a pair of answers to a prompt, texts or messages:
+
+    {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+    {"chosen": [messages], "rejected": [messages]}     whole chats: the messages that both begin with are the prompt
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tinker
-from tinker._chat import LARGEST_WEIGHT, Encoded, Example, encode_completion, encode_examples, read_options, with_end
+from tinker._chat import LARGEST_WEIGHT, Encoded, Example, encode_completion, encode_examples, read_options, take_one, with_end
 from tinker.cli.errors import CommandFailed
+from tinker.cli.hints import read_hints
 from tinker.cli.model_input import Capacity
 from tinker.cli.output import format_count, say, say_once
 from tinker.cli.reading import RowError, check_token_ids, explain_keys, explain_typo, normalize_line, read_rows
@@ -49,6 +56,10 @@ class ExampleRow(NamedTuple):
         """Return the sum of the weights, by which the loss is divided."""
         return sum(self.weights[1:])
 
+    def likelihood(self, logprobs: Sequence[float]) -> float:
+        """Return the log-likelihood of what is learned, from that of each token after the first."""
+        return sum(weight * value for weight, value in zip(self.weights[1:], logprobs) if weight)
+
 
 def read_examples(
     file: Path,
@@ -56,22 +67,24 @@ def read_examples(
     max_length: int | None,
     capacity: Capacity | None = None,
     chat_options: Mapping[str, object] | None = None,
+    *,
+    is_pairs: bool = False,
 ) -> list[ExampleRow]:
     """Read every line of the file. Examples longer than ``max_length`` tokens are cut at the end.
 
     Those of which nothing is left to learn are left out, which is said, as is what a chat template does not write, and how many
-    lines have more than one example. CommandFailed names the line that is not an example, has nothing to learn, has an unknown
-    token id or is too long.
+    lines have more than one example. A pair is two rows: the chosen answer, and then the rejected one. CommandFailed names the
+    line that is not an example, has nothing to learn, has an unknown token id or is too long.
     """
     count = max(tokenizer.get_vocab().values()) + 1 if hasattr(tokenizer, "get_vocab") else None
 
     def parse(record: dict[str, Any]) -> list[ExampleRow]:
-        examples, unwritten = _encode(normalize_line(record), tokenizer, chat_options)
+        examples, unwritten = (_encode_pair if is_pairs else _encode)(normalize_line(record), tokenizer, chat_options)
         for one in unwritten:
             say_once(f"{file}: {one.message}")
-        return [check(*example) for example in examples]
+        return [cut(*example) for example in examples]
 
-    def check(tokens: list[int], weights: list[float]) -> ExampleRow:
+    def cut(tokens: list[int], weights: list[float]) -> ExampleRow:
         example = ExampleRow(tokens[:max_length], weights[:max_length])
         if example.weight <= 0 and len(example.tokens) == len(tokens):
             raise RowError("nothing to learn: no token after the first one has weight")
@@ -83,22 +96,23 @@ def read_examples(
             raise RowError(f"{length:,} tokens; {capacity}", advice)
         return example
 
-    lines = read_rows(file, "examples", parse)
-    rows = [row for line in lines for row in line]
+    rows = lines = read_rows(file, "examples", parse)
+    if not is_pairs:
+        rows = [[example] for line in lines for example in line]
     if len(rows) > len(lines):
         reason = "the chat template changes earlier messages when later ones come"
         say(f"{format_count(len(lines), 'line')} of {file} became {format_count(len(rows), 'example')}: {reason}")
-    kept = [row for row in rows if row.weight > 0]
+    kept = [row for row in rows if all(one.weight > 0 for one in row)]
     if not kept:
         raise CommandFailed(f"{file} has nothing to learn within --max-length {max_length}")
     if left_out := len(rows) - len(kept):
         say(f"{format_count(left_out, 'example')} of {file} left out: nothing to learn within --max-length {max_length}")
-    return kept
+    return [one for row in kept for one in row]
 
 
-def check_lines(file: Path) -> bool:
+def check_lines(file: Path, *, is_pairs: bool = False) -> bool:
     """Check without a tokenizer that every line is an example, and return whether one is a chat. CommandFailed as above."""
-    read_examples(file, stand_in := _NoTokenizer(), None)
+    read_examples(file, stand_in := _NoTokenizer(), None, is_pairs=is_pairs)
     return stand_in.has_read_chat
 
 
@@ -124,9 +138,10 @@ def _encode(line: dict[str, Any], tokenizer: Any, chat_options: Mapping[str, obj
         if "text" in line:
             raise ValueError('a line has "messages" and "text"; keep one of them')
         return encode_examples(tokenizer, line["messages"], *extras)
-    if "rejected" in line or isinstance(line.get("label"), bool):
-        key = "rejected" if "rejected" in line else "label"
-        raise ValueError(f'"{key}" is for preferences, which `tinker train` does not learn: see docs/dpo.md')
+    if "rejected" in line:
+        raise ValueError('"rejected" is for preference pairs: to learn from them, add --dpo')
+    if isinstance(line.get("label"), bool):
+        raise ValueError('"label" is for preferences without pairs, which `tinker train` does not learn: see docs/dpo.md')
     if "prompt" in line and answer is not None:
         return encode_completion(tokenizer, line["prompt"], line[answer], *extras, name=answer)
     tokens, weights = _encode_tokens(line, tokenizer)
@@ -202,3 +217,30 @@ def _token_example(tokens: list[Any], weights: Sequence[Any] | None) -> ExampleR
         if not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST_WEIGHT:
             raise ValueError(f'"weights" must be finite numbers; at position {position} it has {json.dumps(weight)[:40]}')
     return ExampleRow(tokens, list(map(float, weights)))
+
+
+def _encode_pair(line: dict[str, Any], tokenizer: Any, chat_options: Mapping[str, object] | None) -> Encoded:
+    """Encode the chosen and the rejected answer of a preference pair. What whole chats both begin with is their prompt."""
+    known = ("prompt", "chosen", "rejected", "tools", "chat_template_kwargs")
+    fields: list[Any] = [line.get(name) for name in known[:3]]
+    prompt, chosen, rejected = fields
+    kinds: list[object] = [type(chosen), type(rejected)]
+    if kinds not in ([str, str], [list, list]):
+        lacking = 'with --dpo, "chosen" and "rejected" must both be strings, or both lists of messages'
+        raise ValueError(explain_keys(line, lacking, (), known))
+    if chosen == rejected:
+        raise ValueError('"chosen" and "rejected" are equal, so neither can be preferred')
+    is_chat = list in kinds
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected)))
+    if prompt is None and (not shared or (not is_chat and line.keys() & set(read_hints()["keys"]["prompt"]))):
+        lacking = '"chosen" and "rejected" need "prompt" beside them, or a common beginning'
+        raise ValueError(explain_keys(line, lacking, ("prompt",), known))
+    if shared and is_chat and (prompt is None or isinstance(prompt, str)):  # the text of a prompt may be beside whole chats
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    prompt = "" if prompt is None else prompt  # what texts have in common is as likely in both, wherever it ends
+    extras = (line.get("tools"), read_options(chat_options, line.get("chat_template_kwargs")))
+    answers = [
+        encode_completion(tokenizer, prompt, answer, *extras, name=f"{name} answer")
+        for name, answer in (("chosen", chosen), ("rejected", rejected))
+    ]
+    return Encoded(list(map(take_one, answers)), [one for answer in answers for one in answer.unwritten])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tinker
 from tinker import _chat
 from tinker._chat import has_template as has_template
+from tinker._tokenizers import TokenizerSource, find_absence, is_of_hub, load, resolve
 from tinker.cli.clients import find_run
 from tinker.cli.errors import CommandFailed, read_message
 from tinker.cli.output import format_count, say, say_once
@@ -26,8 +27,6 @@ from tinker.cli.reading import Prompt, normalize_line
 if TYPE_CHECKING:
     from tinker_wire.models import SupportedModel
     from tokenizers import Tokenizer
-
-    from tinker._tokenizers import TokenizerSource
 
 SAMPLED_CHECKPOINT = "give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME"
 TRAINED_CHECKPOINT = "give the name of its run or its path: --from tinker://RUN/weights/NAME"
@@ -217,8 +216,6 @@ def load_tokenizer(named: TokenizerSource | str) -> Any:
 
     CommandFailed if it is not on this machine and cannot be fetched. The hub is asked once.
     """
-    from tinker._tokenizers import find_absence, is_of_hub, load, resolve
-
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # a line for each retry
     logging.getLogger("transformers.tokenization_utils_base").addFilter(_is_not_about_length)
     source = resolve("", named) if isinstance(named, str) else named
@@ -237,8 +234,6 @@ def _is_not_about_length(record: logging.LogRecord) -> bool:
 
 def find_tokenizer(sampler: tinker.SamplingClient, named: str | None) -> Any:
     """Load the named tokenizer with :func:`load_tokenizer`, else that of the sampler's model."""
-    from tinker._tokenizers import load
-
     if named:
         return load_tokenizer(named)
     source = sampler._sampler.tokenizer().result()  # pyright: ignore[reportPrivateUsage]
@@ -278,8 +273,6 @@ class FileTokenizer:
         return self.__getattr__("chat_template") if self._has_template else None
 
     def __getattr__(self, name: str) -> Any:
-        from tinker._tokenizers import load
-
         return getattr(load(self._source), name)
 
 

@@ -60,6 +60,12 @@ def say_once(line: str) -> None:
         say(line)
 
 
+def note(options: GlobalOptions, line: str) -> None:
+    """Print a line as :func:`say` does, unless the output is JSON."""
+    if options.format == "table":
+        say(line)
+
+
 def show_lines(*lines: str) -> None:
     """Print lines for people on the output stream."""
     click.echo("\n".join(map(clean, lines)))

@@ -17,7 +17,7 @@ from tinker.cli.costs import fetch_usage, next_hour
 from tinker.cli.options import GlobalOptions, Option, command, parse_time
 from tinker.cli.output import Columns, format_count, format_value, show, show_items, show_table, write_data
 
-_UsageRow: TypeAlias = Mapping[str, object]
+_UsageRow: TypeAlias = Mapping[str, Any]
 
 _COST = "estimated_cost_usd"
 _TOKEN_RATE = "effective_rate_usd_per_million_tokens"  # noqa: S105  (a price)
@@ -29,16 +29,8 @@ _STORED: Columns[tinker.types.CurrentCheckpointStorageUsageItem] = [
     ("Size (GB)", lambda one: f"{one.size_gigabytes:,.4f}"),
     ("Cost per Month (USD)", lambda one: one.estimated_monthly_cost_usd),
 ]
-CSVFile: TypeAlias = Annotated[
-    str | None,
-    click.Path(dir_okay=False, allow_dash=True),
-    Option("Write the rows as CSV to this file; - is standard output.", "--csv"),
-]
-SessionsFile: TypeAlias = Annotated[
-    str | None,
-    click.Path(dir_okay=False, allow_dash=True),
-    Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv"),
-]
+_CSVPath: TypeAlias = Annotated[str | None, click.Path(dir_okay=False, allow_dash=True)]
+_CSVFile: TypeAlias = Annotated[_CSVPath, Option("Write the rows as CSV to this file; - is standard output.", "--csv")]
 
 
 @command("tinker billing usage", "tinker billing usage 2026-01-01T00:00Z 2026-01-08T00:00Z --csv usage.csv")
@@ -46,8 +38,10 @@ def usage(
     options: GlobalOptions,
     starting_on: str | None = None,
     ending_before: str | None = None,
-    csv_path: CSVFile = None,
-    sessions_csv_path: SessionsFile = None,
+    csv_path: _CSVFile = None,
+    sessions_csv_path: Annotated[
+        _CSVPath, Option("Also write the metadata of the sessions as CSV to this file.", "--sessions-csv")
+    ] = None,
     rows: Annotated[bool, Option("Show every row instead of the sums.")] = False,
 ) -> None:
     """Show the hourly usage from STARTING_ON until before ENDING_BEFORE: by default, this month until now.
@@ -71,7 +65,9 @@ def usage(
     if csv_path is not None:
         _write_csv(csv_path, _names(events), events)
     if sessions_csv_path is not None:
-        _write_csv(sessions_csv_path, ("session_id", "user_metadata"), _sessions(value["sessions"]))
+        metadata = {name: session.get("user_metadata") for name, session in value["sessions"].items()}
+        found = [{"session_id": name, "user_metadata": json.dumps(one) if one else ""} for name, one in metadata.items()]
+        _write_csv(sessions_csv_path, ("session_id", "user_metadata"), found)
     if csv_path is None and sessions_csv_path is None:
         title = format_count(len(events), "hourly usage row")
         show(options, value, lambda: _show_rows(events, title) if rows else _show_sums(events, title))
@@ -88,29 +84,16 @@ def _show_sums(rows: Sequence[_UsageRow], title: str) -> None:
 
 def _sum_up(rows: Sequence[_UsageRow]) -> tuple[str, str, str]:
     """Return the tokens, the storage and the cost; costs that are not known make it a lower bound."""
-    tokens, hours, cost = (sum(_read_number(row, name) for row in rows) for name in ("token_count", "gigabyte_hours", _COST))
+    tokens, hours, cost = (sum(row.get(name) or 0 for row in rows) for name in ("token_count", "gigabyte_hours", _COST))
     is_unknown = any(row.get(_COST) is None for row in rows if _COST in _unknown_costs(row))
     return f"{tokens:,.0f}", f"{hours:,.2f}", f"{'at least ' if is_unknown else ''}{cost:,.4f}"
-
-
-def _read_number(row: _UsageRow, name: str) -> float:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _sessions(sessions: Mapping[str, Mapping[str, Any]]) -> list[_UsageRow]:
-    """Convert sessions to rows; metadata becomes JSON text, as it may hold anything."""
-    return [
-        {"session_id": name, "user_metadata": json.dumps(session["user_metadata"]) if session.get("user_metadata") else ""}
-        for name, session in sessions.items()
-    ]
 
 
 @command("tinker billing checkpoint-storage", "tinker billing checkpoint-storage --csv storage.csv")
 def checkpoint_storage(
     options: GlobalOptions,
     project_id: Annotated[str | None, Option("Only this project.", metavar="ID")] = None,
-    csv_path: CSVFile = None,
+    csv_path: _CSVFile = None,
 ) -> None:
     """Show the storage that the organization's checkpoints use now, by project and user, and its monthly cost.
 

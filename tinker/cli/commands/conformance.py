@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import click
 
@@ -21,6 +21,25 @@ class NotRun(click.ClickException):
     exit_code = 2
 
 
+class _CheckOptions(NamedTuple):
+    """The options that say which checks run, and how, with the names of the kit."""
+
+    base_model: Annotated[str | None, Option("Model to train. Default: the first that the server offers.", metavar="NAME")] = (
+        None
+    )
+    label: Annotated[
+        str, Option("Name of the server in reports, such as its name and version.", metavar="TEXT", show_default=False)
+    ] = ""
+    skip: Annotated[tuple[str, ...], Option("Skip matching checks; may be repeated.", metavar="PATTERN")] = ()
+    slow: Annotated[bool, Option("Include checks that can take minutes.")] = False
+    destructive: Annotated[bool, Option("Include destructive checks, such as revoking the API key.")] = False
+    deadline_seconds: Annotated[
+        float | None,
+        click.FloatRange(min=0, min_open=True),
+        Option("Timeout of a check in seconds. Default: 60; 300 for slow checks.", "--deadline"),
+    ] = None
+
+
 @command(
     "tinker conformance --base-url http://localhost:8000",
     "tinker conformance --base-url http://localhost:8000 --json report.json",
@@ -29,25 +48,13 @@ def conformance(
     options: GlobalOptions,
     base_url: CommandURL = None,
     api_key: Annotated[str | None, Option("API key. Default: TINKER_API_KEY.", metavar="KEY")] = None,
-    base_model: Annotated[
-        str | None, Option("Model to train. Default: the first that the server offers.", metavar="NAME")
-    ] = None,
-    label: Annotated[
-        str, Option("Name of the server in reports, such as its name and version.", metavar="TEXT", show_default=False)
-    ] = "",
     only: Annotated[
         tuple[str, ...],
         Option("Run only matching checks, such as `losses.*`; may be repeated.", "--only", "--check", metavar="PATTERN"),
     ] = (),
-    skip: Annotated[tuple[str, ...], Option("Skip matching checks; may be repeated.", metavar="PATTERN")] = (),
-    slow: Annotated[bool, Option("Include checks that can take minutes.")] = False,
-    destructive: Annotated[bool, Option("Include destructive checks, such as revoking the API key.")] = False,
+    *,
+    chosen: _CheckOptions,
     strict: Annotated[bool, Option("Exit with 1 for differences, too.")] = False,
-    deadline: Annotated[
-        float | None,
-        click.FloatRange(min=0, min_open=True),
-        Option("Timeout of a check in seconds. Default: 60; 300 for slow checks."),
-    ] = None,
     json_file: Annotated[
         ReportFile | None, Option("Write a JSON report; - is standard output, here and below.", "--json")
     ] = None,
@@ -83,16 +90,7 @@ def conformance(
         if config.is_local:
             raise NotRun("a server in this process cannot be checked; run `tinker serve` and give its URL")
         report = runner.run(
-            config.base_url,
-            api_key=config.api_key,
-            headers=config.headers,
-            base_model=base_model,
-            label=label,
-            only=only or ("*",),
-            skip=skip,
-            slow=slow,
-            destructive=destructive,
-            deadline_seconds=deadline,
+            config.base_url, api_key=config.api_key, headers=config.headers, only=only or ("*",), **chosen._asdict()
         )
     except (ConnectionError, tinker.TinkerError, ValueError) as error:
         raise NotRun(str(error)) from error

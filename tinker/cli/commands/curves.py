@@ -124,7 +124,7 @@ def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
         "log": run.name,
         "steps": run.taken,
         "first": values[0] if values else None,
-        "best": (max if "reward" in metric else min)(values, default=None),
+        "best": (max if any(word in metric for word in ("reward", "margin", "accuracy")) else min)(values, default=None),
         "last": values[-1] if values else None,
         "tokens_per_second": run.steps[-1].metrics.get("tokens_per_second") if run.steps else None,
     }

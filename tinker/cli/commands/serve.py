@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import click
 
@@ -22,6 +22,72 @@ if TYPE_CHECKING:
     from tinker.local.engines.opening import EngineName
 
 
+class _ServerOptions(NamedTuple):
+    """The options that are settings of the server, with its names."""
+
+    device: Annotated[
+        str, Option("Device for torch; auto is the first CUDA GPU, else the CPU.", metavar="cpu|cuda|cuda:N|mps|auto")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option("Data type of the base model; `auto` is bfloat16 with CUDA, else float32. Adapters are float32."),
+    ] = "auto"
+    device_map: Annotated[
+        Literal["auto", "balanced", "balanced_low_0", "sequential"] | None,
+        Option("Distribute the model over all GPUs, as in transformers. Default: one device."),
+    ] = None
+    recompute: Annotated[
+        Literal["auto", "always", "never"],
+        Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),
+    ] = "auto"
+    share_passes: Annotated[
+        bool, Option("Compute small losses of several runs in one pass, which is faster and may change their last digits.")
+    ] = False
+    sampler: Annotated[
+        tuple[str, ...],
+        Option(
+            "vllm samples with a vLLM that is started beside the trainer; a URL, which may be repeated, with one that runs. "
+            "Default: the engine samples, too.",
+            metavar="vllm|URL",
+        ),
+    ] = ()
+    sampler_args: Annotated[
+        str, Option("More arguments for the vLLM that is started, as in '--max-model-len 8192'.", metavar="TEXT")
+    ] = ""
+    replicas: Annotated[
+        int, click.IntRange(1), Option("Processes that have the whole model, and train and sample together; needs Ray.")
+    ] = 1
+    fsdp: Annotated[
+        bool, Option("Split each layer of the model over the replicas (FSDP2), for a model that one device cannot hold.")
+    ] = False
+    ray: Annotated[
+        str | None, Option("Ray cluster in which they run. Default: Ray is started on this machine.", metavar="ADDRESS")
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        click.Path(path_type=Path, file_okay=False),
+        Option("Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local.", "--data"),
+    ] = None
+    durability: Annotated[
+        Literal["save", "step"], Option("What survives a killed server: saved checkpoints, or every run up to its last step.")
+    ] = "save"
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option("Additional host name to accept when the server has no key; may be repeated.", "--allow-host", metavar="NAME"),
+    ] = ()
+    profile: Annotated[
+        Literal["official", "skyrl", "minimal-json", "strict", "plain-json"],
+        Option(
+            "Imitate another server: SkyRL; one with only the operations that late-2025 clients use; one that rejects unknown "
+            "fields; one that rejects protobuf."
+        ),
+    ] = "official"
+    strict: Annotated[
+        bool, Option("Refuse requests with unknown fields. Default: warn in the log and in a response header.")
+    ] = False
+    any_base_model: Annotated[bool, Option("Accept any base model name from clients, and serve the one model.")] = False
+
+
 @command("tinker serve", "tinker serve --model Qwen/Qwen3-0.6B --port 8001", "tinker serve --engine toy --port 0")
 def serve(
     model: Annotated[
@@ -35,54 +101,10 @@ def serve(
             "is installed; toy for the model tinker/toy."
         ),
     ] = (),
-    device: Annotated[
-        str, Option("Device for torch; auto is the first CUDA GPU, else the CPU.", metavar="cpu|cuda|cuda:N|mps|auto")
-    ] = "auto",
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Option("Data type of the base model; `auto` is bfloat16 with CUDA, else float32. Adapters are float32."),
-    ] = "auto",
-    device_map: Annotated[
-        Literal["auto", "balanced", "balanced_low_0", "sequential"] | None,
-        Option("Distribute the model over all GPUs, as in transformers. Default: one device."),
-    ] = None,
-    recompute: Annotated[
-        Literal["auto", "always", "never"],
-        Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),
-    ] = "auto",
-    share_passes: Annotated[
-        bool, Option("Compute small losses of several runs in one pass, which is faster and may change their last digits.")
-    ] = False,
-    sampler: Annotated[
-        tuple[str, ...],
-        Option(
-            "vllm samples with a vLLM that is started beside the trainer; a URL, which may be repeated, with one that runs. "
-            "Default: the engine samples, too.",
-            metavar="vllm|URL",
-        ),
-    ] = (),
-    sampler_args: Annotated[
-        str, Option("More arguments for the vLLM that is started, as in '--max-model-len 8192'.", metavar="TEXT")
-    ] = "",
-    replicas: Annotated[
-        int, click.IntRange(1), Option("Processes that have the whole model, and train and sample together; needs Ray.")
-    ] = 1,
-    fsdp: Annotated[
-        bool, Option("Split each layer of the model over the replicas (FSDP2), for a model that one device cannot hold.")
-    ] = False,
-    ray: Annotated[
-        str | None, Option("Ray cluster in which they run. Default: Ray is started on this machine.", metavar="ADDRESS")
-    ] = None,
+    *,
+    chosen: _ServerOptions,
     host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, click.IntRange(0, 65535), Option("Port; 0 picks a free one.")] = 8000,
-    data: Annotated[
-        Path | None,
-        click.Path(path_type=Path, file_okay=False),
-        Option("Folder for checkpoints. Default: TINKER_LOCAL_DIR, else ~/.tinker/local."),
-    ] = None,
-    durability: Annotated[
-        Literal["save", "step"], Option("What survives a killed server: saved checkpoints, or every run up to its last step.")
-    ] = "save",
     api_key: Annotated[
         str | None, Option("Key that clients must send; other users of this machine can see it. Default: no key is needed.")
     ] = None,
@@ -94,17 +116,6 @@ def serve(
         Option("Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP."),
     ] = None,
     tls_key: Annotated[GivenFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Option("Additional host name to accept when the server has no key; may be repeated.", "--allow-host", metavar="NAME"),
-    ] = (),
-    profile: Annotated[
-        Literal["official", "skyrl", "minimal-json", "strict", "plain-json"],
-        Option(
-            "Imitate another server: SkyRL; one with only the operations that late-2025 clients use; one that rejects unknown "
-            "fields; one that rejects protobuf."
-        ),
-    ] = "official",
     hold: Annotated[
         float | None,
         click.FloatRange(0, 40),
@@ -113,14 +124,8 @@ def serve(
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option("Log level on stderr; info logs every request.")
     ] = "warning",
-    strict: Annotated[
-        bool, Option("Refuse requests with unknown fields. Default: warn in the log and in a response header.")
-    ] = False,
-    any_base_model: Annotated[bool, Option("Accept any base model name from clients, and serve the one model.")] = False,
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
-    import attrs
-
     from tinker._installation import inspect_installation
     from tinker.local import Settings
     from tinker.local import serve as run
@@ -130,27 +135,8 @@ def serve(
         say(f"Warning: {problem}")
     _set_up_logs(log_level)
     tls = _load_tls(tls_cert, tls_key)
-    settings = Settings(
-        data_dir=data,
-        durability=durability,
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
-        recompute=recompute,
-        share_passes=share_passes,
-        sampler=sampler,
-        sampler_args=sampler_args,
-        replicas=replicas,
-        fsdp=fsdp,
-        ray=ray,
-        api_key=_read_key(api_key, api_key_file),
-        allowed_hosts=allowed_hosts,
-        profile=profile,
-        any_base_model=any_base_model,
-        strict=strict,
-    )
-    if hold is not None:
-        settings = attrs.evolve(settings, hold_seconds=hold)
+    held: dict[str, Any] = {} if hold is None else {"hold_seconds": hold}
+    settings = Settings(**chosen._asdict(), **held, api_key=_read_key(api_key, api_key_file))
     try:
         check_port(host, port)
         _announce_model(engine, model)

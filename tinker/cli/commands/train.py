@@ -1,4 +1,4 @@
-"""``tinker train``: supervised fine-tuning on a file, or GRPO with a reward function of the user's."""
+"""``tinker train``: supervised fine-tuning on a file, DPO on pairs, or GRPO with a reward function of the user's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import click
 
 import tinker
 from tinker._chat import read_options
+from tinker._tokenizers import resolve
 from tinker.cli.clients import RESUMED, config_of, rest_client, service_client
 from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
 from tinker.cli.errors import CommandFailed
-from tinker.cli.examples import ExampleRow, check_lines, read_examples
+from tinker.cli.examples import check_lines, read_examples
 from tinker.cli.model_input import (
     TRAINED_CHECKPOINT,
     Capacity,
@@ -28,21 +29,23 @@ from tinker.cli.model_input import (
     train_from,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
-from tinker.cli.output import format_count, format_metric, progress, say, show_properties
+from tinker.cli.output import format_count, format_metric, note, progress, say, show_properties
 from tinker.cli.training.loop import Loop
-from tinker.cli.training.plan import Bookmark, Plan, RunOptions, option_of
-from tinker.cli.training.recipes import GRPO, HeldOutLoss, Recipe, Reward, Supervised, read_prompts
+from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions, option_of
+from tinker.cli.training.recipes import GRPO, Preferences, Recipe, Reward, Supervised, read_prompts
 from tinker.cli.training.report import RunReport
 
 _NO_TEMPLATE = (
     "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker chat` writes them so too."
 )
+_NO_PENALTY = " GRPO has no KL penalty: see 'Stay near a reference model' in the documentation."
 _FOR_GRPO = ("group_size", "max_tokens", "temperature", "stop")
 
 
 @command(
     "tinker train examples.jsonl --epochs 2 --save-every 50",
     "tinker train examples.jsonl --eval-file held_out.jsonl --plot loss.svg",
+    "tinker train pairs.jsonl --dpo --lr 1e-5",
     "tinker train prompts.jsonl --grpo reward.py --group-size 16",
 )
 def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -> None:
@@ -63,6 +66,13 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
 
     Ctrl-C and failures save the run first. Run the same command with --resume to continue with the next example.
 
+    With --dpo, a line is a pair of answers, texts or messages, and the model learns to prefer the chosen one, compared with the
+    weights that the run starts from:
+
+    \b
+    {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+    {"chosen": [MESSAGES], "rejected": [MESSAGES]}
+
     With --grpo, a line needs only a prompt, and your reward function scores the answers: reward(answer, example) returns a
     number, and example is the line as a dict. Each step samples a group of answers per prompt and reinforces the better ones.
     """
@@ -77,9 +87,12 @@ def train(options: GlobalOptions, data: DataFile, plan: Plan, run: RunOptions) -
 
 
 def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
-    unused = next((name for name in _FOR_GRPO if name in given), None)
-    if unused and not (plan.grpo or run.resume):  # a resumed run has the --grpo that it started with
-        raise click.UsageError(f"{option_of(unused)} needs --grpo.")
+    for needed, is_given, names in (("--grpo", plan.grpo, _FOR_GRPO), ("--dpo", plan.dpo, ("beta",))):
+        unused = next((name for name in names if name in given), None)
+        if unused and not (is_given or run.resume):  # a resumed run has the one that it started with
+            raise click.UsageError(f"{option_of(unused)} needs {needed}.{_NO_PENALTY if plan.grpo else ''}")
+    if plan.grpo and plan.dpo:
+        raise click.UsageError("--dpo and --grpo are two ways to train: give one of them.")
     if plan.grpo and "max_length" in given:
         raise click.UsageError("--max-length cannot be used with --grpo: prompts are not truncated. Shorten them in the file.")
     if plan.start and "rank" in given:
@@ -100,18 +113,17 @@ class _TrainingJob:
     def __init__(self, options: GlobalOptions, data: Path, plan: Plan, given: Collection[str], run: RunOptions) -> None:
         self._options, self._data, self._run = options, data, run
         self._bookmark = _open_bookmark(options, data, plan.name)
-        self._plan, self._position = plan, None
-        if run.resume:
-            self._plan, self._position = self._bookmark.read(plan, given)
+        self._plan, self._position = self._bookmark.read(plan, given) if run.resume else (plan, Position())
         self._reward = None if self._plan.grpo is None else Reward(self._plan.grpo)
         files = [data, run.eval_file] if self._reward is None else []
-        self._has_chats = True in [check_lines(file) for file in files if file is not None]
+        self._has_chats = True in [check_lines(file, is_pairs=self._plan.dpo) for file in files if file is not None]
         self._prices = read_prices(run.prices_path)
         rest = rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
-        self._start = None if self._position is None else self._position.checkpoint
-        if self._start is None and self._plan.start is not None:
-            self._start = find_path(rest, self._plan.start, to_train=True).tinker_path
+        self._origin = self._position.origin
+        if self._plan.start is not None and not run.resume:
+            self._origin = find_path(rest, self._plan.start, to_train=True).tinker_path
+        self._start = self._position.checkpoint or self._origin
         self._model = _find_model(rest, self._plan, self._start, offered)
         cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})  # fail now if a price is missing
         lengths = {entry.model_name: entry.max_context_length for entry in offered if entry.model_name}
@@ -120,14 +132,11 @@ class _TrainingJob:
 
     def estimate(self) -> None:
         """Show the steps, tokens and cost of the run."""
-        from tinker._tokenizers import resolve
-
-        tokenizer = load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
-        steps = self._plan.split(self._read(self._data, tokenizer))
-        counts = tinker.usage.estimate_training([row.datum() for batches in steps for batch in batches for row in batch])
+        recipe = self._read(load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None)))
+        counts = tinker.usage.estimate_training([row.datum() for row in recipe.rows()])
         cost = cost_of(self._prices, {self._model: counts})
-        value = {"base_model": self._model, "steps": len(steps), "tokens": to_value(counts), "cost": cost}
-        properties = [("Base Model", self._model), ("Steps", str(len(steps))), *count_properties(self._options, counts, cost)]
+        value = {"base_model": self._model, "steps": recipe.steps, "tokens": to_value(counts), "cost": cost}
+        properties = [("Base Model", self._model), ("Steps", str(recipe.steps)), *count_properties(self._options, counts, cost)]
         show_properties(self._options, value, "Estimate", properties)
 
     def run(self) -> None:
@@ -140,23 +149,31 @@ class _TrainingJob:
             log.open("a", encoding="utf-8") if log else nullcontext() as stream,
         ):
             service.add_observer(usage)
-            recipe, held_out = self._prepare(self._load_tokenizer(service))
+            tokenizer = self._load_tokenizer(service)
+            note(self._options, f"Reading {self._data} with the tokenizer of {self._plan.tokenizer_id or self._model}")
+            recipe = self._prepare(tokenizer)
             self._announce(recipe.steps)
             self._note_what_is_unusual(recipe.steps)
             report = RunReport(self._options, recipe.metric, recipe.steps, stream)
-            training = self._create_client(service).result()
-            self._take_steps(training, recipe, held_out, report)
+            metadata = {} if self._plan.name == Plan().name else {"name": self._plan.name}
+            if self._run.resume:
+                metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
+            training = self._create_client(service, self._start, metadata).result()
+            if isinstance(recipe, Preferences):
+                at_start = self._create_client(service, self._origin, {}) if self._run.resume else training
+                recipe.compute_references(at_start)
+            self._take_steps(training, recipe, report)
             self._finish(training, report, usage)
 
     def _announce(self, steps: int) -> None:
         """Print what starts, and which unfinished run it replaces."""
-        if self._position is not None:
-            self._print(f"Continuing after step {self._position.step} of {steps}")
+        if self._run.resume:
+            note(self._options, f"Continuing after step {self._position.step} of {steps}")
             return
         if (unfinished := self._bookmark.find()) is not None:
             say(f"The first checkpoint of this run replaces an unfinished run of this name ({unfinished}).")
             say("To continue that run instead, use --resume.")
-        self._print(f"Creating a run of {self._model}, {format_count(steps, 'step')}")
+        note(self._options, f"Creating a run of {self._model}, {format_count(steps, 'step')}")
 
     def _note_what_is_unusual(self, steps: int) -> None:
         """Print what is allowed, and seldom meant."""
@@ -166,66 +183,48 @@ class _TrainingJob:
         if self._run.eval_file is not None and self._run.eval_file.resolve() == self._data.resolve():
             say("--eval-file is the training file: its loss does not tell how well the model does on other examples.")
 
-    def _print(self, line: str) -> None:
-        if self._options.format == "table":
-            say(line)
-
     def _load_tokenizer(self, service: tinker.ServiceClient) -> Any:
         """Load the tokenizer given, else the one that the server names for the model, else the one of the model's name."""
-        from tinker._tokenizers import resolve
+        if self._plan.tokenizer_id is None:
+            try:
+                with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
+                    return find_tokenizer(service.create_sampling_client(base_model=self._model).result(), None)
+            except (tinker.APIStatusError, tinker.RequestFailedError):
+                if self._is_unlisted:  # other servers may train a model without sampling it
+                    raise
+        return load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
 
-        reading = f"Reading {self._data} with the tokenizer of {self._plan.tokenizer_id or self._model}"
-        if self._plan.tokenizer_id is not None:
-            self._print(reading)
-            return load_tokenizer(self._plan.tokenizer_id)
-        try:
-            with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
-                sampler = service.create_sampling_client(base_model=self._model).result()
-            self._print(reading)
-            return find_tokenizer(sampler, None)
-        except (tinker.APIStatusError, tinker.RequestFailedError):
-            if self._is_unlisted:
-                raise
-            return load_tokenizer(resolve(self._model, None))  # a server that trains this model but does not sample it
-
-    def _prepare(self, tokenizer: Any) -> tuple[Recipe, Sequence[ExampleRow]]:
-        """Return the steps, and the examples of the evaluation file."""
-        if self._reward is not None:
-            prompts = read_prompts(self._data, tokenizer, self._plan, self._capacity)
-            self._note_plain_chats(any(prompt.is_chat for prompt in prompts), tokenizer)
-            return GRPO(self._plan, prompts, self._reward, tokenizer), []
-        self._note_plain_chats(self._has_chats, tokenizer)
-        rows, file = self._read(self._data, tokenizer), self._run.eval_file
-        return Supervised(self._plan, rows), [] if file is None else self._read(file, tokenizer)
-
-    def _note_plain_chats(self, has_chats: bool, tokenizer: Any) -> None:
+    def _prepare(self, tokenizer: Any) -> Recipe:
+        prompts = [] if self._reward is None else read_prompts(self._data, tokenizer, self._plan, self._capacity)
+        has_chats = self._has_chats or any(prompt.is_chat for prompt in prompts)
         if has_chats and not has_template(tokenizer):
-            self._print(_NO_TEMPLATE)
+            note(self._options, _NO_TEMPLATE)
+        return GRPO(self._plan, prompts, self._reward, tokenizer) if self._reward else self._read(tokenizer)
 
-    def _read(self, file: Path, tokenizer: Any) -> list[ExampleRow]:
-        plan = self._plan
-        return read_examples(file, tokenizer, plan.max_length, self._capacity, read_options(plan.chat_template_kwargs))
+    def _read(self, tokenizer: Any) -> Supervised:
+        """Read the examples, and those of the evaluation file."""
+        plan, options = self._plan, read_options(self._plan.chat_template_kwargs)
+        rows, held_out = (
+            [] if file is None else read_examples(file, tokenizer, plan.max_length, self._capacity, options, is_pairs=plan.dpo)
+            for file in (self._data, self._run.eval_file)
+        )
+        return (Preferences if plan.dpo else Supervised)(plan, rows, held_out)
 
-    def _create_client(self, service: tinker.ServiceClient) -> tinker.TrainingClient:
-        plan = self._plan
-        metadata = {} if plan.name == Plan().name else {"name": plan.name}
-        if self._position is not None:
-            metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
-        if self._start is not None:
-            return train_from(service, self._start, plan.model, metadata or None)
+    def _create_client(
+        self, service: tinker.ServiceClient, start: str | None, metadata: dict[str, str]
+    ) -> tinker.TrainingClient:
+        plan, given = self._plan, metadata or None
+        if start is not None:
+            return train_from(service, start, plan.model, given)
         return service.create_lora_training_client(
-            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=metadata or None
+            self._model, rank=plan.rank, seed=plan.seed, train_unembed=plan.train_unembed, user_metadata=given
         )
 
-    def _take_steps(
-        self, training: tinker.TrainingClient, recipe: Recipe, held_out: Sequence[ExampleRow], report: RunReport
-    ) -> None:
-        first = 0 if self._position is None else self._position.step
-        evaluation = HeldOutLoss(held_out, self._plan.batch_size) if held_out else None
+    def _take_steps(self, training: tinker.TrainingClient, recipe: Recipe, report: RunReport) -> None:
         facts = {"training_run_id": training.model_id, "base_model": self._model, "examples": recipe.examples}
         with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
-            report.begin(advance, facts, first, training.get_telemetry())
-            Loop(self._plan, self._run, recipe, training, report, self._bookmark, evaluation).run(first)
+            report.begin(advance, facts, self._position.step, training.get_telemetry())
+            Loop(self._plan, self._run, recipe, training, report, self._bookmark, self._origin).run(self._position.step)
 
     def _finish(self, training: tinker.TrainingClient, report: RunReport, usage: tinker.usage.Usage) -> None:
         """Save both checkpoints, remove the resume file, and show the result."""
@@ -251,7 +250,7 @@ class _TrainingJob:
             ends = [values[0], values[-1]] if len(values) > 1 else values
             properties = [
                 ("Training Run ID", training.model_id),
-                ("Steps", f"{len(values)}{'' if self._position is None else f', after {self._position.step} earlier'}"),
+                ("Steps", f"{len(values)}{f', after {self._position.step} earlier' if self._run.resume else ''}"),
                 *([(report.metric.capitalize(), " -> ".join(map(format_metric, ends)))] if values else []),
                 *report.summarize_evaluations(),
                 ("To train on", path),
@@ -259,7 +258,7 @@ class _TrainingJob:
                 *count_properties(self._options, usage.total, cost),
             ]
             show_properties(self._options, facts, "Training", properties)
-        if report.metric == "loss" and self._position is None and values and values[-1] > values[0]:
+        if report.metric == "loss" and not self._run.resume and values and values[-1] > values[0]:
             from tinker.local.engines.opening import PACKAGED_MODEL
 
             advice = " For this model, start with 1e-3 to 1e-2." if self._model == PACKAGED_MODEL else ""

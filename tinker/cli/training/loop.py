@@ -9,11 +9,10 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 import click
 
@@ -21,7 +20,7 @@ import tinker
 from tinker.cli.errors import INTERRUPTED, read_message
 from tinker.cli.output import say
 from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions
-from tinker.cli.training.recipes import HeldOutLoss, Recipe, SentBatch, SentStep, mean_loss
+from tinker.cli.training.recipes import Recipe, Sent, StepResult
 from tinker.cli.training.report import RunReport
 
 _NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
@@ -32,8 +31,8 @@ class _Pending:
     """A step in flight, with the evaluation and the save that follow it."""
 
     done: int
-    sent: SentStep
-    evaluation: Sequence[SentBatch] | None = None
+    sent: Sent[StepResult]
+    evaluation: Sent[dict[str, float]] | None = None
     saving: tinker.APIFuture[tinker.types.SaveWeightsResponse] | None = None
 
 
@@ -47,7 +46,7 @@ class Loop:
     _training: tinker.TrainingClient
     _report: RunReport
     _bookmark: Bookmark
-    _evaluation: HeldOutLoss | None
+    _origin: str | None  # the checkpoint that the run started from
     _ahead: deque[_Pending] = field(default_factory=lambda: deque[_Pending](), init=False)
     _done: int = field(default=0, init=False)
     _saved: int = field(default=0, init=False)
@@ -75,8 +74,8 @@ class Loop:
                 raise click.exceptions.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else 128 + signal.SIGTERM)
 
     def _take_steps(self, first: int, stop: _StopRequest) -> None:
-        if first == 0 and self._evaluation is not None:
-            self._report.add_evaluation(0, mean_loss(self._evaluation.send(self._training)))
+        if first == 0 and (evaluation := self._recipe.evaluate(self._training)) is not None:
+            self._report.add_evaluation(0, evaluation.wait())
         for step in range(first, self._recipe.steps):
             if stop.signal_number is not None:
                 break
@@ -90,8 +89,8 @@ class Loop:
     def _send_rest(self, pending: _Pending) -> None:
         """Send the evaluation and the save that are due after a step."""
         done, is_last = pending.done, pending.done == self._recipe.steps
-        if self._evaluation is not None and (is_last or _is_due(done, self._options.eval_every)):
-            pending.evaluation = self._evaluation.send(self._training)
+        if is_last or _is_due(done, self._options.eval_every):
+            pending.evaluation = self._recipe.evaluate(self._training)
         if not is_last and _is_due(done, self._options.save_every):  # the end of the run is saved anyway
             pending.saving = self._save_state(done)
 
@@ -107,7 +106,7 @@ class Loop:
         if not self._recipe.steps_ahead:
             self._send_rest(pending)
         if pending.evaluation is not None:
-            self._report.add_evaluation(self._done, mean_loss(pending.evaluation))
+            self._report.add_evaluation(self._done, pending.evaluation.wait())
         if pending.saving is not None:
             self._keep(self._done, pending.saving.result().path)
 
@@ -120,7 +119,7 @@ class Loop:
 
     def _keep(self, done: int, path: str) -> None:
         self._saved, self._path = done, path
-        self._bookmark.write(self._plan, Position(done, path, self._recipe.steps))
+        self._bookmark.write(self._plan, Position(done, path, self._recipe.steps, self._origin))
         self._report.add_save(done, path)
 
     def _explain_resume(self, note: str = "") -> None:
@@ -140,7 +139,7 @@ class Loop:
         """Wait for all requests in flight; return whether the optimizer took a step after the one that failed."""
         was_applied = False
         for pending in self._ahead:
-            rest: list[tinker.APIFuture[Any]] = [future for _, future in pending.evaluation or ()]
+            rest = [*(pending.evaluation.futures if pending.evaluation else ())]
             rest += [pending.saving] if pending.saving else []
             failures = [future.exception() for future in (*rest, *pending.sent.futures)]
             was_applied |= bool(self._recipe.steps_ahead) and failures[-1] is None
@@ -169,10 +168,8 @@ class _StopRequest:
 def _watch_signals() -> Generator[_StopRequest]:
     """Store signals during the block instead of exiting. Only the main thread receives signals."""
     request = _StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before = {number: signal.signal(number, request.take) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, request.take) for number in numbers}
     try:
         yield request
     finally:

@@ -12,7 +12,7 @@ import math
 import os
 import random
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
@@ -81,6 +81,10 @@ class Plan(NamedTuple):
             show_default=False,
         ),
     ] = "final"
+    dpo: Annotated[bool, Option("Train with DPO, on pairs of a chosen and a rejected answer.")] = False
+    beta: Annotated[
+        float, click.FloatRange(min=0, min_open=True), Option("DPO: strength with which the model is held to its start.")
+    ] = 0.1
     grpo: Annotated[
         str | None,
         click.Path(exists=True, dir_okay=False),
@@ -113,18 +117,18 @@ class Plan(NamedTuple):
         rate = self.learning_rate_at(step, steps)
         return tinker.AdamParams(learning_rate=rate, grad_clip_norm=self.grad_clip_norm, weight_decay=self.weight_decay)
 
-    def split(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
+    def split(self, rows: Sequence[Row]) -> list[Sequence[Sequence[Row]]]:
         """Return the batches of every step. Each epoch has its own order, and its last step may be smaller."""
-        steps: list[list[list[Row]]] = []
-        for order in self._orders(len(rows)):
-            batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
-            for at in range(0, len(batches), self.accumulate):
-                steps.append([[rows[index] for index in batch] for batch in batches[at : at + self.accumulate]])
+        shuffle = random.Random(self.seed)  # noqa: S311  (an order, not a secret)
+        steps: list[Sequence[Sequence[Row]]] = []
+        for _ in range(self.epochs):
+            steps += cut(cut(shuffle.sample(rows, len(rows)), self.batch_size), self.accumulate)
         return steps[: self.max_steps]
 
-    def _orders(self, count: int) -> Iterator[list[int]]:
-        shuffle = random.Random(self.seed)  # noqa: S311  (an order, not a secret)
-        return (shuffle.sample(range(count), count) for _ in range(self.epochs))
+
+def cut(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
+    """Return the rows in parts of this size; the last one may be smaller."""
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def option_of(name: str) -> str:
@@ -157,11 +161,15 @@ class RunOptions(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The checkpoint of a run after ``step`` of ``steps`` steps."""
+    """The checkpoint of a run after ``step`` of ``steps`` steps, and the one that it started from, None for a new adapter.
 
-    step: int
-    checkpoint: str
+    A run that begins has no checkpoint of its own.
+    """
+
+    step: int = 0
+    checkpoint: str = ""
     steps: int | None = None
+    origin: str | None = None
 
     def __str__(self) -> str:
         total = "" if self.steps is None else f" of {self.steps}"
@@ -219,7 +227,7 @@ class Bookmark:
         if not isinstance(value, dict) or (kept := cast("dict[str, Any]", value)).get("form") != _FORM:
             raise CommandFailed(f"{self.path} cannot be read", "Leave out --resume to start over.")
         plan = Plan(**{name: kept["plan"][name] for name in Plan._fields if name in kept["plan"]})
-        position = Position(kept["step"], kept["checkpoint"], kept.get("steps"))
+        position = Position(kept["step"], kept["checkpoint"], kept.get("steps"), kept.get("origin"))
         return plan._replace(stop=tuple(plan.stop)), position, kept["data"]
 
     def _find_others(self) -> list[str]:

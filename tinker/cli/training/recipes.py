@@ -1,6 +1,7 @@
-"""The steps of a run: supervised steps on examples, or GRPO on prompts with a reward function of the user's.
+"""The steps of a run: supervised steps on examples, DPO on pairs, or GRPO on prompts with a reward function of the user's.
 
-GRPO samples a group of answers to each prompt, scores them, and learns from the differences.
+DPO makes the chosen answer of a pair likelier than the rejected one, compared with the model where the run starts. GRPO samples
+a group of answers to each prompt, scores them, and learns from the differences.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import runpy
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat, TypeAlias, cast
+from typing import Any, Generic, NamedTuple, SupportsFloat, TypeAlias, TypeVar, cast
 
 import tinker
 from tinker._chat import read_options
@@ -23,10 +24,11 @@ from tinker.cli.errors import CommandFailed
 from tinker.cli.examples import ExampleRow
 from tinker.cli.model_input import Capacity, encode_prompt, note_answers, read_stops
 from tinker.cli.reading import RowError, check_prompt, read_rows
-from tinker.cli.training.plan import Plan
+from tinker.cli.training.plan import Plan, cut
 
-#: A batch and the future of its outputs.
-SentBatch: TypeAlias = "tuple[Sequence[ExampleRow], tinker.APIFuture[tinker.ForwardBackwardOutput]]"
+#: The future of a pass over a batch.
+PassFuture: TypeAlias = "tinker.APIFuture[tinker.ForwardBackwardOutput]"
+Result = TypeVar("Result")
 
 
 class StepResult(NamedTuple):
@@ -36,11 +38,11 @@ class StepResult(NamedTuple):
     tokens: int
 
 
-class SentStep(NamedTuple):
-    """A step whose requests are sent: their futures, that of the optimizer last, and how to wait for the result."""
+class Sent(NamedTuple, Generic[Result]):
+    """What is sent: the futures of its requests, of a step that of the optimizer last, and how to wait for the result."""
 
     futures: Sequence[tinker.APIFuture[Any]]
-    wait: Callable[[], StepResult]
+    wait: Callable[[], Result]
 
 
 class Supervised:
@@ -48,47 +50,101 @@ class Supervised:
 
     metric: str = "loss"
     steps_ahead: int = 2
+    _width = 1  # the rows of an example
 
-    def __init__(self, plan: Plan, rows: Sequence[ExampleRow]) -> None:
-        self._plan = plan
-        self._batches = plan.split(rows)
-        self.examples: int = len(rows)
+    def __init__(self, plan: Plan, rows: Sequence[ExampleRow], held_out: Sequence[ExampleRow]) -> None:
+        self._plan, self._held_out = plan, held_out
+        steps = plan.split(cut(rows, self._width))
+        self._batches = [[[row for example in batch for row in example] for batch in batches] for batches in steps]
+        self.examples: int = len(rows) // self._width
         self.steps: int = len(self._batches)
 
-    def send(self, training: tinker.TrainingClient, step: int) -> SentStep:
+    def rows(self) -> list[ExampleRow]:
+        """Return the rows that are sent, of each step and in further passes over them."""
+        return [row for batches in self._batches for batch in batches for row in batch]
+
+    def send(self, training: tinker.TrainingClient, step: int) -> Sent[StepResult]:
         """Send the requests of a step, counted from 0."""
-        data = [[row.datum() for row in rows] for rows in self._batches[step]]
-        losses = [training.forward_backward(batch, "cross_entropy") for batch in data]
+        batches = self._batches[step]
+        passes = [self._learn(training, batch) for batch in batches]
         optimizer = training.optim_step(self._plan.adam_at(step, self.steps))
-        return SentStep([*losses, optimizer], partial(_read_step, list(zip(self._batches[step], losses)), optimizer))
+        rows = [row for batch in batches for row in batch]
+        return Sent([*passes, optimizer], partial(self._read_step, rows, passes, optimizer))
+
+    def _learn(self, training: tinker.TrainingClient, rows: Sequence[ExampleRow]) -> PassFuture:
+        return training.forward_backward([row.datum() for row in rows], "cross_entropy")
+
+    def _read_step(
+        self, rows: Sequence[ExampleRow], passes: Sequence[PassFuture], optimizer: tinker.APIFuture[tinker.OptimStepResponse]
+    ) -> StepResult:
+        """Wait for a step. The metrics are those of the examples and of the optimizer."""
+        metrics = self._measure(rows, passes)
+        return StepResult({**metrics, **(optimizer.result().metrics or {})}, sum(len(row.tokens) - 1 for row in rows))
+
+    def evaluate(self, training: tinker.TrainingClient) -> Sent[dict[str, float]] | None:
+        """Send the held-out examples, if there are any; they use the weights after all steps sent so far."""
+        passes = self._forward(training, self._held_out)
+        return Sent(passes, partial(self._measure, self._held_out, passes)) if passes else None
+
+    def _forward(self, training: tinker.TrainingClient, rows: Sequence[ExampleRow]) -> list[PassFuture]:
+        batches = cut(rows, self._plan.batch_size * self._width)
+        return [training.forward([row.datum() for row in batch], "cross_entropy") for batch in batches]
+
+    def _measure(self, rows: Sequence[ExampleRow], passes: Sequence[PassFuture]) -> dict[str, float]:
+        """Wait for passes over rows, and return the loss per token."""
+        return {"loss": -sum(_likelihoods(rows, passes)) / sum(row.weight for row in rows)}
 
 
-def _read_step(batches: Sequence[SentBatch], optimizer: tinker.APIFuture[tinker.OptimStepResponse]) -> StepResult:
-    """Wait for a step. The metrics are the loss per token and those of the optimizer."""
-    loss = mean_loss(batches)
-    tokens = sum(len(row.tokens) - 1 for rows, _ in batches for row in rows)
-    return StepResult({"loss": loss, **(optimizer.result().metrics or {})}, tokens)
+def _likelihoods(rows: Sequence[ExampleRow], passes: Iterable[PassFuture]) -> list[float]:
+    """Return the log-likelihood of each row, computed from its outputs, as servers do not agree on the names of metrics."""
+    outputs = [output["logprobs"].tolist() for future in passes for output in future.result().loss_fn_outputs]
+    return [row.likelihood(logprobs) for row, logprobs in zip(rows, outputs)]
 
 
-class HeldOutLoss:
-    """The loss on examples that are not trained on."""
+class Preferences(Supervised):
+    """DPO on pairs. The rows of an example are the chosen answer and the rejected one."""
 
-    def __init__(self, rows: Sequence[ExampleRow], batch_size: int) -> None:
-        self._batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+    _width = 2
 
-    def send(self, training: tinker.TrainingClient) -> Sequence[SentBatch]:
-        """Send the requests; they use the weights after all steps sent so far."""
-        return [(rows, training.forward([row.datum() for row in rows], "cross_entropy")) for rows in self._batches]
+    def rows(self) -> list[ExampleRow]:
+        """Return the rows of all passes: one for the reference, and two in each step."""
+        rows = super().rows()
+        return [*_distinct(rows), *rows, *rows]
+
+    def compute_references(self, training: tinker.TrainingClient) -> None:
+        """Compute the log-likelihood of every answer with the weights where the run starts."""
+        rows = _distinct([*super().rows(), *self._held_out])
+        self._references = dict(zip(map(id, rows), _likelihoods(rows, self._forward(training, rows))))
+
+    def _learn(self, training: tinker.TrainingClient, rows: Sequence[ExampleRow]) -> PassFuture:
+        def compute(_: object, logprobs: Sequence[Any]) -> tuple[float, list[list[float]]]:
+            margins = self._compare(rows, [row.likelihood(one.tolist()) for row, one in zip(rows, logprobs)])
+            chosen = [-self._plan.beta * math.exp(-_loss_of_pair(-margin)) for margin in margins]
+            slopes = [slope for one in chosen for slope in (one, -one)]
+            gradients = [[slope * weight for weight in row.weights[1:]] for row, slope in zip(rows, slopes)]
+            return sum(map(_loss_of_pair, margins)), gradients
+
+        return training.forward_backward_custom([row.datum() for row in rows], tinker.with_gradients(compute))
+
+    def _compare(self, rows: Sequence[ExampleRow], likelihoods: Sequence[float]) -> list[float]:
+        """Return the margin of each pair: how much more the chosen answer has gained over its reference, times beta."""
+        gains = [likelihood - self._references[id(row)] for row, likelihood in zip(rows, likelihoods)]
+        return [self._plan.beta * (chosen - rejected) for chosen, rejected in zip(gains[::2], gains[1::2])]
+
+    def _measure(self, rows: Sequence[ExampleRow], passes: Sequence[PassFuture]) -> dict[str, float]:
+        """Wait for passes over pairs, and return the mean loss and margin, and the share of positive margins."""
+        margins = self._compare(rows, _likelihoods(rows, passes))
+        means = [statistics.fmean(values) for values in (map(_loss_of_pair, margins), margins, (one > 0 for one in margins))]
+        return dict(zip(("loss", "margin", "accuracy"), means))
 
 
-def mean_loss(batches: Sequence[SentBatch]) -> float:
-    """Return the loss per token, computed from log-probabilities, as servers do not agree on the names of their metrics."""
-    total = 0.0
-    for rows, future in batches:
-        for row, output in zip(rows, future.result().loss_fn_outputs):
-            logprobs = output["logprobs"].tolist()
-            total -= sum(weight * value for weight, value in zip(row.weights[1:], logprobs) if weight)
-    return total / sum(row.weight for rows, _ in batches for row in rows)
+def _distinct(rows: Sequence[ExampleRow]) -> list[ExampleRow]:
+    return list({id(row): row for row in rows}.values())
+
+
+def _loss_of_pair(margin: float) -> float:
+    """Return -log(sigmoid(margin)), for every size of the margin."""
+    return max(0.0, -margin) + math.log1p(math.exp(-abs(margin)))
 
 
 _DEFINE = "Define: def reward(answer: str, example: dict) -> float"
@@ -191,7 +247,10 @@ class GRPO:
         self._prompts = [[row for batch in batches for row in batch] for batches in plan.split(rows)]
         self.steps: int = len(self._prompts)
 
-    def send(self, training: tinker.TrainingClient, step: int) -> SentStep:
+    def evaluate(self, training: tinker.TrainingClient) -> None:
+        """Do nothing: there are no held-out prompts."""
+
+    def send(self, training: tinker.TrainingClient, step: int) -> Sent[StepResult]:
         """Ask for the answers of a step, counted from 0. The step trains on them when they have arrived."""
         sampler, plan = training.save_weights_and_get_sampling_client(), self._plan
         stops = read_stops(plan.stop) or None
@@ -200,7 +259,7 @@ class GRPO:
         for index, row in enumerate(self._prompts[step]):
             seeded = params.model_copy(update={"seed": (plan.seed + 1_000_003 * step + index) % 2**31})
             futures.append(sampler.sample(tinker.ModelInput.from_ints(row.tokens), plan.group_size, seeded))
-        return SentStep(futures, partial(self._learn, training, step, futures))
+        return Sent(futures, partial(self._learn, training, step, futures))
 
     def _learn(
         self, training: tinker.TrainingClient, step: int, futures: Sequence[tinker.APIFuture[tinker.SampleResponse]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tinker.cli.options import GlobalOptions
-from tinker.cli.output import Advance, format_metric, say, show_chart, show_json
+from tinker.cli.output import Advance, format_metric, note, say, show_chart, show_json
 from tinker.cli.training.recipes import StepResult
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class RunReport:
         self._telemetry: Telemetry | None = None
         self._begun = time.monotonic()
         self._tokens = 0
-        self._compared: float | None = None  # answers with another reward than others to their prompt; None without rewards
+        self._learned: list[float] = []  # of each step, how many answers had another reward than others to their prompt
         self.curve: list[tuple[float, float]] = []
         self.evaluations: list[tuple[float, float]] = []
 
@@ -44,24 +44,28 @@ class RunReport:
         seconds = time.monotonic() - self._begun
         rate = self._tokens / seconds if seconds else 0.0
         value = result.metrics[self.metric]
-        if "learned" in result.metrics:
-            self._compared = (self._compared or 0) + result.metrics["learned"]
+        self._learned.append(result.metrics.get("learned", 1))
         self.curve.append((done, value))
         record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
         self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
         self._send(done, {**result.metrics, "learning_rate": learning_rate})
-        text = f"{self.metric} {format_metric(value)}, {rate:,.0f} tokens/s"
+        text = f"{self._describe(result.metrics)}, {rate:,.0f} tokens/s"
         if self._advance is not None:
             self._advance(done, description=text)
         if not sys.stderr.isatty():
-            self._print(f"step {done}/{self._steps} {text}")
+            note(self._options, f"step {done}/{self._steps} {text}")
 
-    def add_evaluation(self, done: int, loss: float) -> None:
-        """Report the loss on the evaluation file."""
-        self.evaluations.append((done, loss))
-        self._record("evaluation", {"step": done, "loss": loss})
-        self._send(done, {"evaluation loss": loss})
-        self._print(f"step {done}/{self._steps} evaluation loss {format_metric(loss)}")
+    def add_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Report the loss on the evaluation file, and what else is measured there."""
+        self.evaluations.append((done, metrics["loss"]))
+        self._record("evaluation", {"step": done, **metrics})
+        self._send(done, {f"evaluation {name}": value for name, value in metrics.items()})
+        note(self._options, f"step {done}/{self._steps} evaluation {self._describe(metrics)}")
+
+    def _describe(self, metrics: Mapping[str, float]) -> str:
+        """Return the loss or the reward, and of pairs how they compare."""
+        names = [name for name in (self.metric, "margin", "accuracy") if name in metrics]
+        return ", ".join(f"{name} {format_metric(metrics[name])}" for name in names)
 
     def summarize_evaluations(self) -> list[tuple[str, str]]:
         """Return the property with the first, last and lowest loss on the evaluation file; nothing if there is none."""
@@ -74,7 +78,7 @@ class RunReport:
     def add_save(self, done: int, path: str) -> None:
         """Report a checkpoint."""
         self._record("save", {"step": done, "checkpoint_path": path})
-        self._print(f"step {done}/{self._steps} saved {path}")
+        note(self._options, f"step {done}/{self._steps} saved {path}")
 
     def explain_resume(self, done: int, note: str, path: str | None) -> None:
         """Explain how to continue the run: from the checkpoint, if one is given."""
@@ -90,17 +94,13 @@ class RunReport:
     def end(self, facts: Mapping[str, Any]) -> None:
         """Report the result as JSON. The caller prints the table."""
         self._record("result", facts)
-        if self._compared == 0:
+        if self._learned and not any(self._learned):
             say("Nothing was learned: in every step, all answers to a prompt had the same reward.")
 
     def draw(self, file: Path, name: str) -> None:
         """Draw the curves into an SVG file and, where the output is for people, as text."""
         evaluations = {"evaluation": self.evaluations} if self.evaluations else {}
         show_chart(self._options, {self.metric: self.curve, **evaluations}, name, file)
-
-    def _print(self, line: str) -> None:
-        if self._options.format == "table":
-            say(line)
 
     def _send(self, done: int, metrics: Mapping[str, float]) -> None:
         """Send metrics to the server's page."""

@@ -167,11 +167,7 @@ def _matches(
     checkpoint: tinker.Checkpoint, kind: str | None, before: datetime.datetime | None, after: datetime.datetime | None
 ) -> bool:
     time = with_zone(checkpoint.time)
-    return (
-        (kind is None or checkpoint.checkpoint_type == kind)
-        and (before is None or time < before)
-        and (after is None or time > after)
-    )
+    return kind in (None, checkpoint.checkpoint_type) and (before is None or time < before) and (after is None or time > after)
 
 
 def _ask(chosen: Sequence[tinker.Checkpoint]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import click
 
@@ -75,6 +75,21 @@ def download(
     show_properties(options, value, f"Checkpoint Download: {path}", properties)
 
 
+class _PushOptions(NamedTuple):
+    """The options that are arguments of ``push_to_hub``, with its names."""
+
+    public: Annotated[bool, Option("Make a new repository public. Default: private.")] = False
+    revision: Annotated[str | None, Option("Branch. Default: the main branch.", metavar="BRANCH")] = None
+    commit_message: Annotated[str | None, Option("Commit message.", metavar="TEXT")] = None
+    create_pr: Annotated[bool, Option("Open a pull request instead of committing.")] = False
+    allow_patterns: Annotated[
+        tuple[str, ...], Option("Upload only matching files; may be repeated.", "--allow-pattern", metavar="PATTERN")
+    ] = ()
+    ignore_patterns: Annotated[
+        tuple[str, ...], Option("Do not upload matching files; may be repeated.", "--ignore-pattern", metavar="PATTERN")
+    ] = ()
+
+
 @command("tinker checkpoint push-hf tinker://RUN/sampler_weights/final --repo me/model")
 def push_hf(
     options: GlobalOptions,
@@ -85,16 +100,8 @@ def push_hf(
             "Name of the repository. Default: tinker-<base model>-<run> in your account.", "-r", "--repo", metavar="USER/NAME"
         ),
     ] = None,
-    public: Annotated[bool, Option("Make a new repository public. Default: private.")] = False,
-    revision: Annotated[str | None, Option("Branch. Default: the main branch.", metavar="BRANCH")] = None,
-    commit_message: Annotated[str | None, Option("Commit message.", metavar="TEXT")] = None,
-    create_pr: Annotated[bool, Option("Open a pull request instead of committing.")] = False,
-    allow_patterns: Annotated[
-        tuple[str, ...], Option("Upload only matching files; may be repeated.", "--allow-pattern", metavar="PATTERN")
-    ] = (),
-    ignore_patterns: Annotated[
-        tuple[str, ...], Option("Do not upload matching files; may be repeated.", "--ignore-pattern", metavar="PATTERN")
-    ] = (),
+    *,
+    chosen: _PushOptions,
     no_model_card: Annotated[bool, Option("Do not add a README.md.")] = False,
 ) -> None:
     """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Log in first with `hf auth login`."""
@@ -103,17 +110,7 @@ def push_hf(
     path = find_path(rest_client(options), checkpoint_path).tinker_path
     with _transfer(options, f"Pushing {path}") as (service, report):
         pushed = tinker.checkpoints.push_to_hub(
-            path,
-            repo_id,
-            public=public,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-            allow_patterns=allow_patterns,
-            ignore_patterns=ignore_patterns,
-            model_card=not no_model_card,
-            progress=report,
-            service=service,
+            path, repo_id, model_card=not no_model_card, progress=report, service=service, **chosen._asdict()
         )
     value = attrs.asdict(pushed, filter=lambda field, value: value is not None and field.name != "url")
     properties = {

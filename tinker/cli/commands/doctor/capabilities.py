@@ -84,8 +84,15 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
     slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
     async def probe(path: str) -> Support:
+        request: Request[None] = Request(operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None)
         async with slots:
-            return await _probe(prober, path)
+            try:
+                status = (await prober.answer(request)).status
+            except APIStatusError as error:
+                status = error.status_code
+            except TinkerError:
+                return "unknown"
+        return "yes" if status == statuses.WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
 
     paths = {name: _example_path(operation) for name, operation in OPERATIONS.items()}
     unique = sorted({*paths.values(), _NO_OPERATION})
@@ -93,15 +100,6 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
     if support[_NO_OPERATION] != "no" or support[paths["get_server_capabilities"]] != "yes":
         return dict.fromkeys(paths, "unknown")
     return {name: support[path] for name, path in paths.items()}
-
-
-async def _probe(prober: Prober, path: str) -> Support:
-    request: Request[None] = Request(operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None)
-    try:
-        status = await prober.status(request)
-    except TinkerError:
-        return "unknown"
-    return "yes" if status == statuses.WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
 
 
 def _example_path(operation: Operation) -> str:

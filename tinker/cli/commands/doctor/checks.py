@@ -74,19 +74,12 @@ async def _check_server(
             results.append(await check(prober))
         except AuthenticationError as error:
             results.append(CheckResult(name, "note", "not checked: needs the credential"))
-            _note_refusal(prober.runtime.config, results, error.status_code)
+            _refuse_credential(prober.runtime.config, results, error.status_code)
         except TinkerError as error:
             results.append(CheckResult(name, "FAIL", str(error)))
     operations = await find_operations(prober)
     results.append(summarize_operations(operations))
     return operations
-
-
-def _note_refusal(config: Config, results: list[CheckResult], status: int) -> None:
-    """Replace the result of the credential check by the refusal of the server."""
-    index = next(index for index, result in enumerate(results) if result.name == "credential")
-    if results[index].status != "FAIL":
-        results[index] = _refuse_credential(config, results[index], status)
 
 
 async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mapping[str, str] | None:
@@ -124,12 +117,9 @@ async def _find_foreign_server(prober: Prober) -> str | None:
     """Return why this is not a Tinker server; None if it may be one."""
     try:
         await prober.read(service_api.get_server_capabilities())
-    except APIResponseValidationError as error:
-        return str(error)
-    except APIStatusError as error:
-        return str(error) if is_absent(error) else None
-    except TinkerError:
-        return None
+    except TinkerError as error:
+        if isinstance(error, APIResponseValidationError) or (isinstance(error, APIStatusError) and is_absent(error)):
+            return str(error)
     return None
 
 
@@ -230,14 +220,17 @@ def _check_credential(config: Config) -> CheckResult:
     return CheckResult("credential", "ok", f"found in {_place_of_credential(config)}")
 
 
-def _refuse_credential(config: Config, found: CheckResult, status: int) -> CheckResult:
-    """Turn the result of :func:`_check_credential` into a refusal by the server, with advice."""
-    if found.status == "note":
-        return CheckResult("credential", "FAIL", f"none, and the server requires one ({status}); set TINKER_API_KEY")
-    advice = "run `tinker auth logout` and `tinker auth login`"
-    if config.api_key is not None or config.credential_cmd is not None:
-        advice = f"set {_place_of_credential(config)} to one that this server accepts"
-    return CheckResult("credential", "FAIL", f"{found.detail}, refused by the server ({status}); {advice}")
+def _refuse_credential(config: Config, results: list[CheckResult], status: int) -> None:
+    """Replace the result of :func:`_check_credential` by the refusal of the server, with advice; one that failed stays."""
+    index, found = next((index, result) for index, result in enumerate(results) if result.name == "credential")
+    detail = f"none, and the server requires one ({status}); set TINKER_API_KEY"
+    if found.status == "ok":
+        is_set = config.api_key is not None or config.credential_cmd is not None
+        change = f"set {_place_of_credential(config)} to one that this server accepts"
+        advice = change if is_set else "run `tinker auth logout` and `tinker auth login`"
+        detail = f"{found.detail}, refused by the server ({status}); {advice}"
+    if found.status != "FAIL":
+        results[index] = CheckResult("credential", "FAIL", detail)
 
 
 def _place_of_credential(config: Config) -> str:

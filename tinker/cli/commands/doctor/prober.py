@@ -10,7 +10,7 @@ from tinker_wire.runtime import Request
 
 from tinker._http import ONE_SHOT, ConnectionFacts, Purpose, RawResponse
 from tinker._runtime import Runtime
-from tinker.errors import APIStatusError, TinkerError
+from tinker.errors import TinkerError
 from tinker.observing import ServerInfo
 
 T = TypeVar("T")
@@ -54,13 +54,6 @@ class Prober:
     async def read(self, request: Request[T]) -> T:
         """Send a request and return the decoded response. TinkerError for a refusal and for a timeout."""
         return (await self._in_time(self.runtime.transport.send(request, ONE_SHOT))).value
-
-    async def status(self, request: Request[Any]) -> int:
-        """Send a request and return the status of the response, also of a refusal."""
-        try:
-            return (await self.answer(request)).status
-        except APIStatusError as error:
-            return error.status_code
 
     async def answer(self, request: Request[Any]) -> RawResponse:
         """Send a request and return the raw response with its headers. TinkerError as for :meth:`read`."""
