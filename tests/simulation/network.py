@@ -7,7 +7,7 @@ reset after   the connection breaks when the server has carried the request out
 lost          nothing arrives at the server, and nothing comes back
 silent        the server carries the request out, and nothing comes back
 late          as lost, but the request arrives after the client has given it up
-twice         the request arrives a second time, some time later
+twice         the request arrives a second time, some time after the first
 slow          the response takes long
 garbage       the body of the response is no JSON and no protobuf; of each third one, nothing is left, and of another
               third, if it is a result in protobuf, some of its fields
@@ -185,13 +185,13 @@ class Exchange:
             network.later(self._answer_status)
         elif fault != "lost":
             network.later(self._arrive, self._answered)
-            if fault == "twice":
-                network.loop.call_later(network.delay() * 20, self._arrive, _ignore)
 
     def _arrive(self, done: Callable[[Response | None], object]) -> None:
         server = self._network.server
         self._network.note(f"#{self._number} arrives")
         if server.is_up:
+            if self._fault == "twice" and done is not _ignore:  # without a connection, there is nothing to copy
+                self._network.loop.call_later(self._network.delay() * 20, self._arrive, _ignore)
             server.begin(self._call, done)
         elif done is not _ignore:
             self._network.reached["no server"] += 1

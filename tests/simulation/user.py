@@ -330,10 +330,12 @@ class User:
         """Call something, and be interrupted meanwhile: it is called or not, and the next call works."""
         run = self._run(number)
         tag, calls = run.next_tag, int(number * 7919 % 1 * LONGEST_CALL)
+        # Made before, as making it takes more calls for the first time in a process than later.
+        data, params = [datum(tag)], tinker.AdamParams(learning_rate=tag * LEARNING_RATE)
         if number * 13 % 1 < 0.5:
-            kind, call = "G", lambda: run.client.forward_backward([datum(tag)], "cross_entropy")
+            kind, call = "G", lambda: run.client.forward_backward(data, "cross_entropy")
         else:
-            kind, call = "S", lambda: run.client.optim_step(tinker.AdamParams(learning_rate=tag * LEARNING_RATE))
+            kind, call = "S", lambda: run.client.optim_step(params)
         try:
             future = interrupt(call, calls)
         except KeyboardInterrupt:
