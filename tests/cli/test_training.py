@@ -127,7 +127,7 @@ def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str,
             done = super().optim_step(adapter_id, params)
             self.steps += 1
             if self.steps == 3:
-                tensors = self._adapter(adapter_id).tensors
+                tensors = self._adapter(adapter_id).weights.tensors
                 tensors.update({name: part * float("nan") for name, part in tensors.items()})
             return done
 
@@ -137,7 +137,9 @@ def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str,
         assert "--resume" not in result.stderr
         assert "/weights/final-000003" not in result.stderr
         advice = r"The weights were not saved. Run the command again with a lower --learning-rate.\nTo start .*-000002\.\n"
-        assert re.search(advice + "Error: the loss is not finite: the weights have probably diverged", result.stderr)
+        assert re.search(
+            advice + "Error: data\[\d+\]: the loss is not finite: the weights have probably diverged", result.stderr
+        )
 
 
 def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:

@@ -121,6 +121,26 @@ def is_path(model: str) -> bool:
     return model.count("/") > 1 or model.startswith((".", "/", "~"))
 
 
+def find_source(model: str | Path) -> str:
+    """Return the directory of the packaged model for its name, and any other name or directory as it is."""
+    return str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
+
+
+def public_name(source: str) -> str:
+    """Return the packaged model's own name, the last part of a directory, or any other source as it is."""
+    if Path(source) == PACKAGED_FOLDER:
+        return PACKAGED_MODEL
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def directory_names(source: str) -> frozenset[str]:
+    """Return the names of a directory besides its last part: the path as it was given, and the absolute one."""
+    folder = Path(source)
+    if not folder.is_dir() or folder == PACKAGED_FOLDER:
+        return frozenset()
+    return frozenset({source, str(folder), str(folder.absolute()), str(folder.resolve())})
+
+
 def explain_adapter(folder: Path) -> str | None:
     """Return that a folder has an adapter and no model, and where the adapter belongs; else None."""
     config = folder / "adapter_config.json"
