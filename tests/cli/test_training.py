@@ -793,8 +793,8 @@ def test_the_short_name_of_the_learning_rate(call: Call, data: str, tmp_path: Pa
 def test_the_command_line_says_that_a_model_loads(call: Call, tmp_path: Path) -> None:
     """The first line of a command that loads a model in its process says so; into JSON nothing is said."""
     pytest.importorskip("torch")
-    result = call("model", "list", base_url="local://")
+    result = call("model", "list", base_url="local://?engine=torch")
     assert result.stderr.startswith("Loading torch and tinker/babble ...\n"), result.stderr
     close_in_process()
-    assert call("-f", "json", "model", "list", base_url="local://").stderr == ""
+    assert call("-f", "json", "model", "list", base_url="local://?engine=torch").stderr == ""
     close_in_process()
