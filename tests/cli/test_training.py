@@ -138,7 +138,7 @@ def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str,
         assert "/weights/final-000003" not in result.stderr
         advice = r"The weights were not saved. Run the command again with a lower --learning-rate.\nTo start .*-000002\.\n"
         assert re.search(
-            advice + "Error: data\[\d+\]: the loss is not finite: the weights have probably diverged", result.stderr
+            advice + r"Error: data\[\d+\]: the loss is not finite: the weights have probably diverged", result.stderr
         )
 
 

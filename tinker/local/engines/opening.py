@@ -206,7 +206,8 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
     """
     chosen = choose_engine(engine, model)
     if missing := missing_parts(chosen):
-        raise ImportError(f"the {chosen} engine needs {', '.join(missing)}: {install_command('local')}")
+        extra = "models" if chosen == "torch" else "local"
+        raise ImportError(f"the {chosen} engine needs {', '.join(missing)}: {install_command(extra)}")
     if chosen != "torch" and (
         placement.device not in ("auto", "cpu") or attrs.evolve(placement, device="auto") != DEFAULT_PLACEMENT
     ):
