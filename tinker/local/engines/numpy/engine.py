@@ -25,7 +25,7 @@ from tinker.local.engines.runs import Work, log_softmax, start_work
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PASS_CELLS = 512  # tokens that go through the model together, padding included; more are no faster, and take more memory
+PASS_CELLS = 256  # tokens that go through the model together, padding included; more are no faster, and take more memory
 
 
 class LlamaPass:

@@ -28,6 +28,7 @@ from tinker.local.engines.numpy.operations import attend, attend_slopes, gate, g
 Int64 = NDArray[np.int64]
 Matrices = Mapping[str, Floats]  # by the names of their modules
 EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
+SPARE_COLUMNS = 16  # of a cache, when it becomes wider
 #: What a configuration must say, or leave out, for this to be its model.
 PLAIN: Mapping[str, Sequence[object]] = {
     "model_type": ("llama",),
@@ -99,35 +100,38 @@ class LlamaShape:
 
 
 class Cache:
-    """Keys and values of some rows, ``[layers, 2, rows, columns, groups, head_width]``; ``lengths`` of each row are tokens."""
+    """Keys and values of rows, ``[2, rows, columns, groups, head_width]`` of each layer; the first ``lengths`` are tokens."""
 
     def __init__(self, shape: LlamaShape, rows: int, columns: int) -> None:
         self.lengths: Int64 = np.zeros(rows, np.int64)
-        self._held: Floats = np.zeros((shape.layers, 2, rows, columns, shape.groups, shape.head_width), np.float32)
+        size = (2, rows, columns, shape.groups, shape.head_width)
+        self._held: list[Floats] = [np.zeros(size, np.float32) for _ in range(shape.layers)]
 
     def write(self, layer: int, positions: Int64, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
         """Put keys and values in their places, and return those of all columns up to the last one of these."""
         end, rows = int(positions.max()) + 1, np.arange(len(positions))[:, None]
-        if end > self._held.shape[3]:
-            self._widen(end + end // 2)
-        self._held[layer, 0, rows, positions], self._held[layer, 1, rows, positions] = keys, values
-        return self._held[layer, 0, :, :end], self._held[layer, 1, :, :end]
-
-    def _widen(self, columns: int) -> None:
-        missing = columns - self._held.shape[3]
-        self._held = np.pad(self._held, [(0, 0), (0, 0), (0, 0), (0, missing), (0, 0), (0, 0)])
+        if end > self._held[layer].shape[2]:
+            self._held[layer] = _widen(self._held[layer], end + SPARE_COLUMNS)
+        held = self._held[layer]
+        held[0, rows, positions], held[1, rows, positions] = keys, values
+        return held[0, :, :end], held[1, :, :end]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; one may come more than once."""
-        self._held, self.lengths = self._held[:, :, rows], self.lengths[rows]
+        self.lengths = self.lengths[rows]
+        for layer, held in enumerate(self._held):
+            self._held[layer] = held[:, rows]
 
     def join(self, other: Cache) -> None:
         """Add the rows of another cache."""
-        columns = max(self._held.shape[3], other._held.shape[3])
-        self._widen(columns)
-        other._widen(columns)
-        self._held = np.concatenate([self._held, other._held], axis=2)
         self.lengths = np.concatenate([self.lengths, other.lengths])
+        for layer, pair in enumerate(zip(self._held, other._held)):
+            columns = max(held.shape[2] for held in pair)
+            self._held[layer] = np.concatenate([_widen(held, columns) for held in pair], axis=1)
+
+
+def _widen(held: Floats, columns: int) -> Floats:
+    return np.pad(held, [(0, 0), (0, 0), (0, columns - held.shape[2]), (0, 0), (0, 0)])
 
 
 @attrs.frozen(eq=False)

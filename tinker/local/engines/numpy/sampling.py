@@ -17,7 +17,7 @@ from tinker.local.engines.numpy.llama import Cache, Llama, Matrices, pad
 from tinker.local.engines.protocol import Float32, SampleJob, SampleResult
 from tinker.local.engines.runs import DecodingRun, PromptScorer, Work, extend, log_softmax, needs_table
 
-PROMPT_CELLS = 2048  # tokens of prompts that go through the model together, padding included
+PROMPT_CELLS = 512  # tokens of prompts that go through the model together, padding included
 Begin = tuple[Work, DecodingRun]  # a run that begins, and its job
 
 
