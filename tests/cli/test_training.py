@@ -127,7 +127,7 @@ def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str,
             done = super().optim_step(adapter_id, params)
             self.steps += 1
             if self.steps == 3:
-                tensors = self._adapter(adapter_id).tensors
+                tensors = self._adapter(adapter_id).weights.tensors
                 tensors.update({name: part * float("nan") for name, part in tensors.items()})
             return done
 
@@ -137,7 +137,9 @@ def test_a_run_that_diverges_is_not_saved(call: Call, serve_app: Any, data: str,
         assert "--resume" not in result.stderr
         assert "/weights/final-000003" not in result.stderr
         advice = r"The weights were not saved. Run the command again with a lower --learning-rate.\nTo start .*-000002\.\n"
-        assert re.search(advice + "Error: the loss is not finite: the weights have probably diverged", result.stderr)
+        assert re.search(
+            advice + r"Error: data\[\d+\]: the loss is not finite: the weights have probably diverged", result.stderr
+        )
 
 
 def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:
@@ -794,8 +796,8 @@ def test_the_short_name_of_the_learning_rate(call: Call, data: str, tmp_path: Pa
 def test_the_command_line_says_that_a_model_loads(call: Call, tmp_path: Path) -> None:
     """The first line of a command that loads a model in its process says so; into JSON nothing is said."""
     pytest.importorskip("torch")
-    result = call("model", "list", base_url="local://")
+    result = call("model", "list", base_url="local://?engine=torch")
     assert result.stderr.startswith("Loading torch and tinker/babble ...\n"), result.stderr
     close_in_process()
-    assert call("-f", "json", "model", "list", base_url="local://").stderr == ""
+    assert call("-f", "json", "model", "list", base_url="local://?engine=torch").stderr == ""
     close_in_process()

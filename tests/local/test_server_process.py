@@ -29,7 +29,7 @@ import tinker.local
 from tinker.cli import main
 from tinker.cli.commands.serve import serve as serve_command
 from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serving
-from tinker.local.engines.opening import choose_engine, open_engine
+from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.disk import FOLDER
 from tinker.testing.servers import PROFILES
@@ -243,14 +243,19 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requested engine wins, a model selects torch, and without torch the default is the toy; torch names what it lacks."""
+    """The requested engine wins; the packaged model takes numpy, another one torch; each engine names what it lacks."""
     assert choose_engine("toy", "some/model") == "toy"
+    assert choose_engine("torch", PACKAGED_MODEL) == "torch"
     assert choose_engine(None, "some/model") == "torch"
+    assert choose_engine(None, None) == choose_engine(None, PACKAGED_MODEL) == "numpy"
     for module in ("tinker.local.engines.opening", "tinker._installation.extras"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
     with pytest.raises(ImportError, match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'"):
         open_engine("torch")
+    for engine in (None, "numpy"):
+        with pytest.raises(ImportError, match=r"the numpy engine needs safetensors, tokenizers: pip install "):
+            open_engine(engine, PACKAGED_MODEL)
     assert open_engine("toy", "org/name").base_model == "org/name"
 
 

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tinker.local.engines.inputs import shape_logits
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL
+from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, directory_names
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -44,10 +44,10 @@ from tinker.local.engines.protocol import (
     SampleJob,
     TrainingExample,
 )
+from tinker.local.engines.runs import DecodingRun, Stops
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.decoding import DecodingRun, Stops, draw, truncate
+from tinker.local.engines.torch.decoding import draw, truncate
 from tinker.local.engines.torch.head import SplitModel
-from tinker.local.engines.torch.loading import directory_names
 from tinker.local.engines.torch.lora import LoraWeights
 
 SPEC = AdapterSpec(rank=4, seed=7)

@@ -33,7 +33,7 @@ from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
-from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
+from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import check_cache, has_states
 
@@ -376,7 +376,7 @@ def test_a_gate_is_a_router_beside_experts_only() -> None:
         dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
         dense.model.layers[0].mlp.gate = torch.nn.Linear(32, 48)
         routed = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**SIZES, num_local_experts=2))
-    found = [{target.name for target in LoraTargets(model).all} for model in (dense, routed)]
+    found = [{target.name for target in TorchTargets(model).all} for model in (dense, routed)]
     assert "model.layers.0.mlp.gate" in found[0]
     assert "model.layers.0.feed_forward.shared_expert.up_proj" in found[1]
     assert "model.layers.0.feed_forward.router" not in found[1]
@@ -387,9 +387,9 @@ def test_experts_are_named_in_brief_where_that_is_enough() -> None:
     family = BY_NAME["Qwen3-VL-MoE"]
     with torch.device("meta"):
         model = getattr(transformers, family.model)(getattr(transformers, family.config)(**family.settings))
-    targets = LoraTargets(model)
-    assert targets.peft_config(SPEC, "m").target_parameters == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
-    one = targets.peft_config(attrs.evolve(SPEC, target_modules=("1.mlp.experts",)), "m").target_parameters
+    targets = TorchTargets(model)
+    assert targets.peft_config(SPEC, "m")["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    one = targets.peft_config(attrs.evolve(SPEC, target_modules=("1.mlp.experts",)), "m")["target_parameters"]
     assert one == [f"model.language_model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
 
 

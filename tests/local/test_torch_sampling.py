@@ -20,6 +20,7 @@ from support.tallied import PassTally, TalliedBatch, open_batch
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 
+from tinker.local.engines.batches import is_alike, split_batches
 from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
@@ -29,7 +30,7 @@ from tinker.local.engines.torch.decoding import NUCLEUS, truncate
 from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim
 from tinker.local.engines.torch.mixture import MAX_RANK
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes, PrefixNode
-from tinker.local.engines.torch.rows import RowStates, is_alike, make_cache, split_batches
+from tinker.local.engines.torch.rows import RowStates, make_cache
 from tinker.local.engines.torch.sampling import TorchBatch
 
 

@@ -123,9 +123,9 @@ def test_gradients_are_exact(engine: ToyEngine, loss_fn: str) -> None:
         direction /= np.linalg.norm(direction)
         values = []
         for sign in (1, -1):
-            adapter.tensors[name] = adapter.tensors[name] + sign * step * direction
+            adapter.weights.tensors[name] = adapter.weights.tensors[name] + sign * step * direction
             values.append(loss())
-            adapter.tensors[name] = adapter.tensors[name] - sign * step * direction
+            adapter.weights.tensors[name] = adapter.weights.tensors[name] - sign * step * direction
         slope = (values[0] - values[1]) / (2 * step)
         assert slope == near_slope(float((gradient * direction).sum()), step, direction.size, size)
 
@@ -283,8 +283,8 @@ def test_gradients_accumulate_until_a_step(engine: ToyEngine) -> None:
     engine.forward_backward("b", [example(), example()], "cross_entropy", {}, backward=True)
     engine.forward_backward("b", [example()], "cross_entropy", {}, backward=False)
     assert engine.optim_step("a", adam) == near(engine.optim_step("b", adam), TOKENS.size * 2, unit=FLOAT64)
-    for name, tensor in engine._adapter("a").tensors.items():
-        assert_near(tensor, engine._adapter("b").tensors[name], TOKENS.size * 2, unit=FLOAT64)
+    for name, tensor in engine._adapter("a").weights.tensors.items():
+        assert_near(tensor, engine._adapter("b").weights.tensors[name], TOKENS.size * 2, unit=FLOAT64)
 
 
 # Optimizer
@@ -295,7 +295,7 @@ def test_steps_follow_adam(engine: ToyEngine) -> None:
     """Two steps with clipping and decoupled weight decay match the textbook; a step without a gradient counts it as zero."""
     params = Adam(learning_rate=0.1, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.5, grad_clip_norm=0.01)
     adapter = engine._adapter("a")
-    value, first, second = adapter.tensors["low.b"].copy(), 0.0, 0.0
+    value, first, second = adapter.weights.tensors["low.b"].copy(), 0.0, 0.0
     for step in (1, 2):
         gradient: Any = 0.0
         if step == 1:
@@ -309,7 +309,7 @@ def test_steps_follow_adam(engine: ToyEngine) -> None:
         first, second = 0.8 * first + 0.2 * gradient, 0.9 * second + 0.1 * gradient**2
         direction = first / (1 - 0.8**step) / (np.sqrt(second / (1 - 0.9**step)) + 1e-3)
         value = value * (1 - 0.1 * 0.5) - 0.1 * direction
-    assert_near(engine._adapter("a").tensors["low.b"], value, value.size, unit=FLOAT64)
+    assert_near(engine._adapter("a").weights.tensors["low.b"], value, value.size, unit=FLOAT64)
 
 
 class FailingArray(np.ndarray[Any, Any]):
@@ -332,8 +332,8 @@ class FailingArray(np.ndarray[Any, Any]):
 def numbers_of(engine: ToyEngine, name: str) -> Any:
     """Return a run as bytes."""
     adapter = engine._adapter(name)
-    parts = (adapter.tensors, adapter.first, adapter.second, adapter.gradient or {})
-    return adapter.steps, [{name: array.tobytes() for name, array in part.items()} for part in parts]
+    parts = (adapter.weights.tensors, *adapter.moments.values(), adapter.gradient or {})
+    return [{name: array.tobytes() for name, array in part.items()} for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,8 @@ def test_a_step_that_fails_changes_nothing(engine: ToyEngine, step: Adam | Dimuo
             engine.optim_step(name, step)
             engine.forward_backward(name, [example()], "cross_entropy", {}, backward=True)
         adapter = engine._adapter(name)
-        for part in (adapter.tensors, adapter.first, adapter.second, adapter.gradient or {}):
+        parts: Any = (adapter.weights.tensors, *adapter.moments.values(), adapter.gradient)
+        for part in parts:
             part.update({key: array.view(FailingArray) for key, array in part.items()})
     FailingArray.at = FailingArray.count = 0
     engine.optim_step("c", step)
@@ -439,10 +440,10 @@ def test_seeds_decide_adapters(engine: ToyEngine) -> None:
     """The same seed starts with the same matrices, another seed with others; a seed is drawn where none is given."""
     for name, seed in {"b": 5, "c": 6, "d": None}.items():
         engine.create_adapter(name, AdapterSpec(rank=3, seed=seed))
-    first = {name: engine._adapter(name).tensors["low.a"] for name in "abcd"}
+    first = {name: engine._adapter(name).weights.tensors["low.a"] for name in "abcd"}
     assert np.array_equal(first["a"], first["b"])
     assert not np.array_equal(first["a"], first["c"])
-    assert engine._adapter("d").spec.seed is not None
+    assert engine._adapter("d").weights.spec.seed is not None
 
 
 # Sampling
@@ -627,10 +628,10 @@ def test_each_matrix_of_a_stack_has_the_length_of_its_rank() -> None:
 @pytest.mark.numeric
 def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: ToyEngine) -> None:
     """Each matrix moves by learning_rate * sqrt(rank), whatever the size of its gradient; one without gradient stays."""
-    before = {name: tensor.copy() for name, tensor in engine._adapter("a").tensors.items()}
+    before = {name: tensor.copy() for name, tensor in engine._adapter("a").weights.tensors.items()}
     engine.forward_backward("a", [example()], "cross_entropy", {}, backward=True)
     engine.optim_step("a", Dimuon(learning_rate=0.02))
-    after = engine._adapter("a").tensors
+    after = engine._adapter("a").weights.tensors
     moved = {name: float(np.linalg.norm(after[name] - before[name])) for name in after}
     high = min(before["high.b"].shape)
     assert moved == {
@@ -691,9 +692,14 @@ def test_a_wrong_datum_is_named_and_changes_nothing(engine: ToyEngine, loss_fn: 
 def test_weights_that_have_diverged_are_blamed(engine: ToyEngine) -> None:
     """A loss that is not finite is not blamed on data that are."""
     pairs = ((example(), "cross_entropy"), (rl_example(engine), "ppo"))
-    engine._adapter("a").tensors = {name: np.full_like(part, np.nan) for name, part in engine._adapter("a").tensors.items()}
+    weights = engine._adapter("a").weights
+    engine._adapter("a").weights = attrs.evolve(
+        weights, tensors={name: np.full_like(part, np.nan) for name, part in weights.tensors.items()}
+    )
     for given, loss_fn in pairs:
-        with pytest.raises(EngineError, match=r"^the loss is not finite: the weights have probably diverged\. Lower"):
+        with pytest.raises(
+            EngineError, match=r"^data\[0\]: the loss is not finite: the weights have probably diverged\. Lower"
+        ):
             engine.forward_backward("a", [given], loss_fn, {}, backward=True)
 
 

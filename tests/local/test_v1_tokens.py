@@ -105,7 +105,7 @@ def test_bytes_that_are_no_text_spoil_no_other_character() -> None:
 def test_stop_texts_are_found_wherever_they_begin(kind: str, least: int) -> None:
     """The engine of torch ends at the token that completes a stop text behind the least length, and never earlier."""
     pytest.importorskip("torch")
-    from tinker.local.engines.torch.decoding import Stops
+    from tinker.local.engines.runs import Stops
 
     tokenizer = MAKERS[kind]()
     for text in fitting(kind):

@@ -90,7 +90,7 @@ class RecordingEngine(ToyEngine):
 
     def tensors(self, adapter_id: str) -> Mapping[str, Any]:
         """Return the weights of a run."""
-        return self._adapters[adapter_id].tensors
+        return self._adapters[adapter_id].weights.tensors
 
 
 def tag_of(tokens: Sequence[int]) -> int:
@@ -120,7 +120,7 @@ def saved_weights_differ(log: EffectLog, runs: Sequence[str], folder: Path) -> b
     saved, again = ToyEngine(vocabulary=1024), ToyEngine(vocabulary=1024)
     saved.load(runs[0], folder, optimizer=True)
     again.create_adapter(runs[0], log.specs[runs[0]])
-    return _differ(log, again, runs[0], list_tags(folder), runs, saved._adapters[runs[0]].tensors)
+    return _differ(log, again, runs[0], list_tags(folder), runs, saved._adapters[runs[0]].weights.tensors)
 
 
 def _differ(
@@ -132,5 +132,5 @@ def _differ(
             again.forward_backward(adapter_id, *inputs, backward=True)
         else:
             again.optim_step(adapter_id, inputs)
-    found = again._adapters[adapter_id].tensors
+    found = again._adapters[adapter_id].weights.tensors
     return any(not np.array_equal(found[name], tensor) for name, tensor in wanted.items())

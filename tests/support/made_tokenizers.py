@@ -87,7 +87,7 @@ class ScriptedEngine(ToyEngine):
         tokenizer.save_pretrained(folder)
         self.tokenizer_id, self.script = str(folder), script
 
-    def _cumulative(self, weights: Any, last: int, job: Any, drawn: Any) -> Any:
+    def _distribution(self, weights: Any, run: Any) -> Any:
         import numpy as np
 
-        return np.ones(1), np.array([self.script[len(drawn) % len(self.script)]], np.int32)
+        return np.ones(1), np.array([self.script[len(run.tokens) % len(self.script)]], np.int32)

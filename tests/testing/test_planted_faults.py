@@ -675,7 +675,7 @@ class Drifting(Engine):
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
         metrics = super().optim_step(adapter_id, params)
         noise = np.random.default_rng(1)
-        for values in self._adapters[adapter_id].tensors.values():
+        for values in self._adapters[adapter_id].weights.tensors.values():
             values += noise.normal(0.0, 0.1, values.shape).astype(values.dtype)
         return metrics
 
@@ -685,7 +685,7 @@ class Decaying(Engine):
 
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
         metrics = super().optim_step(adapter_id, params)
-        for values in self._adapters[adapter_id].tensors.values():
+        for values in self._adapters[adapter_id].weights.tensors.values():
             values *= 0.9
         return metrics
 
@@ -797,18 +797,18 @@ class Sharing(Engine):
     """Samples from the weights that are being trained."""
 
     def snapshot(self, adapter_id: str) -> Any:
-        return toy.engine.ToyWeights(self._adapter(adapter_id).spec, Live(partial(self._adapter, adapter_id)))  # type: ignore[arg-type]
+        return toy.engine.ArrayWeights(self._adapter(adapter_id).weights.spec, Live(partial(self._adapter, adapter_id)))  # type: ignore[arg-type]
 
 
 class Live(dict[str, Any]):
     """The tensors of an adapter as they are now."""
 
     def __init__(self, find: Callable[[], Any]) -> None:
-        super().__init__(find().tensors)
+        super().__init__(find().weights.tensors)
         self._find = find
 
     def __getitem__(self, name: str) -> Any:
-        return self._find().tensors[name]
+        return self._find().weights.tensors[name]
 
 
 class SamplingBase(Engine):

@@ -70,8 +70,18 @@ def test_extras_are_those_of_the_project() -> None:
 def test_tested_releases_are_the_locked_ones() -> None:
     """The extra `tested` pins the releases of the lock, so a renewed lock changes both."""
     locked = (ROOT / "locks" / "project.txt").read_text().splitlines()
-    for requirement in PROJECT["project"]["optional-dependencies"]["tested"]:
+    extras = PROJECT["project"]["optional-dependencies"]
+    for requirement in extras["tested"]:
         assert requirement.replace("<=", "==") in locked
+    (bound,) = [one for one in extras["tested"] if one.startswith("torch<=")]
+    assert bound.replace("torch", "torch>=2.4,") in extras["models"]
+
+
+def test_the_packaged_model_needs_no_torch() -> None:
+    """The extra `local` brings neither torch nor what is only of use with it; `models` brings all that it has and these."""
+    named = {extra: {Requirement(one).name for one in EXTRAS[extra]} for extra in ("local", "models")}
+    assert named["models"] - named["local"] == {"torch", "peft", "pillow"}
+    assert named["local"] < named["models"]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "locks").glob("*.txt"))])
@@ -100,7 +110,8 @@ def test_commands(extra: str) -> None:
 def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only missing packages are named, or all of them if none is missing."""
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
-    assert install_command("local").startswith("pip install 'torch>=2.4' 'peft>=0.17'")
+    assert install_command("models").startswith("pip install 'torch>=2.4,<=2.13.0' 'peft>=0.17'")
+    assert install_command("local").startswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'")
     assert install_command("tokenizers") == "pip install 'transformers>=4.45'"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 _SERVER = ("starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20")
+_LOCAL = (*_SERVER, "transformers>=4.57", "safetensors>=0.4")
 _TORCH = "torch>=2.4"
 _WITHOUT_CUDA = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"  # 3 GB less on Linux
 # The modules of packages that are not called as they are.
@@ -22,7 +23,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
     "ray": ("ray>=2.40",),
-    "local": (*_SERVER, _TORCH, "transformers>=4.57", "peft>=0.17", "safetensors>=0.4", "pillow>=10.1"),
+    "local": _LOCAL,
+    "models": (*_LOCAL, f"{_TORCH},<=2.13.0", "peft>=0.17", "pillow>=10.1"),
 }
 
 
@@ -34,7 +36,7 @@ def install_command(extra: str) -> str:
     import shlex
 
     missing = [requirement for requirement in EXTRAS[extra] if not _is_installed(requirement)] or EXTRAS[extra]
-    hint = _WITHOUT_CUDA if _TORCH in missing and sys.platform == "linux" else ""
+    hint = _WITHOUT_CUDA if any(one.startswith(_TORCH) for one in missing) and sys.platform == "linux" else ""
     return f"pip install {shlex.join(missing)}{hint}"
 
 

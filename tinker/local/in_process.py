@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp
@@ -24,7 +24,7 @@ from tinker_records import find_closest
 
 SCHEME = "local://"
 TOY = "toy"
-OPTIONS = ("profile", "device", "dtype", "device_map", "recompute")
+OPTIONS = ("engine", "profile", "device", "dtype", "device_map", "recompute")
 _lock = threading.Lock()
 _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
 
@@ -70,7 +70,7 @@ class Loading:
 def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     """Return the application behind a ``local://`` URL; the same one each time, made on the first call, opened on first use.
 
-    ``local://`` trains the packaged model with torch, or a toy where torch is not installed. ``local://toy`` is the toy.
+    ``local://`` trains the packaged model in numpy, or with torch as ``local://?engine=torch``. ``local://toy`` is a toy.
     ``local:///absolute/path`` and ``local://org/name`` load that model with torch. A query sets what the server passes for,
     as in ``local://toy?profile=skyrl``, and where it computes, as in ``local://org/name?device=cuda:1&dtype=float16``, each
     as in :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. A child process made by ``fork`` starts
@@ -78,16 +78,17 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     name that neither the hub nor its cache has, and for a ``data_dir`` that cannot be written.
     """
     name, options = _parse_url(url)
+    engine, model = _choose_model(name, options.pop("engine", None))
     settings = Settings(data_dir=data_dir, **options)
     key = (url, settings.data_dir)
     if key not in _running:
-        _check_model(name)
+        check_source(engine, model, {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
         if data_dir is not None:
             _make_folder(settings.data_dir)
     with _lock:
         if key not in _running:
             loading = Loading()
-            state = State(_engine_opener(name, settings, loading), settings)
+            state = State(_engine_opener(engine, model, settings, loading), settings)
             app = create_app(state)
             app.state.loading = loading  # for the client, whose requests wait for it
             _running[key] = state, app
@@ -116,13 +117,16 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
     return name, given
 
 
-def _choose_model(name: str) -> tuple[EngineName | None, str | None]:
-    return ("toy", None) if name == TOY else (None, name or None)
-
-
-def _check_model(name: str) -> None:
-    """Raise OSError for a model that cannot be loaded, FileNotFoundError where it is a path."""
-    check_source(*_choose_model(name), {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
+def _choose_model(name: str, engine: str | None) -> tuple[EngineName | None, str | None]:
+    """Return the engine and the model of a URL. Raises ValueError for an engine that there is not."""
+    if name == TOY:
+        return "toy", None
+    for known in get_args(EngineName):
+        if engine == known:
+            return known, name or None
+    if engine is not None:
+        raise ValueError(f"engine is {engine!r}; it must be one of {', '.join(get_args(EngineName))}")
+    return None, name or None
 
 
 def _make_folder(folder: Path) -> None:
@@ -133,10 +137,9 @@ def _make_folder(folder: Path) -> None:
         raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
 
 
-def _engine_opener(name: str, settings: Settings, loading: Loading) -> OpenEngine:
-    engine, model = _choose_model(name)
+def _engine_opener(engine: EngineName | None, model: str | None, settings: Settings, loading: Loading) -> OpenEngine:
     opener = functools.partial(open_engine, engine, model, settings.placement)
-    if choose_engine(engine, model) == "toy":
+    if choose_engine(engine, model) != "torch":
         return opener
     return functools.partial(loading.open, f"torch and {model or PACKAGED_MODEL}", opener)
 

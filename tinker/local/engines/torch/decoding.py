@@ -1,9 +1,7 @@
-"""One sequence being generated: its parameters, noise, tokens, stop conditions and sampling.
+"""The draw of the next token of several sequences, on the device of their logits.
 
-Each sequence draws from its own stream of noise, so that what else is in the batch decides no token (padding changes the
-probabilities by rounding errors only). The noise falls into the cumulated probabilities of the tokens that temperature, top_k
-and top_p leave, in the order of their ids. Nothing sorts the vocabulary but where a tie or a flat distribution leaves no other
-way.
+The noise of each falls into the cumulated probabilities of the tokens that temperature, top_k and top_p leave, in the order of
+their ids. Nothing sorts the vocabulary but where a tie or a flat distribution leaves no other way.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -12,142 +10,16 @@ way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import attrs
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from tinker.local.engines.inputs import noise_seed, shape_logits
-from tinker.local.engines.protocol import Continuation, Int32, PlacedImage, SampleJob
-from tinker.local.engines.torch.lora import LoraWeights
-
-Decode = Callable[[Sequence[int]], str]
-NOISE_BLOCK = 64
-INCOMPLETE = "\ufffd"  # the decoding of a part of a character
-WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split over tokens, a dropped leading space
-
-
-class Stops:
-    """Stop conditions: the given texts, the given ids, or by default the model's end-of-text ids."""
-
-    def __init__(self, job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> None:
-        self._texts, self._first = [piece for piece in job.stop or () if isinstance(piece, str)], job.min_tokens
-        self._ids = end_of_text if job.stop is None else frozenset(piece for piece in job.stop if isinstance(piece, int))
-        self._longest = max((len(text.encode()) for text in self._texts), default=0)
-        self._decode = decode
-
-    def is_reached(self, tokens: list[int]) -> bool:
-        """Return whether the last of these tokens completes a stop."""
-        if tokens[-1] in self._ids or not self._texts:
-            return tokens[-1] in self._ids
-        recent = tokens[max(self._first, len(tokens) - self._longest - WIDEST_CHARACTER) :]
-        tail = self._decode(recent)
-        if self._in_text(tail) or INCOMPLETE not in tail[-self._longest :]:
-            return self._in_text(tail)
-        # A run of byte tokens that is no text as a whole, such as one that begins within a character, is no text in any part.
-        return any(self._in_text(self._decode(recent[-size:])) for size in range(1, self._longest + 1))
-
-    def _in_text(self, tail: str) -> bool:
-        return any(text in tail for text in self._texts)
-
-
-@attrs.define(eq=False)
-class DecodingRun:
-    """One sequence being generated. ``noise`` is drawn as it is used; ``error`` is the failure that ends its job."""
-
-    job: SampleJob
-    stops: Stops
-    noise: Iterator[float]
-    index: int = 0
-    tokens: list[int] = attrs.field(factory=lambda: list[int]())
-    logprobs: list[float] = attrs.field(factory=lambda: list[float]())
-    topk_ids: list[NDArray[np.int32]] = attrs.field(factory=lambda: list[NDArray[np.int32]]())
-    topk_logprobs: list[NDArray[np.float32]] = attrs.field(factory=lambda: list[NDArray[np.float32]]())
-    stop_reason: str | None = None
-    error: Exception | None = None
-
-    @property
-    def weights(self) -> LoraWeights | None:
-        """Return the adapter that it is sampled with; None is the base model."""
-        weights = self.job.weights
-        assert weights is None or isinstance(weights, LoraWeights)
-        return weights
-
-    @property
-    def images(self) -> Sequence[PlacedImage]:
-        """Return the images of its prompt."""
-        return self.job.images
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether it draws no further token."""
-        return self.stop_reason is not None or self.error is not None
-
-    @property
-    def length(self) -> int:
-        """Return how many tokens it has, the prompt's included."""
-        return len(self.job.tokens) + len(self.tokens)
-
-    def history(self) -> Int32:
-        """Return the prompt and the drawn tokens."""
-        return np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)]) if self.tokens else self.job.tokens
-
-    def end(self) -> None:
-        """Stop generating."""
-        self.stop_reason = self.stop_reason or "length"
-
-    def accept(self, token: int, logprob: float) -> None:
-        """Append a drawn token, and pass it to the listener of the job."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.stops.is_reached(self.tokens):
-            self.stop_reason = "stop"
-        elif len(self.tokens) >= self.job.max_tokens:
-            self.stop_reason = "length"
-        listener = self.job.listener
-        if listener is not None and not listener.take(self.index, token, logprob, self.stop_reason):
-            self.end()
-
-    def add_likeliest(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Add the likeliest tokens at the next position."""
-        self.topk_ids.append(ids.astype(np.int32))
-        self.topk_logprobs.append(logprobs)
-
-    def continuation(self) -> Continuation:
-        shape = (len(self.topk_ids), self.job.topk_sample_logprobs)
-        ids = np.array(self.topk_ids, np.int32).reshape(shape)
-        return Continuation(
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            stop_reason=self.stop_reason or "length",
-            topk=(ids, np.array(self.topk_logprobs, np.float32).reshape(shape)) if shape[1] else None,
-        )
-
-
-def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
-    """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
-    seed = noise_seed(job)
-    stops = Stops(job, end_of_text, decode)
-    runs = [
-        DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index) for index in range(job.num_samples)
-    ]
-    if job.max_tokens == 0:
-        for run in runs:
-            run.end()
-    return runs
-
-
-def draw_noise(source: np.random.Generator) -> Iterator[float]:
-    """Yield numbers between 0 and 1, some at a time, so that a job with a high limit holds no more than it uses."""
-    while True:
-        yield from source.random(NOISE_BLOCK).tolist()
-
+from tinker.local.engines.inputs import shape_logits
+from tinker.local.engines.protocol import SampleJob
+from tinker.local.engines.runs import LEAST_TOP_P, DecodingRun
 
 Draw: TypeAlias = Callable[[torch.Tensor, Sequence[SampleJob], torch.Tensor], torch.Tensor]
-LEAST_TOP_P = 1e-12  # takes the likeliest token alone, as 0 does
 NUCLEUS = 512  # tokens among which top_p is looked for first
 SPARE = 128  # tokens looked at behind the top_k likeliest, so that those as likely as the last one are seen
 

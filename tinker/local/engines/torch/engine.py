@@ -11,58 +11,45 @@ the formulas in ``losses``, the LoRA weights in ``lora``, the samples in progres
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import attrs
 import torch
 from transformers.cache_utils import DynamicCache
 
+from tinker.local.engines.adapter_files import Moments, PeftEngine, read_weights
 from tinker.local.engines.inputs import check_data, check_job, check_step
+from tinker.local.engines.lora import LoraFactors
 from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute, directory_names, find_source, public_name
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
     Dimuon,
     EngineError,
     ExpectedLoss,
-    LocalEngine,
     LossResult,
     SampleJob,
     TrainingExample,
 )
-from tinker.local.engines.torch.adapters import (
-    PEFT_FILES,
-    TorchAdapter,
-    accumulate,
-    gradient_norm,
-    read_optimizer,
-    read_peft_adapter,
-    read_weights,
-    step_adam,
-    step_dimuon,
-    write_optimizer,
-    write_weights,
-)
-from tinker.local.engines.torch.decoding import DecodingRun, start_runs
+from tinker.local.engines.runs import DIVERGED, FOREIGN_WEIGHTS, Work, start_work
+from tinker.local.engines.torch.adapters import TorchAdapter, accumulate, gradient_norm, step_adam, step_dimuon
 from tinker.local.engines.torch.head import SplitModel
-from tinker.local.engines.torch.images import TorchImages, open_reader
-from tinker.local.engines.torch.loading import directory_names, end_of_text_ids, find_place, load_model, public_name
-from tinker.local.engines.torch.lora import LoraTargets, LoraWeights
+from tinker.local.engines.torch.images import open_reader
+from tinker.local.engines.torch.loading import end_of_text_ids, find_place, load_model
+from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture
 from tinker.local.engines.torch.passes import LossPlan, LossRun, Trainer, run_joined
 from tinker.local.engines.torch.prefixes import Prefixes
-from tinker.local.engines.torch.rows import DIVERGED, check_cache
+from tinker.local.engines.torch.rows import check_cache
 from tinker.local.engines.torch.sampling import Parts, TorchBatch, can_continue
 
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
-class TorchEngine(LocalEngine[TorchAdapter]):
+class TorchEngine(PeftEngine[TorchAdapter]):
     """Trains and samples LoRA adapters over ``model``: a directory, a hub name, or the packaged ``tinker/babble``.
 
     The options are those of :class:`Placement`; adapters are always float32. Loading prints
@@ -80,18 +67,18 @@ class TorchEngine(LocalEngine[TorchAdapter]):
         share_passes: bool = False,
     ) -> None:
         place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
-        source = str(PACKAGED_FOLDER) if str(model) == PACKAGED_MODEL else str(model)
+        source = find_source(model)
         super().__init__()
         self.base_model: str = public_name(source)
         self.aliases: frozenset[str] = directory_names(source)
         self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
-        self.adapter_files: frozenset[str] = PEFT_FILES
         self._model, self._tokenizer = load_model(source, place)
         text = self._model.config.get_text_config()
         self.max_context_length: int = int(getattr(text, "max_position_embeddings", 2048))
-        self._targets = LoraTargets(self._model)
-        if self._targets.left_out:
-            log.info("%s: no adapter changes %s", self.base_model, self._targets.describe_left_out())
+        targets = self._targets = TorchTargets(self._model)
+        self._adopt = targets.adopt
+        if targets.left_out:
+            log.info("%s: no adapter changes %s", self.base_model, targets.describe_left_out())
         self._memory = MemoryReturn(find_trim())
         self._vocabulary = int(text.vocab_size)
         self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
@@ -100,39 +87,33 @@ class TorchEngine(LocalEngine[TorchAdapter]):
         self._expected: dict[str, LossRun] = {}
         self._trainer = Trainer(self._model, split, recompute)
         self.shares_passes: bool = share_passes and split.is_split and recompute != "always"
-        mixer = Mixer(self._model, self._targets.all)
-        self._parts = Parts(self._model, split, mixer, Prefixes(), self._start_runs)
+        mixer = Mixer(self._model, targets.all)
+        self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
         self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
-        self.image_reader: TorchImages | None = open_reader(self._model, source, self.max_context_length)
+        self.image_reader = open_reader(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
     # Adapters
 
-    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
-        seed = secrets.randbits(31) if spec.seed is None else spec.seed
-        self._adapters[adapter_id] = TorchAdapter(self._targets.fresh(attrs.evolve(spec, seed=seed), seed))
+    def _assemble(self, spec: AdapterSpec, factors: LoraFactors, moments: Moments) -> TorchAdapter:
+        weights = self._adopt(spec, factors)
+        taken: dict[str, list[torch.Tensor]] = {}
+        for key, by_name in moments.items():
+            for name, weight in weights.tensors.items():
+                device = torch.device("cpu") if key == "step" else weight.device
+                taken.setdefault(key, []).append(torch.tensor(by_name[name], device=device))
+        return TorchAdapter(weights, taken)
+
+    def _take_apart(self, adapter: TorchAdapter) -> tuple[AdapterSpec, LoraFactors, Moments]:
+        tensors = adapter.weights.tensors
+        moments = {key: _to_arrays(dict(zip(tensors, one, strict=True))) for key, one in adapter.moments.items()}
+        return adapter.weights.spec, _to_arrays(tensors), moments
 
     def snapshot(self, adapter_id: str) -> LoraWeights:
         return self._adapter(adapter_id).weights.freeze_copy()
 
     def load_snapshot(self, directory: Path) -> LoraWeights:
-        return read_weights(directory, self._targets, self.base_model)
-
-    def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
-        """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
-        adapter = self._adapter(adapter_id)
-        write_weights(directory, self._targets, adapter.weights, self.base_model)
-        if optimizer:
-            write_optimizer(directory, adapter)
-
-    def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
-        weights = read_weights(directory, self._targets, self.base_model)
-        self._adapters[adapter_id] = TorchAdapter(weights, read_optimizer(directory, weights) if optimizer else {})
-        return weights.spec
-
-    def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
-        """Take PEFT's two files; see :mod:`tinker.local.engines.torch.adapters`."""
-        write_weights(directory, self._targets, read_peft_adapter(source, self._targets, spec), self.base_model)
+        return self._adopt(*read_weights(directory, self._targets, self.base_model))
 
     # Training
 
@@ -197,13 +178,13 @@ class TorchEngine(LocalEngine[TorchAdapter]):
         """Make an empty batch of samples that together hold about ``limit`` tokens."""
         return TorchBatch(self._parts, DynamicCache(config=self._parts.config), limit)
 
-    def _start_runs(self, job: SampleJob) -> list[DecodingRun]:
+    def _start(self, job: SampleJob) -> Work:
         check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
         if job.weights is not None and not isinstance(job.weights, LoraWeights):
-            raise EngineError("the weights to sample from do not come from this engine")
+            raise EngineError(FOREIGN_WEIGHTS)
         if job.weights is not None and not self._is_finite(job.weights):
             raise EngineError(DIVERGED)
-        return start_runs(job, self._end_of_text, self._decode)
+        return start_work(job, self._end_of_text, self._decode)
 
     def _is_finite(self, weights: LoraWeights) -> bool:
         """Return whether these weights are finite, so that they can share a pass with others; computed once."""
@@ -213,3 +194,7 @@ class TorchEngine(LocalEngine[TorchAdapter]):
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+
+def _to_arrays(tensors: Mapping[str, torch.Tensor]) -> LoraFactors:
+    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}

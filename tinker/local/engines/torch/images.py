@@ -43,7 +43,7 @@ def can_open() -> bool:
 def open_image(data: bytes, image_format: str) -> Image:
     """Read the header of an image file, without decoding it. Raises EngineError if it is not of that format."""
     if not can_open():
-        raise EngineError(f"this server cannot read images without Pillow: {install_command('local')}")
+        raise EngineError(f"this server cannot read images without Pillow: {install_command('models')}")
     if image_format not in FORMATS:
         raise EngineError(f"images of the format {image_format!r} are not read; send {' or '.join(FORMATS)}")
     import PIL.Image

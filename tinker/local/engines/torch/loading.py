@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 import transformers
 
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, Placement, find_ends
+from tinker.local.engines.opening import Placement, find_ends
 from tinker.local.engines.torch.images import reads_images
 
 
@@ -53,21 +52,6 @@ def find_devices() -> list[str]:
     """
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
-
-
-def public_name(source: str) -> str:
-    """Return the packaged model's own name, the last part of a directory, or any other source as it is."""
-    if Path(source) == PACKAGED_FOLDER:
-        return PACKAGED_MODEL
-    return Path(source).resolve().name if Path(source).is_dir() else source
-
-
-def directory_names(source: str) -> frozenset[str]:
-    """Return the names of a directory besides its last part: the path as it was given, and the absolute one."""
-    folder = Path(source)
-    if not folder.is_dir() or folder == PACKAGED_FOLDER:
-        return frozenset()
-    return frozenset({source, str(folder), str(folder.absolute()), str(folder.resolve())})
 
 
 @contextmanager

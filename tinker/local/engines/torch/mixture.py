@@ -21,8 +21,8 @@ import attrs
 import torch
 from torch.nn import functional
 
+from tinker.local.engines.lora import LoraTarget
 from tinker.local.engines.torch.lora import LoraWeights
-from tinker.local.engines.torch.targets import LoraTarget
 
 
 @attrs.frozen(eq=False)

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import torch
 
+from tinker.local.engines.batches import split_batches
 from tinker.local.engines.inputs import Cells, LossForm, add_sequence_ratios, explain_infinite_loss
 from tinker.local.engines.losses import LossMetrics, TokenLoss
 from tinker.local.engines.opening import Recompute
@@ -25,7 +26,6 @@ from tinker.local.engines.torch.image_rows import ImageRow, ImageStates, find_po
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.memory import is_useful, recompute_layers, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture
-from tinker.local.engines.torch.rows import split_batches
 
 
 @attrs.frozen(eq=False)

@@ -10,16 +10,15 @@ convolutions hold one state for each row instead of columns.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from tinker.local.engines.protocol import EngineError
-from tinker.local.engines.torch.decoding import DecodingRun, draw
+from tinker.local.engines.runs import DecodingRun
+from tinker.local.engines.torch.decoding import draw
 from tinker.local.engines.torch.image_rows import count_shift
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixture
@@ -176,39 +175,11 @@ def _change(layer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
             states[index] = None if state is None else change(state)
 
 
-REAL_SHARE = 0.8  # of the cells of a batch, at least; the rest is padding
-FREE_PADDING = 64  # cells of padding that cost less than one more pass over the weights
-
-
-def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
-    """Return whether rows of these lengths, padded to the longest, need little padding."""
-    real, padded = sum(lengths), len(lengths) * max(lengths)
-    return real >= REAL_SHARE * padded or padded - real <= free
-
-
-def split_batches(lengths: Sequence[int], cells: int) -> Iterator[list[int]]:
-    """Yield batches of indices, the shortest rows first, with little padding and at most ``cells``, or with one row."""
-
-    def fits(batch: list[int]) -> bool:
-        chosen = [lengths[index] for index in batch]
-        return len(chosen) * max(chosen) <= cells and is_alike(chosen)
-
-    return split_where(sorted(range(len(lengths)), key=lengths.__getitem__), fits)
-
-
-def split_where(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[list[int]]:
-    """Yield consecutive batches that fit; an item that does not fit alone goes alone."""
-    batch: list[int] = []
-    for index in order:
-        if batch and not fits([*batch, index]):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-DIVERGED = "the model's probabilities are not finite: training has diverged; use a lower learning rate"
+def read_weights(run: DecodingRun) -> LoraWeights | None:
+    """Return the adapter that a run is sampled with; None is the base model."""
+    weights = run.job.weights
+    assert weights is None or isinstance(weights, LoraWeights)
+    return weights
 
 
 @attrs.define(eq=False)
@@ -227,7 +198,7 @@ class RowGroup:
     @property
     def weights(self) -> list[LoraWeights | None]:
         """Return the weights of each row."""
-        return [run.weights for run in self.runs]
+        return [read_weights(run) for run in self.runs]
 
     @property
     def mixture(self) -> Mixture:
@@ -301,14 +272,5 @@ def extend(runs: Sequence[DecodingRun], logits: torch.Tensor) -> torch.Tensor:
             if run.job.topk_sample_logprobs:
                 values, ids = logits[row].topk(run.job.topk_sample_logprobs)
                 run.add_likeliest(ids.cpu().numpy(), (values - norms[row]).cpu().numpy())
-            _accept(run, token, drawn[row])
+            run.take(token, drawn[row])
     return tokens
-
-
-def _accept(run: DecodingRun, token: int, logprob: float) -> None:
-    try:
-        if not math.isfinite(logprob):
-            raise EngineError(DIVERGED)
-        run.accept(token, logprob)
-    except Exception as error:  # noqa: BLE001 - also of a listener; it fails this run and no other
-        run.error = error

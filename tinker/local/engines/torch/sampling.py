@@ -16,8 +16,9 @@ from typing import Any
 import attrs
 import torch
 
+from tinker.local.engines.batches import is_alike
 from tinker.local.engines.protocol import SampleJob, SampleResult
-from tinker.local.engines.torch.decoding import DecodingRun
+from tinker.local.engines.runs import DecodingRun, PromptScorer, Work
 from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
 from tinker.local.engines.torch.image_rows import TokenNames, name_tokens
 from tinker.local.engines.torch.lora import LoraWeights
@@ -26,9 +27,8 @@ from tinker.local.engines.torch.prefill import (
     PendingPrompt,
     Prefill,
     Prefilled,
-    PromptScorer,
+    add_logits,
     collect_prompts,
-    needs_prompt_scores,
     split_prompts,
 )
 from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
@@ -37,7 +37,6 @@ from tinker.local.engines.torch.rows import (
     extend,
     has_columns,
     has_states,
-    is_alike,
     make_cache,
     read_row,
     select_rows,
@@ -61,7 +60,7 @@ class Parts:
     split: SplitModel
     mixer: Mixer
     prefixes: Prefixes
-    start: Callable[[SampleJob], list[DecodingRun]]
+    start: Callable[[SampleJob], Work]
     keeps_prefixes: bool = True
     is_apart: bool = False
 
@@ -87,23 +86,6 @@ def can_continue(split: SplitModel, config: Any, device: torch.device) -> bool:
         return False
 
 
-@attrs.define(eq=False)
-class Work:
-    """One job in progress."""
-
-    job: SampleJob
-    runs: list[DecodingRun]
-    scores: SampleResult | None
-
-    def outcome(self) -> SampleResult | Exception | None:
-        """Return its result or failure; None while it runs."""
-        if (error := next((run.error for run in self.runs if run.error is not None), None)) is not None:
-            return error
-        if self.scores is None or not all(run.is_over for run in self.runs):
-            return None
-        return attrs.evolve(self.scores, sequences=[run.continuation() for run in self.runs])
-
-
 class TorchBatch:
     """A SampleBatch of a torch engine."""
 
@@ -124,10 +106,9 @@ class TorchBatch:
         return sum(run.length for run in self._owners if not run.is_over)
 
     def add(self, ticket: object, job: SampleJob) -> None:
-        runs = self._parts.start(job)
-        work = self._works[ticket] = Work(job, runs, None if needs_prompt_scores(job) else SampleResult(sequences=[]))
-        self._owners.update(dict.fromkeys(runs, work))
-        self._pending += runs
+        work = self._works[ticket] = self._parts.start(job)
+        self._owners.update(dict.fromkeys(work.runs, work))
+        self._pending += work.runs
 
     def drop(self, ticket: object) -> None:
         self._forget(ticket)
@@ -272,7 +253,7 @@ class TorchBatch:
             for row, mine in enumerate(scorers):
                 first = max(0, count - done.real[row] - part.start)  # padding comes before it
                 for scorer in mine:
-                    scorer.add(logits[row, first:])
+                    add_logits(scorer, logits[row, first:])
 
     def _start_group(self, batch: Prefill, runs: list[DecodingRun]) -> RowGroup:
         assert batch.logits is not None
@@ -304,7 +285,7 @@ class TorchBatch:
         if self._keeps:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
-                    self._remember(group, row, run.weights, name_tokens(run.history()[:-1], run.images))
+                    self._remember(group, row, group.weights[row], name_tokens(run.history()[:-1], run.images))
 
     def _regroup(self) -> None:
         """Drop finished rows, and merge groups of similar lengths."""

@@ -18,6 +18,8 @@ import peft
 import torch
 import transformers
 
+from tinker.local.engines.lora import LoraTarget
+
 MIXES_TOKENS = re.compile(r"attn|attention|mamba|(^|[._])conv([._]|$)", re.IGNORECASE)
 KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa"})  # of attention, whatever its module is called
 ROUTERS = frozenset({"gate", "router"})
@@ -27,29 +29,6 @@ STACK_RULES = (
     "has_gate",
 )  # what transformers notes about experts that it can compute in several ways
 STACKS = ("gate_up_proj", "up_proj", "down_proj")
-
-
-@attrs.frozen
-class LoraTarget:
-    """A matrix that can be adapted, or a stack of one for each expert; ``kind`` is ``attn``, ``mlp`` or ``unembed``.
-
-    ``key`` is where PEFT keeps its factors. It is the name of the module, except where several parameters of one module are
-    adapted: PEFT then wraps the module once for each, the last parameter outside.
-    """
-
-    name: str
-    key: str
-    kind: str
-    inputs: int
-    outputs: int
-    parameter: str = "weight"
-    experts: int = 1
-    is_stack: bool = False
-
-    def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Return the factors of an adapter by their names."""
-        count = rank * self.experts
-        return {f"{self.key}.lora_A.weight": (count, self.inputs), f"{self.key}.lora_B.weight": (self.outputs, count)}
 
 
 @attrs.frozen

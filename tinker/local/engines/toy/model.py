@@ -1,4 +1,4 @@
-"""The toy's frozen model, two softmaxes over the digits of the next token; its adapters, their steps and their files."""
+"""The toy's frozen model, two softmaxes over the digits of the next token, and its files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.dimuon import orthogonal_direction
+from tinker.local.engines.arrays import Tensors
 from tinker.local.engines.inputs import Cells
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, Float32, Int32, SampleJob
+from tinker.local.engines.protocol import EngineError, Float32
 
 END_OF_TEXT = 256
 BASE = 256
@@ -21,7 +20,6 @@ WIDTH = 64  # of the hidden state; 256 bytes are told apart well enough in 64 di
 BLOCK = 8192  # rows of one matrix product; bounds memory to some ten megabytes
 LETTERS = " etaoinshrdlucmfwypvbgk,.\nTAISjxqz"  # by falling frequency
 Float64: TypeAlias = NDArray[np.float64]
-Tensors: TypeAlias = dict[str, Float64]
 
 
 class Bigram:
@@ -99,25 +97,19 @@ class Bigram:
         return self._high + _lora_update(tensors, "high", scale), self._low + _lora_update(tensors, "low", scale)
 
 
-@attrs.frozen(eq=False)
-class TokenPairs:
-    """The distinct (last token, next token) pairs of a call, and for each cell the place of its pair among them."""
+class BigramPass:
+    """The log-probabilities of targets after the tokens of some data, each distinct pair computed once."""
 
-    last: NDArray[np.int64]
-    following: NDArray[np.int64]
-    places: NDArray[np.int64]
-    known: NDArray[np.bool_]
+    def __init__(self, net: Bigram, tensors: Tensors, scale: float, data: Sequence[Cells], targets: NDArray[np.int64]) -> None:
+        last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in data])
+        distinct, places = np.unique(last * BASE * BASE + targets, return_inverse=True)
+        self._net, self._places, self._pairs = net, places.reshape(-1), np.divmod(distinct, BASE * BASE)
+        self._tensors, self._scale = tensors, scale
+        self.logprobs: Float64 = net.logprobs(tensors, scale, *self._pairs)[self._places]
 
-    @classmethod
-    def collect(cls, checked: Sequence[Cells], vocabulary: int) -> TokenPairs:
-        """Collect the pairs. Targets out of range (their weight is zero) count as token 0 and are not ``known``."""
-        last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in checked])
-        targets = np.concatenate([cells.targets.reshape(-1) for cells in checked])
-        known = (targets >= 0) & (targets < vocabulary)
-        codes = last * BASE * BASE + np.where(known, targets, 0)
-        distinct, places = np.unique(codes, return_inverse=True)
-        first, second = np.divmod(distinct, BASE * BASE)
-        return cls(first, second, places.reshape(-1), known)
+    def differentiate(self, slopes: Float64) -> Tensors:
+        summed = cast("Float64", np.bincount(self._places, slopes, len(self._pairs[0])))
+        return self._net.gradient(self._tensors, self._scale, *self._pairs, summed)
 
 
 def _iterate_blocks(count: int) -> Iterator[slice]:
@@ -136,8 +128,8 @@ def _logit_slopes(logits: Float64, chosen: NDArray[np.int64], slopes: Float64) -
 
 
 def _lora_update(tensors: Tensors, name: str, scale: float) -> Float64:
-    down, up = tensors[f"{name}.a"], tensors[f"{name}.b"]
-    return np.multiply(down @ up, scale)
+    update: Float64 = scale * tensors[f"{name}.a"] @ tensors[f"{name}.b"]
+    return update
 
 
 def _lora_slopes(tensors: Tensors, name: str, scale: float, slope: Float64) -> Tensors:
@@ -145,84 +137,8 @@ def _lora_slopes(tensors: Tensors, name: str, scale: float, slope: Float64) -> T
     return {f"{name}.a": scale * slope @ up.T, f"{name}.b": scale * down.T @ slope}
 
 
-def has_stopped(tokens: list[int], job: SampleJob) -> bool:
-    """Return whether the last token completed a stop: an id, or a text among the bytes generated."""
-    if job.stop is None:
-        return tokens[-1] == END_OF_TEXT
-    return any(_ends_with(tokens[job.min_tokens :], piece) for piece in job.stop)
-
-
-def _ends_with(tokens: list[int], piece: str | int) -> bool:
-    if isinstance(piece, int):
-        return tokens[-1:] == [piece]
-    wanted = list(piece.encode())
-    return tokens[-len(wanted) :] == wanted
-
-
-def cumulative_distribution(row: Float32, job: SampleJob) -> tuple[Float64, Int32]:
-    """Return the likeliest token alone at temperature 0; else the cumulated rest after top_k and then top_p."""
-    if job.temperature == 0:
-        return np.ones(1), np.array([row.argmax()], np.int32)
-    ids = np.arange(len(row), dtype=np.int32)
-    if job.top_k >= 1 or job.top_p < 1:
-        ids = np.argsort(-row, kind="stable").astype(np.int32)[: job.top_k if job.top_k >= 1 else None]
-    scores = row[ids].astype(np.float64)
-    cumulative = np.exp((scores - scores.max()) / job.temperature).cumsum()
-    if job.top_p < 1:
-        kept = int(cumulative.searchsorted(job.top_p * float(cumulative[-1]))) + 1
-        cumulative, ids = cumulative[:kept], ids[:kept]
-    return cumulative, ids
-
-
 ADAPTER_FILE, OPTIMIZER_FILE = "toy_adapter.npz", "toy_optimizer.npz"
 MAX_ADAPTER_NBYTES = 1 << 26
-
-
-@attrs.define(eq=False)
-class ToyAdapter:
-    """The state of one training run. ``gradient`` is None until one has been accumulated."""
-
-    spec: AdapterSpec
-    tensors: Tensors
-    first: Tensors
-    second: Tensors
-    steps: int = 0
-    gradient: Tensors | None = None
-
-    @classmethod
-    def create(cls, spec: AdapterSpec, tensors: Tensors) -> ToyAdapter:
-        return cls(spec, tensors, zeros_like(tensors), zeros_like(tensors))
-
-
-def zeros_like(tensors: Tensors) -> Tensors:
-    return {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
-
-
-def step_adam(adapter: ToyAdapter, gradient: Tensors, params: Adam) -> ToyAdapter:
-    """Return the adapter after a step; the given one stays as it is."""
-    steps, tensors, first, second = adapter.steps + 1, Tensors(), Tensors(), Tensors()
-    for name, tensor in adapter.tensors.items():
-        part = gradient[name]
-        first[name] = params.beta1 * adapter.first[name] + (1 - params.beta1) * part
-        second[name] = params.beta2 * adapter.second[name] + (1 - params.beta2) * part**2
-        rate = params.learning_rate / (1 - params.beta1**steps)
-        scale = np.sqrt(second[name] / (1 - params.beta2**steps)) + params.eps
-        step = np.divide(first[name], scale, out=np.zeros_like(scale), where=scale > 0)
-        tensors[name] = tensor * (1 - params.learning_rate * params.weight_decay) - rate * step
-    return ToyAdapter(adapter.spec, tensors, first, second, steps)
-
-
-def step_dimuon(adapter: ToyAdapter, gradient: Tensors, params: Dimuon) -> ToyAdapter:
-    """Return the adapter after a step; the given one stays as it is."""
-    first = {name: params.beta1 * adapter.first[name] + (1 - params.beta1) * part for name, part in gradient.items()}
-    tensors = {
-        name: tensor - params.learning_rate * orthogonal_direction(first[name]) for name, tensor in adapter.tensors.items()
-    }
-    return ToyAdapter(adapter.spec, tensors, first, adapter.second, adapter.steps + 1)
-
-
-def moment_names(tensors: Tensors) -> set[str]:
-    return {f"{moment}.{name}" for moment in ("first", "second") for name in tensors}
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
