@@ -14,9 +14,9 @@ import msgspec
 from tinker._installation import install_command
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.observing import Event
-from tinker.types._arrays import is_torch
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
+from tinker.types.tensor_data import is_torch
 
 if TYPE_CHECKING:
     import torch
