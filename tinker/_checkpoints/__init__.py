@@ -6,7 +6,6 @@ from tinker._checkpoints.adapter import LocalAdapter as LocalAdapter
 from tinker._checkpoints.adapter import read_adapter as read_adapter
 from tinker._checkpoints.transfers import FileSource as FileSource
 from tinker._checkpoints.transfers import Uploading as Uploading
-from tinker._checkpoints.transfers import Watch as Watch
 from tinker._checkpoints.transfers import fetch as fetch
 from tinker._checkpoints.transfers import in_utc as in_utc
 from tinker._checkpoints.transfers import save_url as save_url
