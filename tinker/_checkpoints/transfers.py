@@ -28,17 +28,15 @@ import msgspec
 
 from tinker._checkpoints.adapter import LocalAdapter
 from tinker._http import (
-    DOWNLOAD,
-    FILE_UPLOAD,
     ExchangeFailed,
     PreparedRequest,
     RawResponse,
     Transport,
-    connection_error,
     explain_handshake,
     hide_signature,
     open_files,
-    status_error,
+    responses,
+    retry,
     statuses,
 )
 from tinker._loop import run_together
@@ -109,7 +107,7 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> Non
     What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
     APIError when the policy gives up, TinkerError when the content differs from its checksum.
     """
-    retries, clock = source.transport.open_retries(DOWNLOAD), source.transport.clock
+    retries, clock = source.transport.open_retries(retry.DOWNLOAD), source.transport.clock
     refused: str | None = None
     while True:
         before = await asyncio.to_thread(_length, place)
@@ -161,7 +159,7 @@ async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> N
             else:
                 await response.aread()
                 failure = RawResponse(_prepare(url), response.status_code, response.headers, response.content)
-                raise status_error(failure, source.transport.clock)
+                raise responses.status_error(failure, source.transport.clock)
 
 
 @contextmanager
@@ -172,10 +170,10 @@ def explain_failures(request: PreparedRequest, silence: str) -> Generator[None]:
     try:
         yield
     except httpx.TimeoutException as error:
-        raise connection_error(request, ExchangeFailed(silence, timed_out=True)) from error
+        raise responses.connection_error(request, ExchangeFailed(silence, timed_out=True)) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         failure = explain_handshake(error, request.url) or ExchangeFailed(type(error).__name__)
-        raise connection_error(request, failure) from error
+        raise responses.connection_error(request, failure) from error
 
 
 def _prepare(url: str) -> PreparedRequest:
@@ -254,7 +252,7 @@ class _Receiving:
             )
 
     def _truncation_error(self, what: str) -> APIConnectionError:
-        return connection_error(_prepare(self._url), ExchangeFailed(f"the server sent {what}"))
+        return responses.connection_error(_prepare(self._url), ExchangeFailed(f"the server sent {what}"))
 
 
 class _Checks:
@@ -450,7 +448,7 @@ class Uploading:
         if note.sent.get(name) == digest:
             self.watch(name, size, size)
             return
-        retries, clock = self.transport.open_retries(FILE_UPLOAD), self.transport.clock
+        retries, clock = self.transport.open_retries(retry.FILE_UPLOAD), self.transport.clock
         while True:
             try:
                 await self._put(note.urls[name], name, file, size, digest)
@@ -475,12 +473,12 @@ class Uploading:
                 url, content=self._pieces(name, file, size), headers=headers, follow_redirects=False
             )
         if not response.is_success:
-            raise status_error(
+            raise responses.status_error(
                 RawResponse(request, response.status_code, response.headers, response.content), self.transport.clock
             )
         kept = read_checksums(response.headers, whole=False).get("sha-256")
         if kept is not None and base64.b64encode(kept).decode() != digest:
-            raise connection_error(request, ExchangeFailed("the server stored different content than was sent"))
+            raise responses.connection_error(request, ExchangeFailed("the server stored different content than was sent"))
 
     async def _pieces(self, name: str, file: Path, size: int) -> AsyncIterator[bytes]:
         sent = 0

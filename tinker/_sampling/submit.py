@@ -21,7 +21,7 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import EventLabels, TokenQueue
-from tinker._http import SAMPLE, SUBMIT, Policy, Purpose, Retries, SampleAdmission, StreamsAbsent, is_absent
+from tinker._http import Policy, Purpose, Retries, SampleAdmission, StreamsAbsent, retry, statuses
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
@@ -100,13 +100,13 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
             model_path=self.model_path,
         )
         with suggest_models(self.base_model, runtime.server.known_models):
-            return (await runtime.transport.send(api.create_sampling_session(body), SUBMIT)).value.sampling_session_id
+            return (await runtime.transport.send(api.create_sampling_session(body), retry.SUBMIT)).value.sampling_session_id
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return the given name, or request it."""
         if self.base_model is not None:
             return self.base_model
-        return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), SUBMIT)).value.base_model
+        return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), retry.SUBMIT)).value.base_model
 
 
 _STREAM = api.stream_sample.__name__
@@ -123,7 +123,7 @@ class SamplerConnection:
         operation: str,
         source: SamplerSource,
         *,
-        policy: Policy = SAMPLE,
+        policy: Policy = retry.SAMPLE,
         record_stability_info: bool,
         is_clone: bool = False,
     ) -> None:
@@ -238,7 +238,7 @@ class SamplerConnection:
         if not context.config.sample_join_sampling_session:
             return portable.draw_clone_number()
         request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
-        return (await self.runtime.transport.send(request, SUBMIT)).value.client_counter
+        return (await self.runtime.transport.send(request, retry.SUBMIT)).value.client_counter
 
     # --------------------------------------------------------------------------------------------------------- information
 
@@ -250,7 +250,7 @@ class SamplerConnection:
     async def _find_tokenizer(self, future: APIFuture[_tokenizers.TokenizerSource]) -> _tokenizers.TokenizerSource:
         base_model = await self._find_base_model(future)
         assert self.session_id is not None
-        sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), SUBMIT)
+        sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), retry.SUBMIT)
         tokenizer_id = None if sampler is None else sampler.tokenizer_id
         return _tokenizers.resolve(base_model, tokenizer_id)
 
@@ -299,7 +299,7 @@ class SamplerConnection:
                 if to.received_tokens:
                     reason = f"sample_stream failed after {to.received_tokens} tokens: {error}"
                     raise SampleStreamError(reason, to.received_tokens) from error
-                if not isinstance(error, APIError) or not is_absent(error):
+                if not isinstance(error, APIError) or not statuses.is_absent(error):
                     raise
                 absence = error
         response = await self._sample(future, prompt, options)
@@ -378,7 +378,7 @@ class SamplerConnection:
         """Cancel the request on the server; a failure is ignored."""
         request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
         try:
-            await self.runtime.transport.send(request, SUBMIT)
+            await self.runtime.transport.send(request, retry.SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
 

@@ -16,21 +16,7 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
-from tinker._http import (
-    POLL,
-    Budget,
-    Observers,
-    Purpose,
-    RawResponse,
-    Reply,
-    Retries,
-    Transport,
-    find_explanation,
-    invalid_response,
-    shorten,
-    statuses,
-    undecodable,
-)
+from tinker._http import Budget, Observers, Purpose, RawResponse, Reply, Retries, Transport, responses, retry, statuses
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RefusedResultError, RequestFailedError
 from tinker.futures import APIFuture
@@ -208,7 +194,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
         transport = self.poller.transport
         if self._retries is None:
-            self._retries = transport.open_retries(POLL, self.last_sign)
+            self._retries = transport.open_retries(retry.POLL, self.last_sign)
         await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
 
     def _note_sign(self) -> None:
@@ -239,7 +225,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         try:
             result = self._decode(response, is_proto)
         except Exception as error:
-            raise undecodable(response, error, self.future.operation) from error
+            raise responses.undecodable(response, error, self.future.operation) from error
         if self.spec.find_fault is not None and (fault := self.spec.find_fault(result)) is not None:
             raise self._invalid(response, fault)
         return result
@@ -251,7 +237,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         try:
             status = json.decode(response.content, models.FutureStatus)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise undecodable(response, error, self.future.operation) from error
+            raise responses.undecodable(response, error, self.future.operation) from error
         if status.request_id not in (None, self.request_id):
             raise self._invalid(response, f"the status is of the request {status.request_id}, not of {self.request_id}")
         return status
@@ -268,7 +254,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return spec.from_json(json.decode(body, spec.record), body)
 
     def _invalid(self, response: RawResponse, fault: str) -> APIError:
-        return invalid_response(response, fault, self.future.operation)
+        return responses.invalid_response(response, fault, self.future.operation)
 
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
         """Note the size of a result that is there. The next poll asks for all of it; a second size instead is an error."""
@@ -311,7 +297,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
         error = kind(
-            f"{self.future.operation} failed on the server: {shorten(text)} (request {self.request_id}, category {known})",
+            f"{self.future.operation} failed on the server: {responses.shorten(text)} (request {self.request_id}, category {known})",
             self.request_id,
             known,
             reason=text,
@@ -348,7 +334,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
 def _detail(error: APIStatusError) -> object:
     """Return the server's text of a failure, else the body as it is."""
-    return find_explanation(error.body) or error.body or str(error)
+    return responses.find_explanation(error.body) or error.body or str(error)
 
 
 # ------------------------------------------------------------------------------------------------- the tokens of a request

@@ -22,9 +22,6 @@ from tinker_wire.runtime import Request
 
 from tinker._config import is_sendable
 from tinker._http import (
-    ONE_SHOT,
-    START,
-    SUBMIT,
     THROTTLED_SLOTS,
     Budget,
     Credential,
@@ -36,7 +33,7 @@ from tinker._http import (
     Transport,
     cool_down_for,
     find_command,
-    is_lost,
+    retry,
     statuses,
 )
 from tinker._loop import TaskScope, loop_thread
@@ -58,7 +55,7 @@ logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 
-async def beat(transport: Transport, session_id: str, policy: Policy = ONE_SHOT) -> None:
+async def beat(transport: Transport, session_id: str, policy: Policy = retry.ONE_SHOT) -> None:
     """Send one heartbeat; raise its error if it fails."""
     body = models.SessionHeartbeatRequest(session_id=session_id)
     await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
@@ -184,7 +181,7 @@ class ServerSettings:
 
     async def _client_config(self) -> ServerConfig:
         request = api.client_config(self._body())
-        config = await self._transport.send_optional(request, START, purpose=Purpose.START, check=_useless_limit)
+        config = await self._transport.send_optional(request, retry.START, purpose=Purpose.START, check=_useless_limit)
         return ServerConfig(config or models.ClientConfigResponse(), answered=config is not None)
 
     def _body(self) -> models.ClientConfigRequest:
@@ -199,14 +196,16 @@ class ServerSettings:
 
     async def _exchange(self, credential: Credential) -> Credential:
         request = auth_api.auth_token(models.AuthTokenRequest())
-        reply = await self._transport.send(request, START, purpose=Purpose.START, credential=credential, check=_useless_token)
+        reply = await self._transport.send(
+            request, retry.START, purpose=Purpose.START, credential=credential, check=_useless_token
+        )
         return Credential(reply.value.jwt)
 
     async def _refresh(self, server_config: ServerConfig) -> None:
         """Request the settings periodically; a failure keeps the known ones, and an absent endpoint ends this."""
         while True:
             try:
-                dynamic = await self._transport.send_optional(api.client_dynamic_config(self._body()), ONE_SHOT)
+                dynamic = await self._transport.send_optional(api.client_dynamic_config(self._body()), retry.ONE_SHOT)
                 if dynamic is None:
                     return
                 server_config.dynamic = dynamic
@@ -261,7 +260,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""
-        return await self.results.wait(await self.results.transport.send(request, SUBMIT), spec, future)
+        return await self.results.wait(await self.results.transport.send(request, retry.SUBMIT), spec, future)
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,7 +355,7 @@ class Session:
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
         """Return whether a request failed because the server no longer knows its session: it refuses that heartbeat only."""
-        if not is_lost(error) or not self._heart.beating:
+        if not statuses.is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
             self._expired.add(session_id)
@@ -364,9 +363,9 @@ class Session:
 
     async def _is_forgotten(self, session_id: str) -> bool:
         try:
-            await beat(self._transport, session_id, START)
+            await beat(self._transport, session_id, retry.START)
         except APIStatusError as answer:
-            return is_lost(answer)
+            return statuses.is_lost(answer)
         except TinkerError:
             return False
         return False
@@ -408,7 +407,7 @@ class Session:
                     display_name=self._description.display_name,
                 )
             ),
-            START,
+            retry.START,
             purpose=Purpose.START,
         )
         _log_messages(reply.value)
@@ -444,7 +443,7 @@ class Session:
             started = self._known if self._known is not None else await self._tasks.share(_START, self._start)
             body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(
-                api.finish_session(body, session_id=started.session_id), ONE_SHOT, purpose=Purpose.HEARTBEAT
+                api.finish_session(body, session_id=started.session_id), retry.ONE_SHOT, purpose=Purpose.HEARTBEAT
             )
         except Exception as error:  # it ends by itself when heartbeats stop
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))

@@ -17,7 +17,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
 from tinker._futures import EventLabels
-from tinker._http import SUBMIT, statuses
+from tinker._http import retry, statuses
 from tinker._runtime import Runtime, run
 from tinker._session import ResultSpec, Session, SessionContext, json_only, suggest_loss, suggest_models
 from tinker._training.custom_loss import CustomStep, PreparedLoss
@@ -89,7 +89,7 @@ class SavedAdapter:
             weights_access_token=self.weights_access_token,
         )
         try:
-            submission = await runtime.transport.send(weights_api.load_weights(body), SUBMIT)
+            submission = await runtime.transport.send(weights_api.load_weights(body), retry.SUBMIT)
         except APIStatusError as error:
             if not statuses.is_format_refused(error):
                 raise
@@ -137,10 +137,10 @@ async def _create_then_load(
 async def _find_origin(runtime: Runtime, path: str) -> tuple[str, models.LoraConfig]:
     """Ask the checkpoint, or its training run on servers that do not know that, for the base model and the adapter."""
     transport = runtime.transport
-    info = await transport.send_optional(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), SUBMIT)
+    info = await transport.send_optional(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), retry.SUBMIT)
     if info is None:
         run_id = ParsedCheckpointTinkerPath.from_tinker_path(path).training_run_id
-        run = (await transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
+        run = (await transport.send(training_api.get_training_run(training_run_id=run_id), retry.SUBMIT)).value
         return run.base_model, models.LoraConfig(rank=run.lora_rank or DEFAULT_RANK)
     lora = models.LoraConfig(
         rank=info.lora_rank or DEFAULT_RANK,
@@ -243,7 +243,7 @@ class TrainingRun:
 
     async def _get_info(self, model_id: str) -> models.GetInfoResponse | None:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
-        return await self.runtime.transport.send_optional(request, SUBMIT)
+        return await self.runtime.transport.send_optional(request, retry.SUBMIT)
 
     # ----------------------------------------------------------------------------------------------- requests, on the loop
 
