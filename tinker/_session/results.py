@@ -297,7 +297,8 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
         error = kind(
-            f"{self.future.operation} failed on the server: {responses.shorten(text)} (request {self.request_id}, category {known})",
+            f"{self.future.operation} failed on the server: {responses.shorten(text)} "
+            f"(request {self.request_id}, category {known})",
             self.request_id,
             known,
             reason=text,

@@ -12,22 +12,8 @@ import attrs
 import numpy as np
 
 from tinker.custom_loss import Tensor
-from tinker.regularizers._cells import (
-    REDUCTIONS,
-    LossInput,
-    Reduction,
-    Reference,
-    check_input,
-    check_mask,
-    check_reference,
-    check_rows,
-    count_cells,
-    is_one_for_each_token,
-    read_input,
-    read_reference,
-    reduce,
-    select,
-)
+from tinker.regularizers import _cells
+from tinker.regularizers._cells import LossInput, Reduction, Reference
 from tinker.types.datum import Datum
 from tinker.types.tensor_data import dimensions
 
@@ -110,20 +96,22 @@ class _Compared:
     """A term about log-probabilities beside a reference's: what it looks at, and how values become one."""
 
     reference: Reference = attrs.field(validator=_check_reference)
-    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))
+    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(_cells.REDUCTIONS))
     mask: str | None = attrs.field(default=None, kw_only=True)
 
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack an input, or whose shape the term cannot use."""
         self._check_shape(data)
-        check_mask(data, self.mask)
-        check_reference(data, self.reference)
+        _cells.check_mask(data, self.mask)
+        _cells.check_reference(data, self.reference)
 
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         self.check(data)
-        values = self._compare(logprobs, read_reference(data, logprobs, self.reference), count_cells(data, self.mask))
-        return reduce(values, self.reduction), summarize(values)
+        values = self._compare(
+            logprobs, _cells.read_reference(data, logprobs, self.reference), _cells.count_cells(data, self.mask)
+        )
+        return _cells.reduce(values, self.reduction), summarize(values)
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
         raise NotImplementedError
@@ -163,7 +151,7 @@ class KL(_Compared):
     direction: KLDirection | None = attrs.field(default=None, kw_only=True, validator=in_((None, *_DIRECTIONS)))
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
-        if is_one_for_each_token(data):
+        if _cells.is_one_for_each_token(data):
             if self.direction is not None:
                 raise ValueError("direction needs target_tokens of shape [N, K]; for [N] choose an estimator")
         elif self.estimator is not None:
@@ -171,7 +159,7 @@ class KL(_Compared):
 
     def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
         if logprobs[0].ndim == 1:
-            drift: Tensor = select(logprobs, cells) - select(references, cells)
+            drift: Tensor = _cells.select(logprobs, cells) - _cells.select(references, cells)
             return _ESTIMATORS[self.estimator or "k3"](drift)
         return compute_rows(_DIRECTIONS[self.direction or "forward"], logprobs, references, cells)
 
@@ -189,7 +177,7 @@ class JS(_Compared):
     """
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
-        check_rows(data, "JS")
+        _cells.check_rows(data, "JS")
 
     def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
         return compute_rows(middle_divergence, logprobs, references, cells)
@@ -224,7 +212,7 @@ class Consistency(_Compared):
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
         if self.metric == "kl":
-            check_rows(data, "metric='kl'")
+            _cells.check_rows(data, "metric='kl'")
 
     def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
         if self.metric == "kl":
@@ -234,7 +222,7 @@ class Consistency(_Compared):
 
             pairs = [(a[kept], b[kept]) for a, b, kept in zip(logprobs, references, cells, strict=True) if kept.any()]
             return torch.stack([_cosine_distance(*pair) for pair in pairs])
-        offsets = select(logprobs, cells) - select(references, cells)
+        offsets = _cells.select(logprobs, cells) - _cells.select(references, cells)
         return offsets.square() if self.metric == "mse" else offsets.abs()
 
 
@@ -268,29 +256,29 @@ class Entropy:
     estimator: Literal["score", "mean"] | None = attrs.field(default=None, validator=in_((None, "score", "mean")))
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     normalize: bool = False
-    reduction: Reduction = attrs.field(default="mean", validator=in_(REDUCTIONS))
+    reduction: Reduction = attrs.field(default="mean", validator=in_(_cells.REDUCTIONS))
     mask: str | None = None
 
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack the mask, and for an option that their shape has no use for."""
-        if not is_one_for_each_token(data):
+        if not _cells.is_one_for_each_token(data):
             if self.estimator is not None:
                 raise ValueError("estimator needs target_tokens of shape [N]")
         elif self.temperature != 1.0 or self.normalize:
             raise ValueError("temperature and normalize need target_tokens of shape [N, K]")
-        check_mask(data, self.mask)
+        _cells.check_mask(data, self.mask)
 
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         import torch
 
         self.check(data)
-        cells = count_cells(data, self.mask)
-        if is_one_for_each_token(data):
-            values = self._estimate(select(logprobs, cells))
+        cells = _cells.count_cells(data, self.mask)
+        if _cells.is_one_for_each_token(data):
+            values = self._estimate(_cells.select(logprobs, cells))
         else:
             values = torch.cat([self._compute(*one) for one in zip(logprobs, cells, strict=True)])
-        value = reduce(values, self.reduction)
+        value = _cells.reduce(values, self.reduction)
         return value if self.mode == "minimize" else -value, summarize(values)
 
     def _estimate(self, logprobs: Tensor) -> torch.Tensor:
@@ -333,15 +321,15 @@ class _Elementwise:
     """What L1, L2 and ElasticNet have in common: what they look at, and how values become one."""
 
     target: Target = attrs.field(default="logprobs", validator=_check_target)
-    reduction: Reduction = attrs.field(default="sum", validator=attrs.validators.in_(REDUCTIONS))
+    reduction: Reduction = attrs.field(default="sum", validator=attrs.validators.in_(_cells.REDUCTIONS))
     mask: str | None = None
 
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack an input, or have it in another shape."""
-        check_mask(data, self.mask)
+        _cells.check_mask(data, self.mask)
         for index, datum in enumerate(data):
             for name in self._inputs():
-                check_input(index, datum, name)
+                _cells.check_input(index, datum, name)
 
     def _inputs(self) -> list[str]:
         return [self.target.name] if isinstance(self.target, LossInput) else []
@@ -350,8 +338,8 @@ class _Elementwise:
         """Return the values of the target that count, as one vector."""
         if isinstance(self.target, LossInput):
             name = self.target.name
-            logprobs = [read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)]
-        found = select(logprobs, count_cells(data, self.mask))
+            logprobs = [_cells.read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)]
+        found = _cells.select(logprobs, _cells.count_cells(data, self.mask))
         return found.exp() if self.target == "probs" else found
 
 
@@ -370,7 +358,7 @@ class L1(_Elementwise):
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         sizes = self._select(data, logprobs).abs()
-        return reduce(sizes, self.reduction), {"mean": float(sizes.detach().mean())}
+        return _cells.reduce(sizes, self.reduction), {"mean": float(sizes.detach().mean())}
 
 
 @attrs.frozen(kw_only=True)
@@ -400,13 +388,13 @@ class L2(_Elementwise):
         metrics = {"mean": float(values.detach().square().mean())}
         if center.numel() == 1:
             metrics["center"] = float(center.detach())
-        return reduce(offsets.square(), self.reduction), metrics
+        return _cells.reduce(offsets.square(), self.reduction), metrics
 
     def _center(self, data: list[Datum], logprobs: list[Tensor], values: Tensor) -> torch.Tensor:
         if isinstance(self.center, LossInput):
             name = self.center.name
-            parts = [read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)]
-            return select(parts, count_cells(data, self.mask))
+            parts = [_cells.read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)]
+            return _cells.select(parts, _cells.count_cells(data, self.mask))
         return values.mean() if self.center == "mean" else values.new_tensor(self.center or 0.0)
 
     def _inputs(self) -> list[str]:
@@ -432,7 +420,7 @@ class ElasticNet(_Elementwise):
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         values = self._select(data, logprobs)
-        one, two = reduce(values.abs(), self.reduction), reduce(values.square(), self.reduction)
+        one, two = _cells.reduce(values.abs(), self.reduction), _cells.reduce(values.square(), self.reduction)
         value = self.l1_ratio * one + (1.0 - self.l1_ratio) * two
         return value, {"l1": float(one.detach()), "l2": float(two.detach())}
 
@@ -472,7 +460,7 @@ class Orthogonality:
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums whose log-probabilities make no matrix."""
         shapes = [dimensions(datum.loss_fn_inputs["target_tokens"]) for datum in data]
-        shared = slice(None) if is_one_for_each_token(data) else slice(0, 1) if self.axis == "sequence" else slice(1, 2)
+        shared = slice(None) if _cells.is_one_for_each_token(data) else slice(0, 1) if self.axis == "sequence" else slice(1, 2)
         for index, shape in enumerate(shapes):
             if tuple(shape[shared]) != tuple(shapes[0][shared]):
                 raise ValueError(
@@ -543,7 +531,7 @@ class GradientPenalty:
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack the reference."""
         if self.reference is not None:
-            check_reference(data, self.reference)
+            _cells.check_reference(data, self.reference)
 
     def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
@@ -556,7 +544,7 @@ class GradientPenalty:
         if self.reference is None:
             return 1.0, logprobs
         share = float(self._random.random())
-        others = read_reference(data, logprobs, self.reference)
+        others = _cells.read_reference(data, logprobs, self.reference)
         return share, [share * part + (1.0 - share) * other for part, other in zip(logprobs, others, strict=True)]
 
 
