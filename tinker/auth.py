@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinker._config import load_config
-from tinker._http import ONE_SHOT, credentials
+from tinker._http import credentials, retry
 from tinker._runtime import open_runtime
 from tinker._session import Description
 from tinker.errors import TinkerError
@@ -52,7 +52,7 @@ def raise_if_tinker_not_accessible() -> None:
         TinkerError: The request failed, for example with an APIConnectionError or an AuthenticationError.
     """
     try:
-        config = load_config(patience_seconds=ONE_SHOT.total_seconds)
+        config = load_config(patience_seconds=retry.ONE_SHOT.total_seconds)
         RestClient(open_runtime(config, Description(user_metadata={}))).get_server_capabilities().result()
     except TinkerError:
         raise

@@ -27,7 +27,7 @@ from tinker_wire import models
 from tinker._checkpoints import FileSource, LocalAdapter, Uploading, fetch, in_utc, read_adapter
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
-from tinker._http import is_absent, is_lost, open_files
+from tinker._http import open_files, statuses
 from tinker._loop import run_together
 from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
@@ -428,7 +428,7 @@ class _Fetching:
         try:
             saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
         except APIStatusError as error:
-            if not (may_be_archive and is_absent(error)):
+            if not (may_be_archive and statuses.is_absent(error)):
                 raise
             return await self.archive_of(tinker_path)
         try:
@@ -460,7 +460,7 @@ class _Fetching:
         try:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
-            if is_absent(error) or is_lost(error):
+            if statuses.is_absent(error) or statuses.is_lost(error):
                 error.add_note(f"{tinker_path} does not exist, or this server offers no downloads of its kind")
             raise
         return {_ARCHIVE: answer.url}, answer.expires

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from tinker._chat import ChatTurn, Encoded, Unwritten, encode_completion, encode_examples, encode_prompt, take_one
 from tinker._checks import check_kind, warn
 from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
-from tinker.types._arrays import rectangular
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, LossFnInputValue
 from tinker.types.model_input import ModelInput
 from tinker.types.results import SampledSequence, SampleResponse
+from tinker.types.tensor_data import rectangular
 from tinker_records import suggest_argument
 
 if TYPE_CHECKING:

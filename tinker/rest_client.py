@@ -18,7 +18,7 @@ from tinker_wire.runtime import Request
 from tinker._checks import warn
 from tinker._clients import awaiting_twin
 from tinker._clock import Clock
-from tinker._http import ARCHIVE, read_claims
+from tinker._http import read_claims, retry
 from tinker._validate import read_ttl
 from tinker.admin_client import AdminMethods
 from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedError, UnknownIdentityError
@@ -176,7 +176,7 @@ class RestClient(AdminMethods, RestOperations):
         async def url() -> models.CheckpointArchiveUrlResponse:
             transport = (await self._rest.ready()).transport
             try:
-                return (await transport.send(request, ARCHIVE, follow_redirects=False)).value
+                return (await transport.send(request, retry.ARCHIVE, follow_redirects=False)).value
             except APIStatusError as error:
                 if "location" not in error.response.headers:
                     raise

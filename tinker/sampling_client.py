@@ -9,7 +9,7 @@ from tinker import _tokenizers
 from tinker._checks import check_number
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker
 from tinker._futures import SILENCE_SECONDS, TokenQueue
-from tinker._http import sampling_policy
+from tinker._http import retry
 from tinker._runtime import Runtime
 from tinker._sampling import (
     SampleOptions,
@@ -35,7 +35,7 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._http import RetryConfig
+    from tinker._http import RetryConfig, retry
     from tinker._session import Telemetry
 
 
@@ -307,7 +307,7 @@ def open_sampling_client(
     runtime: Runtime, source: StoredModel, retry_config: RetryConfig | None, record_stability_info: bool
 ) -> SamplingClient:
     """Open a sampling client on a base model or saved weights, with a new sampling session."""
-    policy = sampling_policy(retry_config)
+    policy = retry.sampling_policy(retry_config)
     return SamplingClient(
         SamplerConnection(runtime, "create_sampling_client", source, policy=policy, record_stability_info=record_stability_info)
     )

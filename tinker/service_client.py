@@ -14,7 +14,7 @@ from tinker._checks import check_count, warn
 from tinker._clients import SessionHolder, awaiting_twin, read_older_arguments
 from tinker._clock import Clock
 from tinker._config import Config, load_later, show_url
-from tinker._http import ONE_SHOT, SUBMIT
+from tinker._http import retry
 from tinker._runtime import Runtime, is_of_this_process, log_unfinished, open_runtime, run
 from tinker._sampling import StoredModel
 from tinker._session import Description
@@ -35,7 +35,7 @@ from tinker_records import Described, suggest_arguments
 if TYPE_CHECKING:
     import httpx
 
-    from tinker._http import RetryConfig
+    from tinker._http import RetryConfig, retry
     from tinker._session import Telemetry
     from tinker.rest_client import RestClient
 
@@ -576,13 +576,13 @@ async def _get_server_capabilities(
     _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
 ) -> models.GetServerCapabilitiesResponse:
     await runtime.server.config()  # how the credential travels
-    capabilities = (await runtime.transport.send(service_api.get_server_capabilities(), SUBMIT)).value
+    capabilities = (await runtime.transport.send(service_api.get_server_capabilities(), retry.SUBMIT)).value
     runtime.server.note_capabilities(capabilities)
     return capabilities
 
 
 async def _check_health(_: APIFuture[models.HealthResponse], runtime: Runtime) -> models.HealthResponse:
-    return (await runtime.transport.send(service_api.healthz(), ONE_SHOT)).value
+    return (await runtime.transport.send(service_api.healthz(), retry.ONE_SHOT)).value
 
 
 async def _close(

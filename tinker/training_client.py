@@ -10,7 +10,7 @@ from tinker_wire import models
 from tinker import _tokenizers
 from tinker._checks import read_flag, warn
 from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
-from tinker._http import sampling_policy
+from tinker._http import retry
 from tinker._sampling import SamplerConnection, StoredModel
 from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
 from tinker._validate import (
@@ -47,7 +47,7 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._http import RetryConfig
+    from tinker._http import RetryConfig, retry
     from tinker._session import Telemetry
 
 LossConfig = Mapping[str, float | str] | None
@@ -437,7 +437,7 @@ class TrainingClient(Signposted, ReadyClient):
             self._run.runtime,
             "create_sampling_client",
             saved,
-            policy=sampling_policy(retry_config),
+            policy=retry.sampling_policy(retry_config),
             record_stability_info=record_stability_info,
         )
         sampler.created.receipt.share(saved.saved.receipt.mark_received)

@@ -18,7 +18,7 @@ import pytest
 from support.engine import EngineCalls, failure, statuses, stream_to, until
 from tinker_wire.runtime import FormPieces, Stored
 
-from tinker._http import messages, pool
+from tinker._http import engine_http, messages
 from tinker._http.engine_http import HttpEngine
 from tinker._http.exchange import READ_AHEAD_NBYTES
 from tinker._http.messages import Purpose, RawResponse
@@ -190,7 +190,7 @@ def test_a_connection_that_the_server_closes_between_exchanges() -> None:
 
 def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle connection is closed after a short time."""
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.05)
 
     async def use(line: Line) -> None:
         assert (await line.send()).status == 200

@@ -26,7 +26,7 @@ from support.tls import server_context
 from tinker_wire.runtime import FormPieces, Stored
 
 import tinker
-from tinker._http import http2, messages, pool
+from tinker._http import engine_http, http2, messages
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._loop import loop_thread
@@ -383,7 +383,7 @@ def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> No
 def test_idle_connections_send_no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an exchange there are no pings, and an idle connection is closed after a short time."""
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.02)
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.3)
 
     async def use(line: Line) -> None:
         assert (await line.send()).status == 200

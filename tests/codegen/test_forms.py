@@ -20,7 +20,7 @@ from support.pet_contract import put
 from tinker_wire.runtime import Request, form_body
 
 import tinker
-from tinker._http import REST
+from tinker._http import retry
 from tinker._runtime import run
 from tinker._wire import INLINE_NBYTES, as_pieces
 
@@ -171,7 +171,7 @@ def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
                 form = uploads.models.PhotoForm(title="x", cover=path)
                 request = Request("upload_photos", "POST", "/photos", uploads.models.PhotoCount, body=form_body(form))
                 transport = service._runtime().transport
-                reply = run(service._runtime(), "upload_photos", lambda _: transport.send(request, REST)).result(30)
+                reply = run(service._runtime(), "upload_photos", lambda _: transport.send(request, retry.REST)).result(30)
                 assert reply.value.count == 1
         finally:
             server.shutdown()

@@ -219,8 +219,8 @@ def check_openssl(words: list[str]) -> None:
 
 
 def read_variables() -> set[str]:
-    """Return the variables of the settings, and those that their reader names."""
-    text = "".join((ROOT / "tinker" / "_config" / name).read_text() for name in ("config.py", "settings.py"))
+    """Return the variables that the settings name."""
+    text = (ROOT / "tinker" / "_config" / "config.py").read_text()
     return set(re.findall(r'"((?:TINKER|CLOUDFLARE)_[A-Z_]+)"', text))
 
 

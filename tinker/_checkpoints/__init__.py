@@ -4,9 +4,8 @@ from tinker._checkpoints import archives as archives
 from tinker._checkpoints import hub as hub
 from tinker._checkpoints.adapter import LocalAdapter as LocalAdapter
 from tinker._checkpoints.adapter import read_adapter as read_adapter
-from tinker._checkpoints.download import FileSource as FileSource
-from tinker._checkpoints.download import Watch as Watch
-from tinker._checkpoints.download import fetch as fetch
-from tinker._checkpoints.download import save_url as save_url
-from tinker._checkpoints.upload import Uploading as Uploading
-from tinker._checkpoints.upload import in_utc as in_utc
+from tinker._checkpoints.transfers import FileSource as FileSource
+from tinker._checkpoints.transfers import Uploading as Uploading
+from tinker._checkpoints.transfers import fetch as fetch
+from tinker._checkpoints.transfers import in_utc as in_utc
+from tinker._checkpoints.transfers import save_url as save_url

@@ -1,45 +1,212 @@
-"""The settings of one client, each with its variable, its default and what it means; refused where they cannot be right."""
+"""The settings of one client, each with its variable, its default and what it means; refused where they cannot be right.
+
+Those of arguments stand above those of variables. This is the only reader of ``os.environ``.
+"""
 
 # ruff: noqa: RUF009 - the function that describes a setting makes a field
 
 from __future__ import annotations
 
+import base64
+import math
+import os
 import platform
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, get_args
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
+import msgspec
 
 from tinker._checks import check_count, check_field, check_number, check_type
-from tinker._config.proxies import Proxies
-from tinker._config.settings import TELEMETRY, drop_unset, gather, merge
+from tinker._config.proxies import Proxies, from_environment, lower_scheme
 from tinker._config.trust import Trust
-from tinker._config.values import (
-    LOCAL_SCHEME,
-    read_base_url,
-    read_count,
-    read_counts,
-    read_dump_target,
-    read_home,
-    read_key,
-    read_path,
-    read_seconds,
-    read_strings,
-    read_switch,
-    read_text,
-    read_words,
-)
 from tinker._version import __version__
+
+T = TypeVar("T")
+
+LOCAL_SCHEME = "local://"
+_API_PATH = "/api/v1"
+_ON = frozenset({"1", "true", "yes", "on"})
+_OFF = frozenset({"0", "false", "no", "off"})
+
+# Texts of variables, none of them blank. Each function gets the name of the variable for its error.
+
+
+def read_text(_: str, text: str) -> str:
+    """Return the text."""
+    return text
+
+
+def read_path(_: str, text: str) -> Path:
+    """Return the path of a file or folder."""
+    return Path(text)
+
+
+def read_home(_: str, text: str) -> Path:
+    """Return where the credential is stored in a home folder."""
+    return Path(text) / ".tinker" / "credentials.json"
+
+
+def read_words(_: str, text: str) -> tuple[str, ...]:
+    """Return the words between commas, each once."""
+    return tuple(dict.fromkeys(word for word in text.split(",") if word))
+
+
+def read_switch(_: str, text: str) -> bool:
+    """Return whether the text says that something is on."""
+    return text.strip().lower() in _ON
+
+
+def read_dump_target(_: str, text: str) -> str | None:
+    """Return where exchanges are written to: ``-`` if the variable is a switch that is on, else the file that it names."""
+    word = text.strip().lower()
+    return None if word in _OFF else "-" if word in _ON else text
+
+
+def read_count(name: str, text: str) -> int:
+    """Return an integer of at least 1."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def read_seconds(name: str, text: str) -> float:
+    """Return a number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, got {text.strip()!r}")
+    return seconds
+
+
+def read_strings(name: str, text: str) -> dict[str, str]:
+    """Return a JSON object whose values are strings."""
+    return _read_object(name, text, dict[str, str], "strings")
+
+
+def read_counts(name: str, text: str) -> dict[str, int]:
+    """Return a JSON object whose values are integers."""
+    return _read_object(name, text, dict[str, int], "integers")
+
+
+def _read_object(name: str, text: str, kind: type[T], values: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name} must be a JSON object of {values}: {error}") from None
+
+
+# Keys and addresses, of arguments and variables.
+
+
+def read_key(name: str, key: object) -> str | None:
+    """Return the key without the line break that files of keys end with. ValueError for one that cannot be sent."""
+    if not isinstance(key, str):
+        raise TypeError(f"{name} must be a string, got {type(key).__name__}")
+    stripped = key.strip()
+    if not is_sendable(stripped):
+        raise ValueError(f"{name} must be one line of plain ASCII text, but it contains a line break or another character")
+    return stripped or None
+
+
+def is_sendable(key: str) -> bool:
+    """Return whether a header can carry a key."""
+    return key.isascii() and key.isprintable()
+
+
+_NEARLY_LOCAL = re.compile(r"local(?::/?(\D.*)?)?")
+_NOT_IN_URLS = re.compile(r"[\s\x00-\x1f\x7f?#]")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def read_base_url(url: object) -> str:
+    """Return the address of a server, without the name and the password that it may have."""
+    if not isinstance(url, str):
+        raise TypeError(f"base_url must be a string, got {type(url).__name__}")
+    url = lower_scheme(url)
+    if not url.startswith(("http://", "https://", LOCAL_SCHEME)):
+        shown = _redact(url)
+        local = _NEARLY_LOCAL.fullmatch(shown)
+        likely = f"{LOCAL_SCHEME}{local[1] or ''}" if local else f"http://{shown}"
+        meant = "" if "://" in url else f"; did you mean {likely!r}?"
+        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {shown!r}{meant}")
+    if url.startswith(LOCAL_SCHEME):
+        return url
+    parts = _split(url.rstrip("/"))
+    if parts.path.endswith(_API_PATH):
+        shown = _redact(url.rstrip("/").removesuffix(_API_PATH))
+        raise ValueError(f"base_url ends in {_API_PATH}, which the client adds; write {shown!r}")
+    return parts._replace(netloc=_normal_host(parts)).geturl()
+
+
+def _normal_host(parts: SplitResult) -> str:
+    """Return the host and port in the one form that clients of the same server share: lower case, no default port."""
+    return parts.netloc.rpartition("@")[2].lower().removesuffix(_DEFAULT_PORTS[parts.scheme]).removesuffix(":")
+
+
+def _split(url: str) -> SplitResult:
+    shown = _redact(url)
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"base_url is not a valid URL: {shown!r}: {error}") from None
+    if not has_host or _NOT_IN_URLS.search(url):
+        raise ValueError(f"base_url must have the form http://host[:port][/path], got {shown!r}")
+    return parts
+
+
+def _redact(url: str) -> str:
+    """Return an address as errors show it."""
+    return f"...@{url.rpartition('@')[2]}" if "@" in url else url
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address reaches nothing but this machine."""
+    import ipaddress  # rare
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def show_url(url: str) -> str:
+    """Return a base URL as a repr may show it: without a name and password, and without a query, which may hold a key.
+
+    >>> show_url("https://me:secret@host:8443/tinker?key=secret")
+    'https://host:8443/tinker'
+    """
+    scheme, separator, rest = url.partition("://")
+    rest = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+# Headers of our own, as we spell them: one that somebody overrides must not be there twice.
+_OUR_HEADERS = ("Accept", "Authorization", "User-Agent", "X-API-Key", "CF-Access-Client-Id", "CF-Access-Client-Secret")
+_SPELLING = {name.lower(): name for name in _OUR_HEADERS}
+
+
+def spell_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Return headers with those of our own as we spell them."""
+    return {_SPELLING.get(name.lower(), name): value for name, value in (headers or {}).items()}
+
 
 HOSTED_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 #: What connections are for, and how many of them there may be at once.
 CONNECTIONS: Mapping[str, int] = MappingProxyType(
     {"upload": 8, "sample": 512, "poll": 1000, "session": 8, "heartbeat": 2, "stream": 256}
 )
+TELEMETRY = "TINKER_TELEMETRY"
 WireChoice: TypeAlias = Literal["auto", "proto", "json"]
 _BREAKS = re.compile(r"[\r\n\x00]")
 
@@ -285,12 +452,31 @@ class Config:
 
 
 def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
-    """Read the settings now, so that a variable set after import counts.
+    """Read the settings now, of arguments or else of the environment (None: the process's), so that later variables count.
+
+    An empty variable or text counts as unset.
 
     Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
     not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
     """
-    return Config(**gather(attrs.fields(Config), given, HOSTED_URL, environ))
+    env = os.environ if environ is None else environ
+    chosen = drop_unset(given)
+    wanted = chosen.get("base_url") or env.get("TINKER_BASE_URL") or HOSTED_URL
+    url = read_base_url(wanted)
+    proxy = chosen.pop("proxy", None)
+    proxies = Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy)
+    derived = {"headers": {**_cloudflare(env), **_password(wanted, url, env)}, "proxies": proxies}
+    return Config(**merge(merge(derived, _read_variables(env)), {**chosen, "base_url": url}))
+
+
+def _read_variables(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings that the environment has."""
+    found: dict[str, Any] = {}
+    for field in attrs.fields(Config):
+        variable, read = field.metadata["variable"], field.metadata["read"]
+        if read is not None and env.get(variable, "").strip():
+            found[field.name] = read(variable, env[variable])
+    return drop_unset(found)
 
 
 def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
@@ -307,3 +493,78 @@ def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callab
     checked = override(config or Config(), **given)
     # A function, as the repr of a partial would show the key.
     return lambda: load_config(**given) if config is None else checked
+
+
+def drop_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out settings that are None or blank text."""
+    return {name: value for name, value in settings.items() if (value.strip() if isinstance(value, str) else value is not None)}
+
+
+def merge(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with later ones in their place; headers and query are added."""
+    headers = {**settings.get("headers", {}), **spell_headers(later.get("headers"))}
+    query = {**settings.get("query", {}), **later.get("query", {})}
+    return {**settings, **later, "headers": headers, "query": query}
+
+
+# ------------------------------------------------------------------------------------ what the environment says besides
+
+
+def local_dir() -> Path | None:
+    """Return where servers of this machine keep checkpoints, unless an argument says so."""
+    return _path("TINKER_LOCAL_DIR")
+
+
+def prices_file() -> Path | None:
+    """Return the price list of commands, unless an option names one."""
+    return _path("TINKER_PRICES")
+
+
+def _path(variable: str) -> Path | None:
+    text = os.environ.get(variable)
+    return Path(text) if text else None
+
+
+def explain_missing_certificates() -> str:
+    """Return the end of a message: what OpenSSL is told to read and is not there. Empty if it is there."""
+    file, folders = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR", "").split(os.pathsep)
+    if file and not Path(file).is_file():
+        return f"; there is no file {file}, which SSL_CERT_FILE names"
+    missing = any(folders) and not any(Path(one).is_dir() for one in folders)
+    return f"; there is no folder {os.pathsep.join(folders)}, which SSL_CERT_DIR names" if missing else ""
+
+
+def is_telemetry_unset() -> bool:
+    """Return whether the environment does not say whether telemetry is sent."""
+    return not os.environ.get(TELEMETRY, "").strip()
+
+
+def serve_api_key() -> str | None:
+    """Return the key that a server started here asks its clients for, unless an option gives one."""
+    return os.environ.get("TINKER_SERVE_API_KEY") or None
+
+
+def login_shell() -> str:
+    """Return the name of the user's shell; empty where the system does not know it."""
+    return Path(os.environ.get("SHELL", "")).name
+
+
+def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the header for the name and password of the address; of the one in the environment for the same server."""
+    if url.startswith(LOCAL_SCHEME):
+        return {}
+    known = env.get("TINKER_BASE_URL")
+    for address in (wanted, known if known and "@" in known and read_base_url(known) == url else None):
+        parts = urlsplit(address or "")
+        if parts.username is not None:
+            text = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
+    return {}
+
+
+def _cloudflare(env: Mapping[str, str]) -> dict[str, str]:
+    pairs = {
+        "CF-Access-Client-Id": env.get("CLOUDFLARE_ACCESS_CLIENT_ID"),
+        "CF-Access-Client-Secret": env.get("CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+    }
+    return {name: value for name, value in pairs.items() if value}

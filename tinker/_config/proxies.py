@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import attrs
-
-from tinker._config.values import lower_scheme
 
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 _SCHEMES = ("http://", "https://", "socks5://", "socks5h://")
@@ -68,3 +67,8 @@ def from_environment(env: Mapping[str, str], ours: str, given: str | None = None
     by_scheme = {scheme: proxy for scheme, proxy in found.items() if proxy is not None}
     excluded = (env.get("no_proxy") or env.get("NO_PROXY") or "").lower().split(",")
     return Proxies(check("proxy", given) or read(ours), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))
+
+
+def lower_scheme(url: str) -> str:
+    """Return an address with its scheme in lower case, which means the same."""
+    return re.sub("^[^:]+://", lambda scheme: scheme[0].lower(), url)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tinker._http import credentials as credentials
+from tinker._http import responses as responses
+from tinker._http import retry as retry
 from tinker._http import statuses as statuses
 from tinker._http.auth import Auth as Auth
 from tinker._http.auth import Credential as Credential
@@ -35,32 +37,15 @@ from tinker._http.redaction import HIDDEN_TEXT as HIDDEN_TEXT
 from tinker._http.redaction import hide_signature as hide_signature
 from tinker._http.responses import NO_API as NO_API
 from tinker._http.responses import UNREACHABLE_HINT as UNREACHABLE_HINT
-from tinker._http.responses import connection_error as connection_error
-from tinker._http.responses import decode_json as decode_json
 from tinker._http.responses import find_explanation as find_explanation
-from tinker._http.responses import invalid_response as invalid_response
-from tinker._http.responses import shorten as shorten
-from tinker._http.responses import status_error as status_error
-from tinker._http.responses import undecodable as undecodable
-from tinker._http.retry import ARCHIVE as ARCHIVE
-from tinker._http.retry import DOWNLOAD as DOWNLOAD
-from tinker._http.retry import FILE_UPLOAD as FILE_UPLOAD
 from tinker._http.retry import ONE_SHOT as ONE_SHOT
-from tinker._http.retry import POLL as POLL
 from tinker._http.retry import REST as REST
-from tinker._http.retry import SAMPLE as SAMPLE
-from tinker._http.retry import START as START
 from tinker._http.retry import SUBMIT as SUBMIT
 from tinker._http.retry import Policy as Policy
 from tinker._http.retry import RetryableException as RetryableException
 from tinker._http.retry import RetryConfig as RetryConfig
-from tinker._http.retry import longest_delay as longest_delay
-from tinker._http.retry import sampling_policy as sampling_policy
 from tinker._http.statuses import ABSENT_STATUSES as ABSENT_STATUSES
-from tinker._http.statuses import Fate as Fate
-from tinker._http.statuses import fate_of as fate_of
 from tinker._http.statuses import is_absent as is_absent
-from tinker._http.statuses import is_lost as is_lost
 from tinker._http.streams import StreamsAbsent as StreamsAbsent
 from tinker._http.submission import Retries as Retries
 from tinker._http.submission import Variant as Variant

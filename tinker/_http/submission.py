@@ -24,18 +24,9 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from tinker._http import retry
 from tinker._http.findings import RefusedFields
 from tinker._http.forms import FormAttempt, WireFormat
-from tinker._http.retry import (
-    MAX_DECODE_ATTEMPTS,
-    MAX_HINT_SECONDS,
-    PAUSE_SECONDS,
-    REPETITIONS,
-    RESUBMISSIONS,
-    Policy,
-    RetrySettings,
-    longest_delay,
-)
 from tinker._http.statuses import Fate, Verdict, fate_of, is_format_refused, is_token_expired, judge
 from tinker.errors import APIConnectionError, APIError, APIStatusError, RequestFailedError, TinkerError
 
@@ -93,7 +84,7 @@ class Numbering(Protocol):
 class Retries:
     """The failures of one call since it began, or since the server made progress."""
 
-    def __init__(self, policy: Policy, began: float, random: Callable[[], float]) -> None:
+    def __init__(self, policy: retry.Policy, began: float, random: Callable[[], float]) -> None:
         self.policy = policy
         self.count: int = 0
         self._random = random
@@ -129,10 +120,10 @@ class Retries:
         """Decide whether an accepted sample is submitted again: its result is lost, or failed. Nothing else depends on it."""
         if not isinstance(error, RequestFailedError):
             self._lost += 1
-            is_final = judge(error) is not Verdict.RESUBMIT or self._lost > RESUBMISSIONS
+            is_final = judge(error) is not Verdict.RESUBMIT or self._lost > retry.RESUBMISSIONS
             return Fail(error) if is_final else Wait(0.0, error, Verdict.RESUBMIT, self._lost, inf)
         delay, left = self._delay(Verdict.RETRY, None), self.policy.total_seconds - (now - self._began)
-        limit = REPETITIONS if self.policy.max_retries is None else min(REPETITIONS, self.policy.max_retries)
+        limit = retry.REPETITIONS if self.policy.max_retries is None else min(retry.REPETITIONS, self.policy.max_retries)
         if error.category != "server" or self.count >= limit or delay > left or left <= 0:
             return Fail(error)
         self.count += 1
@@ -140,8 +131,8 @@ class Retries:
 
     def _delay(self, verdict: Verdict, hint: float | None) -> float:
         if verdict is Verdict.PAUSE:
-            return PAUSE_SECONDS
-        jittered = longest_delay(self.policy.base_delay, self.policy.max_delay, self.count) * self._random()
+            return retry.PAUSE_SECONDS
+        jittered = retry.longest_delay(self.policy.base_delay, self.policy.max_delay, self.count) * self._random()
         return jittered if hint is None else hint + min(jittered, 1.0)
 
     def _limit(self, verdict: Verdict, hint: float | None, error: APIError) -> float:
@@ -162,7 +153,7 @@ class Retries:
         return (
             verdict in (Verdict.FATAL, Verdict.RESUBMIT)
             or self.policy.total_seconds == 0
-            or self._unread == MAX_DECODE_ATTEMPTS
+            or self._unread == retry.MAX_DECODE_ATTEMPTS
             or (self.policy.max_retries is not None and self.count > self.policy.max_retries)
         )
 
@@ -170,7 +161,7 @@ class Retries:
 def read_hint(error: APIError) -> float | None:
     """Return the seconds that the server asked to wait, up to a limit."""
     requested = error.retry_after if isinstance(error, APIStatusError) else None
-    return None if requested is None else min(requested, MAX_HINT_SECONDS)
+    return None if requested is None else min(requested, retry.MAX_HINT_SECONDS)
 
 
 class Submission(msgspec.Struct):
@@ -182,8 +173,8 @@ class Submission(msgspec.Struct):
     """
 
     operation: str
-    policy: Policy
-    settings: RetrySettings
+    policy: retry.Policy
+    settings: retry.RetrySettings
     began: float
     random: Callable[[], float]
     fields: RefusedFields

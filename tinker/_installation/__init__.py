@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker._installation.extras import install_command
-from tinker._installation.patches import PATCHING_PACKAGES
+from tinker._installation.extras import PATCHING_PACKAGES, install_command
 
 if TYPE_CHECKING:
     from tinker._installation.check import Installation

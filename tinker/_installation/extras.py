@@ -1,4 +1,4 @@
-"""What the extras of this package add, and the command that installs what is missing."""
+"""What the extras of this package add, the command that installs what is missing, and packages that change internals."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def _is_installed(requirement: str) -> bool:
         return find_spec(_MODULES.get(name, name)) is not None
     except ModuleNotFoundError:  # the package above it is missing
         return False
+
+
+#: Packages that change internals of the official client, to no effect here; by distribution: the module, and what to do.
+PATCHING_PACKAGES = {
+    "twinkle-kit": (
+        "twinkle_client",
+        "twinkle_client.init_tinker_client() has no effect on this client, because it changes internals of the official one; "
+        "pass its headers yourself: ServiceClient(wire='json', default_headers_overrides="
+        "twinkle_client.http.headers.build_routing_headers(REQUEST_ID, f'Bearer {KEY}'))",
+    ),
+}

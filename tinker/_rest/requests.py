@@ -13,7 +13,7 @@ from tinker_wire.runtime import Request
 from tinker._checks import check_number
 from tinker._clock import Clock
 from tinker._config import check_headers, load_config
-from tinker._http import REST
+from tinker._http import retry
 from tinker._runtime import Runtime, is_of_this_process, open_runtime, run
 from tinker._session import Description
 from tinker.futures import APIFuture
@@ -67,7 +67,7 @@ class Rest(msgspec.Struct, eq=False):
     async def answer(self, request: Request[T]) -> T:
         """Return the response, on the loop."""
         runtime = await self.ready()
-        value = (await runtime.transport.send(request, REST.within(request.timeout_seconds))).value
+        value = (await runtime.transport.send(request, retry.REST.within(request.timeout_seconds))).value
         if isinstance(value, models.GetServerCapabilitiesResponse):
             runtime.server.note_capabilities(value)
         return value

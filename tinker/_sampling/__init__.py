@@ -9,5 +9,5 @@ from tinker._sampling.portable import to_handle as to_handle
 from tinker._sampling.request import SampleOptions as SampleOptions
 from tinker._sampling.request import check_prompt as check_prompt
 from tinker._sampling.request import check_sample as check_sample
-from tinker._sampling.sources import StoredModel as StoredModel
 from tinker._sampling.submit import SamplerConnection as SamplerConnection
+from tinker._sampling.submit import StoredModel as StoredModel

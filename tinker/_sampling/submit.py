@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import msgspec.structs
@@ -20,12 +21,11 @@ from tinker_wire.api import sampling as api
 
 from tinker import _tokenizers
 from tinker._futures import EventLabels, TokenQueue
-from tinker._http import SAMPLE, SUBMIT, Policy, Purpose, Retries, SampleAdmission, StreamsAbsent, is_absent
+from tinker._http import Policy, Purpose, Retries, SampleAdmission, StreamsAbsent, retry, statuses
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
-from tinker._sampling.sources import SamplerSource
-from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response
+from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response, suggest_models
 from tinker._wire import prompt_nbytes
 from tinker.errors import (
     APIError,
@@ -37,10 +37,77 @@ from tinker.errors import (
 )
 from tinker.futures import APIFuture, on_done, wait_before
 from tinker.types.model_input import ModelInput
+from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.results import SampleResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class SamplerSource(Protocol):
+    """The source of the sampling session of one client."""
+
+    @property
+    def training_run_id(self) -> str | None:
+        """Return the run of the weights; None for a base model, or if it is not known yet."""
+        ...
+
+    @property
+    def user_metadata(self) -> Mapping[str, object] | None:
+        """Return the user's metadata of the run, if it is one of this client's."""
+        ...
+
+    @property
+    def base_model(self) -> str | None:
+        """Return the base model, if it is known without a request."""
+        ...
+
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
+        """Return the id of the sampling session."""
+        ...
+
+    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
+        """Return the name of the base model."""
+        ...
+
+
+class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A base model or saved weights, one of which is given, or a sampling session on one of them that another client opened."""
+
+    base_model: str | None = None
+    model_path: str | None = None
+    sampling_session_id: str | None = None
+    user_metadata: None = None
+
+    @property
+    def training_run_id(self) -> str | None:
+        """Return the run that the path names."""
+        if self.model_path is None:
+            return None
+        try:
+            return ParsedCheckpointTinkerPath.from_tinker_path(self.model_path).training_run_id
+        except ValueError:  # a path of another server's
+            return None
+
+    async def open_session(self, runtime: Runtime, context: SessionContext) -> str:
+        """Return the id of the given sampling session, or of a new one."""
+        if self.sampling_session_id is not None:
+            return self.sampling_session_id
+        body = models.CreateSamplingSessionRequest(
+            session_id=context.session_id,
+            sampling_session_seq_id=next(runtime.session.sampler_numbers),
+            base_model=self.base_model,
+            model_path=self.model_path,
+        )
+        with suggest_models(self.base_model, runtime.server.known_models):
+            return (await runtime.transport.send(api.create_sampling_session(body), retry.SUBMIT)).value.sampling_session_id
+
+    async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
+        """Return the given name, or request it."""
+        if self.base_model is not None:
+            return self.base_model
+        return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), retry.SUBMIT)).value.base_model
+
 
 _STREAM = api.stream_sample.__name__
 _ALONE = nullcontext(0)
@@ -56,7 +123,7 @@ class SamplerConnection:
         operation: str,
         source: SamplerSource,
         *,
-        policy: Policy = SAMPLE,
+        policy: Policy = retry.SAMPLE,
         record_stability_info: bool,
         is_clone: bool = False,
     ) -> None:
@@ -171,7 +238,7 @@ class SamplerConnection:
         if not context.config.sample_join_sampling_session:
             return portable.draw_clone_number()
         request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
-        return (await self.runtime.transport.send(request, SUBMIT)).value.client_counter
+        return (await self.runtime.transport.send(request, retry.SUBMIT)).value.client_counter
 
     # --------------------------------------------------------------------------------------------------------- information
 
@@ -183,7 +250,7 @@ class SamplerConnection:
     async def _find_tokenizer(self, future: APIFuture[_tokenizers.TokenizerSource]) -> _tokenizers.TokenizerSource:
         base_model = await self._find_base_model(future)
         assert self.session_id is not None
-        sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), SUBMIT)
+        sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), retry.SUBMIT)
         tokenizer_id = None if sampler is None else sampler.tokenizer_id
         return _tokenizers.resolve(base_model, tokenizer_id)
 
@@ -232,7 +299,7 @@ class SamplerConnection:
                 if to.received_tokens:
                     reason = f"sample_stream failed after {to.received_tokens} tokens: {error}"
                     raise SampleStreamError(reason, to.received_tokens) from error
-                if not isinstance(error, APIError) or not is_absent(error):
+                if not isinstance(error, APIError) or not statuses.is_absent(error):
                     raise
                 absence = error
         response = await self._sample(future, prompt, options)
@@ -311,7 +378,7 @@ class SamplerConnection:
         """Cancel the request on the server; a failure is ignored."""
         request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
         try:
-            await self.runtime.transport.send(request, SUBMIT)
+            await self.runtime.transport.send(request, retry.SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
 

@@ -1,10 +1,13 @@
-"""Results: polled until they are there, with reports of the queue state, and paced for servers that do not hold polls."""
+"""Results: polled until they are there, with reports of the queue state, and paced for servers that do not hold polls.
+
+The tokens of each request are reported to observers with its result, or when its outcome will not be known.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -13,25 +16,12 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
-from tinker._http import (
-    POLL,
-    Budget,
-    Observers,
-    Purpose,
-    RawResponse,
-    Reply,
-    Retries,
-    Transport,
-    find_explanation,
-    invalid_response,
-    shorten,
-    statuses,
-    undecodable,
-)
+from tinker._http import Budget, Observers, Purpose, RawResponse, Reply, Retries, Transport, responses, retry, statuses
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RefusedResultError, RequestFailedError
 from tinker.futures import APIFuture
-from tinker.observing import QueueChange
+from tinker.observing import QueueChange, TokensUsed
+from tinker.types.model_input import ModelInput, ModelInputChunk
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 logger = logging.getLogger("tinker")
@@ -204,7 +194,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
         transport = self.poller.transport
         if self._retries is None:
-            self._retries = transport.open_retries(POLL, self.last_sign)
+            self._retries = transport.open_retries(retry.POLL, self.last_sign)
         await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
 
     def _note_sign(self) -> None:
@@ -235,7 +225,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         try:
             result = self._decode(response, is_proto)
         except Exception as error:
-            raise undecodable(response, error, self.future.operation) from error
+            raise responses.undecodable(response, error, self.future.operation) from error
         if self.spec.find_fault is not None and (fault := self.spec.find_fault(result)) is not None:
             raise self._invalid(response, fault)
         return result
@@ -247,7 +237,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         try:
             status = json.decode(response.content, models.FutureStatus)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise undecodable(response, error, self.future.operation) from error
+            raise responses.undecodable(response, error, self.future.operation) from error
         if status.request_id not in (None, self.request_id):
             raise self._invalid(response, f"the status is of the request {status.request_id}, not of {self.request_id}")
         return status
@@ -264,7 +254,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return spec.from_json(json.decode(body, spec.record), body)
 
     def _invalid(self, response: RawResponse, fault: str) -> APIError:
-        return invalid_response(response, fault, self.future.operation)
+        return responses.invalid_response(response, fault, self.future.operation)
 
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
         """Note the size of a result that is there. The next poll asks for all of it; a second size instead is an error."""
@@ -307,7 +297,8 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
         known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
         error = kind(
-            f"{self.future.operation} failed on the server: {shorten(text)} (request {self.request_id}, category {known})",
+            f"{self.future.operation} failed on the server: {responses.shorten(text)} "
+            f"(request {self.request_id}, category {known})",
             self.request_id,
             known,
             reason=text,
@@ -344,4 +335,58 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
 def _detail(error: APIStatusError) -> object:
     """Return the server's text of a failure, else the body as it is."""
-    return find_explanation(error.body) or error.body or str(error)
+    return responses.find_explanation(error.body) or error.body or str(error)
+
+
+# ------------------------------------------------------------------------------------------------- the tokens of a request
+
+
+async def meter(
+    observers: Observers, future: APIFuture[Any], accepted: TokensUsed, used: Callable[[T], TokensUsed], result: Awaitable[T]
+) -> T:
+    """Wait for a result and report its use; ``accepted`` is what the server may have used if there is no outcome.
+
+    What failed on the server used nothing.
+    """
+    try:
+        value = await result
+    except RequestFailedError:
+        raise
+    except BaseException:
+        observers.notify(msgspec.structs.replace(accepted, is_confirmed=False), future.progress)
+        raise
+    observers.notify(used(value), future.progress)
+    return value
+
+
+def training_use(future: APIFuture[Any], inputs: Iterable[ModelInput]) -> TokensUsed:
+    """Return what a pass over the inputs uses."""
+    trained = sum(count_tokens(one) for one in inputs)
+    return TokensUsed(operation=future.operation, base_model=_base_model(future), trained=trained)
+
+
+def prompt_use(future: APIFuture[Any], prompt: ModelInput, response: SampleResponse | None = None) -> TokensUsed:
+    """Return what a sample of the prompt uses: without the response, what it uses before the first token."""
+    tokens = count_tokens(prompt)
+    cached = 0 if response is None else min(tokens, response.prompt_cache_hit_tokens)
+    sampled = 0 if response is None else sum(len(one.tokens) for one in response.sequences)
+    return TokensUsed(
+        operation=future.operation, base_model=_base_model(future), prefilled=tokens - cached, cached=cached, sampled=sampled
+    )
+
+
+def count_tokens(value: ModelInput) -> int:
+    """Count the tokens of an input: those of text, and what images are expected to have."""
+    return sum(_chunk_tokens(chunk) for chunk in value.chunks)
+
+
+def _chunk_tokens(chunk: ModelInputChunk) -> int:
+    try:
+        return chunk.length
+    except ValueError:  # an image that does not say how many
+        return 0
+
+
+def _base_model(future: APIFuture[Any]) -> str | None:
+    labels = future.progress.labels
+    return None if labels is None else labels.base_model

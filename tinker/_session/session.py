@@ -1,6 +1,7 @@
 """A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its clients.
 
-Used on the loop only.
+Beside it the settings that the server sends, once and from time to time, and the form of credential that it accepts. Used on
+the loop only.
 """
 
 from __future__ import annotations
@@ -9,38 +10,236 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from tinker_wire import models
+from tinker_wire.api import auth as auth_api
 from tinker_wire.api import service as api
 from tinker_wire.runtime import Request
 
+from tinker._config import is_sendable
 from tinker._http import (
-    ONE_SHOT,
-    START,
-    SUBMIT,
     THROTTLED_SLOTS,
     Budget,
+    Credential,
+    CredentialSource,
     Limits,
     Negotiation,
+    Policy,
     Purpose,
     Transport,
     cool_down_for,
-    is_lost,
+    find_command,
+    retry,
+    statuses,
 )
 from tinker._loop import TaskScope, loop_thread
-from tinker._session.heartbeat import Heart, beat
 from tinker._session.results import ResultPoller, ResultSpec
-from tinker._session.server_config import ServerConfig, ServerSettings
 from tinker._session.telemetry import Telemetry
-from tinker.errors import APIStatusError, ClientClosedError, SessionLostError, TinkerError, copy_error
+from tinker.errors import (
+    APIError,
+    APIStatusError,
+    ClientClosedError,
+    SessionLostError,
+    SessionSilentError,
+    TinkerError,
+    copy_error,
+)
 from tinker.futures import APIFuture
+from tinker.observing import SessionLost
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
+
+
+async def beat(transport: Transport, session_id: str, policy: Policy = retry.ONE_SHOT) -> None:
+    """Send one heartbeat; raise its error if it fails."""
+    body = models.SessionHeartbeatRequest(session_id=session_id)
+    await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
+
+
+class Heart:
+    """The heartbeats of the sessions of one client.
+
+    ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new requests while the session counts
+    as lost, None while it does not. ``owner`` returns None when nobody uses the client any more, which ``end`` then shuts down.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._warned = False
+        self.beating: set[str] = set()
+        self.silence: SessionSilentError | None = None
+        self.owner: Callable[[], object | None] = lambda: self
+        self.end: Callable[[], None] = lambda: None
+
+    async def run(self, session_id: str) -> None:
+        """Send heartbeats until cancelled, the owner is gone, the session is over, or the server turns out to know none."""
+        clock = self._transport.clock
+        heard = clock.monotonic()
+        self._hear()
+        while self.owner() is not None:
+            try:
+                await beat(self._transport, session_id)
+                self.beating.add(session_id)
+                heard = clock.monotonic()
+                self._hear()
+            except APIError as error:
+                if statuses.is_session_over(error):
+                    if session_id in self.beating:
+                        self._report_lost(session_id, clock.monotonic() - heard, error)
+                    return
+                self._miss(session_id, clock.monotonic() - heard, error)
+            except ClientClosedError:
+                return
+            except Exception:
+                logger.exception("session %s: a heartbeat failed; heartbeats continue", session_id)
+            await clock.timer(self._transport.config.heartbeat_seconds)
+        self.end()
+
+    def _hear(self) -> None:
+        self._warned, self.silence = False, None
+
+    def _miss(self, session_id: str, seconds: float, error: APIError) -> None:
+        """Warn once if no heartbeat was accepted for long; after the longer limit, count the session as lost."""
+        config = self._transport.config
+        if not self._warned and seconds > config.heartbeat_warning_seconds:
+            self._warned = True
+            logger.warning("session %s: no heartbeat has succeeded for %.0f s: %s", session_id, seconds, error)
+        if self.silence is None and config.heartbeat_lost_seconds is not None and seconds > config.heartbeat_lost_seconds:
+            self.silence = SessionSilentError(
+                f"session {session_id} counts as lost: the server accepted no heartbeat for {seconds:.0f} s "
+                f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}). The last error: {error}"
+            )
+            self.silence.__cause__ = error
+            self._report_lost(session_id, seconds, error)
+
+    def _report_lost(self, session_id: str, seconds: float, error: APIError) -> None:
+        if observers := self._transport.observers:
+            operation = api.session_heartbeat.__name__
+            observers.notify(SessionLost(operation=operation, session_id=session_id, silent_seconds=seconds, error=error))
+
+
+SHORTEST_REFRESH_SECONDS = 10.0
+_FROM_COMMAND = "credential_cmd"
+_CONFIG, _DYNAMIC = "client config", "dynamic config"  # the names of the tasks that ask for them
+
+
+class ServerConfig(msgspec.Struct):
+    """The settings of a server. ``answered`` says that it knows the endpoint; ``dynamic`` is replaced by refreshes."""
+
+    config: models.ClientConfigResponse
+    answered: bool
+    dynamic: models.ClientDynamicConfigResponse = msgspec.field(default_factory=models.ClientDynamicConfigResponse)
+
+
+class ServerSettings:
+    """The settings of the server of one client."""
+
+    def __init__(self, transport: Transport, tasks: TaskScope) -> None:
+        self._transport = transport
+        self._tasks = tasks
+        self._known: ServerConfig | None = None
+        #: How many tokens a model takes, of those whose length the server has said; by the name of the model.
+        self.context_lengths: dict[str | None, int] = {}
+        self.known_models: tuple[str, ...] = ()
+        #: The losses of the server, each with its settings; None where it has not said so.
+        self.losses: Mapping[str, Sequence[str]] | None = None
+
+    def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
+        """Store the names of the models and their context lengths, if the server reports them."""
+        self.known_models = tuple(model.model_name for model in capabilities.supported_models if model.model_name)
+        told = ((model.model_name, model.max_context_length) for model in capabilities.supported_models)
+        self.context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
+
+    async def config(self) -> ServerConfig:
+        """Return the settings, requested by the first caller; after a failure the next caller tries again."""
+        return self._known if self._known is not None else await self._tasks.share(_CONFIG, self._ask)
+
+    def adopt(self, server_config: ServerConfig) -> None:
+        """Use settings that another process received; request nothing."""
+        self._known = server_config
+
+    def forget(self) -> None:
+        """Forget the settings and the absent endpoints of a server that was restarted, so that they are requested again."""
+        self._tasks.cancel(_CONFIG, _DYNAMIC)
+        self._transport.findings.forget_absences()
+        self._known = self.losses = None
+
+    async def _ask(self) -> ServerConfig:
+        server_config = await self._client_config()
+        self.losses = server_config.config.loss_fns
+        if server_config.config.pjwt_auth_enabled:
+            self._exchange_credentials(server_config.config)
+        if server_config.answered:
+            self._tasks.background(_DYNAMIC, partial(self._refresh, server_config))
+        self._known = server_config
+        return server_config
+
+    async def _client_config(self) -> ServerConfig:
+        request = api.client_config(self._body())
+        config = await self._transport.send_optional(request, retry.START, purpose=Purpose.START, check=_useless_limit)
+        return ServerConfig(config or models.ClientConfigResponse(), answered=config is not None)
+
+    def _body(self) -> models.ClientConfigRequest:
+        return models.ClientConfigRequest(sdk_version=self._transport.config.sdk_version)
+
+    def _exchange_credentials(self, config: models.ClientConfigResponse) -> None:
+        """Exchange the credential for tokens. A server may accept only the one of the command."""
+        source: CredentialSource | None = None
+        if config.credential_default_source == _FROM_COMMAND:
+            source = find_command(self._transport.config)
+        self._transport.auth.use_exchange(self._exchange, source)
+
+    async def _exchange(self, credential: Credential) -> Credential:
+        request = auth_api.auth_token(models.AuthTokenRequest())
+        reply = await self._transport.send(
+            request, retry.START, purpose=Purpose.START, credential=credential, check=_useless_token
+        )
+        return Credential(reply.value.jwt)
+
+    async def _refresh(self, server_config: ServerConfig) -> None:
+        """Request the settings periodically; a failure keeps the known ones, and an absent endpoint ends this."""
+        while True:
+            try:
+                dynamic = await self._transport.send_optional(api.client_dynamic_config(self._body()), retry.ONE_SHOT)
+                if dynamic is None:
+                    return
+                server_config.dynamic = dynamic
+            except APIError as error:
+                logger.debug("dynamic config: %s", error)
+            except ClientClosedError:
+                return
+            except Exception:
+                logger.exception("could not read the server's settings; retrying")
+            await self._transport.clock.timer(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
+
+
+# Settings that say how much there may be of something, so that nothing could ever be sent with 0.
+_LIMITS = (
+    "sample_max_concurrent_requests",
+    "sample_dispatch_bytes_semaphore_size",
+    "fwdbwd_dispatch_bytes_semaphore_size",
+    "inflight_response_bytes_semaphore_size",
+    "fwdbwd_max_chunk_len",
+    "fwdbwd_max_chunk_bytes_count",
+)
+
+
+def _useless_limit(config: models.ClientConfigResponse) -> str | None:
+    """Describe the first limit that lets nothing pass."""
+    for name in _LIMITS:
+        if (value := getattr(config, name)) <= 0:
+            return f"{name} must be at least 1, got {value}"
+    return None
+
+
+def _useless_token(answer: models.AuthTokenResponse) -> str | None:
+    return None if is_sendable(answer.jwt) else "the token contains characters that a header cannot contain"
+
 
 # All that the end of a session may take.
 SHUTDOWN_SECONDS = 5.0
@@ -61,7 +260,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
         """Submit a request and wait for its result."""
-        return await self.results.wait(await self.results.transport.send(request, SUBMIT), spec, future)
+        return await self.results.wait(await self.results.transport.send(request, retry.SUBMIT), spec, future)
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +355,7 @@ class Session:
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
         """Return whether a request failed because the server no longer knows its session: it refuses that heartbeat only."""
-        if not is_lost(error) or not self._heart.beating:
+        if not statuses.is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
             self._expired.add(session_id)
@@ -164,9 +363,9 @@ class Session:
 
     async def _is_forgotten(self, session_id: str) -> bool:
         try:
-            await beat(self._transport, session_id, START)
+            await beat(self._transport, session_id, retry.START)
         except APIStatusError as answer:
-            return is_lost(answer)
+            return statuses.is_lost(answer)
         except TinkerError:
             return False
         return False
@@ -208,7 +407,7 @@ class Session:
                     display_name=self._description.display_name,
                 )
             ),
-            START,
+            retry.START,
             purpose=Purpose.START,
         )
         _log_messages(reply.value)
@@ -244,7 +443,7 @@ class Session:
             started = self._known if self._known is not None else await self._tasks.share(_START, self._start)
             body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(
-                api.finish_session(body, session_id=started.session_id), ONE_SHOT, purpose=Purpose.HEARTBEAT
+                api.finish_session(body, session_id=started.session_id), retry.ONE_SHOT, purpose=Purpose.HEARTBEAT
             )
         except Exception as error:  # it ends by itself when heartbeats stop
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))

@@ -16,7 +16,7 @@ from typing import TypeVar
 from tinker_wire import models
 from tinker_wire.api import futures as api
 
-from tinker._http import POLL, Purpose, Transport, decode_json, is_absent
+from tinker._http import Purpose, Transport, responses, retry, statuses
 from tinker._loop import TaskScope
 from tinker._session.results import Pace
 from tinker.errors import APIError, TinkerError, copy_error
@@ -109,14 +109,14 @@ class SessionPoller:
             self._fail(failure)
 
     async def _poll_until_idle(self) -> None:
-        retries, clock = self._transport.open_retries(POLL), self._transport.clock
+        retries, clock = self._transport.open_retries(retry.POLL), self._transport.clock
         pace = Pace(self._transport)
         while self._waiting or self._fetched:
             started = clock.monotonic()
             try:
                 has_news = await self._poll_once()
             except APIError as error:
-                if is_absent(error):
+                if statuses.is_absent(error):
                     self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
                     self._absent = True
                     self._release(math.inf)
@@ -142,7 +142,7 @@ class SessionPoller:
             )
         )
         response = await self._transport.send_once(self._transport.prepare(request, Purpose.POLL))
-        answer = decode_json(response, models.FuturesRetrieveResponse)
+        answer = responses.decode_json(response, models.FuturesRetrieveResponse)
         self._fetched -= reported
         self._cursor = answer.cursor
         return sum(map(self._done, answer.completions)) > 0

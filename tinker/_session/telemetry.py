@@ -28,7 +28,7 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._http import HIDDEN_TEXT, ONE_SHOT, Purpose, Transport, is_absent, statuses
+from tinker._http import HIDDEN_TEXT, Purpose, Transport, retry, statuses
 from tinker._loop import TaskScope, loop_thread
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate
@@ -215,7 +215,7 @@ class Telemetry:
             while self._events and self.wanted:
                 batch = [self._events.popleft() for _ in range(min(len(self._events), EVENTS_IN_A_REQUEST))]
                 try:
-                    await self._transport.send(api.telemetry(self._request(batch)), ONE_SHOT, purpose=Purpose.HEARTBEAT)
+                    await self._transport.send(api.telemetry(self._request(batch)), retry.ONE_SHOT, purpose=Purpose.HEARTBEAT)
                 except BaseException as error:
                     self._note_failure(error, batch)
                     if isinstance(error, Exception):
@@ -224,7 +224,7 @@ class Telemetry:
 
     def _note_failure(self, error: BaseException, batch: list[models.TelemetryEvent]) -> None:
         logger.debug("telemetry: %s", error, exc_info=not isinstance(error, TinkerError))
-        is_refused = isinstance(error, APIError) and is_absent(error)
+        is_refused = isinstance(error, APIError) and statuses.is_absent(error)
         if isinstance(error, APIError) and is_refused:
             self._transport.findings.note_absence(api.telemetry.__name__, error)
         if is_refused or isinstance(error, ClientClosedError):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tinker._http import Fate, Findings, fate_of
+from tinker._http import Findings, statuses
 from tinker.errors import APIStatusError, RequestFailedError
 
 FIRST_NUMBER = 1  # creation is implicitly 0
@@ -75,7 +75,10 @@ class Numbers(Iterator[int]):
 
         ``outcomes`` are in the order of the numbers: an exception for each that failed, None for one that was not sent.
         """
-        if all(outcome is None or (isinstance(outcome, Exception) and fate_of(outcome) is Fate.UNSEEN) for outcome in outcomes):
+        if all(
+            outcome is None or (isinstance(outcome, Exception) and statuses.fate_of(outcome) is statuses.Fate.UNSEEN)
+            for outcome in outcomes
+        ):
             self.next = first
             self._reused.update(range(first, first + len(outcomes)))
             return
@@ -85,13 +88,13 @@ class Numbers(Iterator[int]):
 
     def renumber(self, number: int, error: Exception) -> int | None:
         """Settle ``number`` after a failure, and return the number to send the same request under, if there is one."""
-        fate = fate_of(error)
-        if fate is Fate.UNSEEN:
+        fate = statuses.fate_of(error)
+        if fate is statuses.Fate.UNSEEN:
             self.next = number
             self._reused.add(number)
             return None
         self._refused.add(number)
-        if fate is not Fate.REFUSED:
+        if fate is not statuses.Fate.REFUSED:
             return None
         expected = _find_expected_number(error, number)
         if expected is not None and (expected > number or expected in self._refused):

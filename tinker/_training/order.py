@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 from tinker._futures import Receipt
-from tinker._http import Fate, Findings, fate_of
+from tinker._http import Findings, statuses
 from tinker._session import NotRunError
 from tinker._training.numbers import Numbers, RunTarget
 from tinker.errors import (
@@ -224,7 +224,7 @@ class Turn:
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if isinstance(error, Exception):
-                stops = self._changes_run or fate_of(error) is Fate.UNKNOWN
+                stops = self._changes_run or statuses.fate_of(error) is statuses.Fate.UNKNOWN
                 await self._sequencer.fail(self, error, stops=stops)
         finally:
             self.future.progress.is_sending = False

@@ -14,7 +14,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
-from tinker._http import SUBMIT, PreparedRequest, Purpose, Reply, Transport, Variant
+from tinker._http import PreparedRequest, Purpose, Reply, Transport, Variant, retry
 from tinker._session import ResultSpec, json_only
 from tinker._training.numbers import Numbers, RunTarget
 from tinker.types.params import AdamParams, DimuonParams
@@ -36,7 +36,7 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     async def submit(self, transport: Transport, target: RunTarget, numbers: Numbers) -> Reply[models.UntypedAPIFuture]:
         """Send it under the next number, if it has one."""
         if not self.is_numbered:
-            return await transport.send(self.fill(target, 0), SUBMIT)
+            return await transport.send(self.fill(target, 0), retry.SUBMIT)
 
         async def encode(variant: Variant) -> PreparedRequest:
             return transport.prepare(self.fill(target, variant.number), Purpose.SESSION)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import attrs
 
 from tinker._wire import proto_numbers as pb
-from tinker.types._arrays import NumericArray
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, PromptProvenanceSpan, ProvenanceSpan, SampledProvenanceSpan
 from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
@@ -28,7 +27,7 @@ from tinker.types.results import (
     SampleResponse,
     TopkLogprobs,
 )
-from tinker.types.tensor_data import TensorData, dimensions, wrap
+from tinker.types.tensor_data import NumericArray, TensorData, dimensions, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

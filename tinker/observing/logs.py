@@ -5,20 +5,7 @@ from __future__ import annotations
 import logging
 
 from tinker._shown import clean
-from tinker.observing.events import (
-    CircuitChange,
-    ClientEvent,
-    CustomLossEvaluated,
-    Event,
-    FutureSettled,
-    ModelLoading,
-    QueueChange,
-    RecoveryChange,
-    RequestAttempt,
-    RequestRetry,
-    SessionLost,
-    TokensUsed,
-)
+from tinker.observing import events
 
 
 class LogObserver:
@@ -41,39 +28,39 @@ class LogObserver:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._level = level
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Log one event, if it is one that is logged."""
         level, text = self._describe(event)
         if text is not None and self._logger.isEnabledFor(level):
-            about = {name: getattr(event, name) for name in ClientEvent.__struct_fields__ if name != "operation"}
+            about = {name: getattr(event, name) for name in events.ClientEvent.__struct_fields__ if name != "operation"}
             about["user_metadata"] = dict(event.user_metadata)
             self._logger.log(level, "%s %s", event.operation, clean(text), extra=about)
 
-    def _describe(self, event: Event) -> tuple[int, str | None]:
+    def _describe(self, event: events.Event) -> tuple[int, str | None]:
         match event:
-            case FutureSettled(error=None, cancelled=False):
+            case events.FutureSettled(error=None, cancelled=False):
                 return self._level, f"took {event.seconds:.3f} s"
-            case FutureSettled():
+            case events.FutureSettled():
                 return logging.WARNING, f"failed after {event.seconds:.3f} s: {event.error or 'cancelled'}"
-            case RequestRetry():
+            case events.RequestRetry():
                 return self._level, f"failed {event.failures} times, retrying in {event.delay_seconds:.1f} s: {event.error}"
-            case QueueChange():
+            case events.QueueChange():
                 return self._level, f"is {event.state}" + (f": {event.reason}" if event.reason else "")
-            case SessionLost():
+            case events.SessionLost():
                 return logging.WARNING, f"lost its session, silent for {event.silent_seconds:.0f} s: {event.error}"
-            case CircuitChange():
+            case events.CircuitChange():
                 return logging.WARNING, f"{event.circuit} is {event.state} after {event.failures} failures in a row"
-            case RecoveryChange():
+            case events.RecoveryChange():
                 return logging.WARNING, f"of {event.run_id} {event.stage}" + (f": {event.error}" if event.error else "")
-            case ModelLoading():
+            case events.ModelLoading():
                 return self._level, event.what + (" began" if event.seconds is None else f" took {event.seconds:.1f} s")
-            case CustomLossEvaluated():
+            case events.CustomLossEvaluated():
                 outcome = f"loss {event.loss:g}" if event.loss is not None else f"failed: {event.error}"
                 return logging.DEBUG, f"{outcome}, {event.seconds:.3f} s in your function"
-            case TokensUsed():
+            case events.TokensUsed():
                 counts = {name: getattr(event, name) for name in ("trained", "prefilled", "cached", "sampled")}
                 return logging.DEBUG, "used " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-            case RequestAttempt():
+            case events.RequestAttempt():
                 return logging.DEBUG, f"returned {event.status or 'no response'} in {event.seconds:.3f} s"
             case _:
                 return logging.DEBUG, None

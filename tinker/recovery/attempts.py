@@ -8,7 +8,7 @@ import attrs
 from tinker_wire import models
 from tinker_wire.api import training as training_api
 
-from tinker._http import SUBMIT, is_absent, is_lost, statuses
+from tinker._http import retry, statuses
 from tinker._runtime import Runtime
 from tinker._training import Creation, SavedAdapter, TrainingRun
 from tinker.errors import (
@@ -39,15 +39,15 @@ async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
         return root.category != "user" and await is_corrupted(runtime, run_id)
     if isinstance(root, SessionLostError | CircuitOpenError) or statuses.is_server_failure(root):
         return True
-    if is_lost(root):
-        return not is_absent(root) or not await _is_known(runtime, run_id)
+    if statuses.is_lost(root):
+        return not statuses.is_absent(root) or not await _is_known(runtime, run_id)
     return False
 
 
 async def is_corrupted(runtime: Runtime, run_id: str) -> bool:
     """Return whether the server has marked the run as one that cannot continue; False where it does not say."""
     try:
-        found = await runtime.transport.send_optional(training_api.get_training_run(training_run_id=run_id), SUBMIT)
+        found = await runtime.transport.send_optional(training_api.get_training_run(training_run_id=run_id), retry.SUBMIT)
     except TinkerError:
         return False
     return found is not None and found.corrupted
@@ -57,7 +57,7 @@ async def _is_known(runtime: Runtime, run_id: str) -> bool:
     """Return whether the server still has the model of the run."""
     try:
         request = training_api.get_info(models.GetInfoRequest(model_id=run_id))
-        return await runtime.transport.send_optional(request, SUBMIT) is not None
+        return await runtime.transport.send_optional(request, retry.SUBMIT) is not None
     except TinkerError:
         return False
 

@@ -16,7 +16,7 @@ from tinker_wire.api import weights as weights_api
 
 from tinker._checks import check_count, check_function, check_kind, check_number
 from tinker._futures import EventLabels
-from tinker._http import SUBMIT, Budget, is_absent
+from tinker._http import Budget, retry, statuses
 from tinker._runtime import Runtime, run
 from tinker._training import Creation
 from tinker.errors import APIError, ClientClosedError, TinkerError
@@ -176,14 +176,16 @@ class RecoveryExecutor:
     async def _find(self, run_id: str, *, is_needed: bool) -> models.TrainingRun | None:
         """Return the server's record of a run; None where it is unknown and not required."""
         try:
-            return (await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), SUBMIT)).value
+            return (
+                await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), retry.SUBMIT)
+            ).value
         except APIError as error:
-            if is_needed or not is_absent(error):
+            if is_needed or not statuses.is_absent(error):
                 raise
             return None
 
     async def _list(self, run_id: str) -> list[SavePoint]:
-        answer = (await self.runtime.transport.send(weights_api.list_checkpoints(training_run_id=run_id), SUBMIT)).value
+        answer = (await self.runtime.transport.send(weights_api.list_checkpoints(training_run_id=run_id), retry.SUBMIT)).value
         found = [one for one in answer.checkpoints if one.checkpoint_type == "training"]
         return [_save_of(one) for one in sorted(found, key=lambda one: one.time)]
 
@@ -280,9 +282,9 @@ class RecoveryMonitor:
         """Ask for the state of a run; return why it is lost, None where it is not."""
         request = training_api.get_training_run(training_run_id=run_id)
         try:
-            found = (await self._executor.runtime.transport.send(request, SUBMIT)).value
+            found = (await self._executor.runtime.transport.send(request, retry.SUBMIT)).value
         except APIError as error:
-            if not is_absent(error) or _last_path(self._watched.get(run_id)) is None:
+            if not statuses.is_absent(error) or _last_path(self._watched.get(run_id)) is None:
                 raise
             return error
         if run_id in self._watched:

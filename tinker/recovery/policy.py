@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 import attrs
 
 from tinker._checks import check_count, check_field, check_kind, check_number
-from tinker._http import longest_delay
+from tinker._http import retry
 from tinker._validate import check_model_path
 from tinker.errors import TinkerError
 
@@ -129,7 +129,7 @@ class RecoveryPolicy:
         """
         if attempt == 1:
             return 0.0
-        return float(longest_delay(self.backoff_seconds, self.max_backoff_seconds, attempt - 2))
+        return float(retry.longest_delay(self.backoff_seconds, self.max_backoff_seconds, attempt - 2))
 
     def choose(self, saves: list[SavePoint]) -> SavePoint | None:
         """Return the save to recover from; None without one.

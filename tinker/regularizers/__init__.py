@@ -19,13 +19,10 @@ from __future__ import annotations
 
 from tinker.regularizers._breakdown import LossBreakdown, TermBreakdown
 from tinker.regularizers._cells import LossInput, Reduction, Reference
-from tinker.regularizers._distances import JS, KL, Consistency
-from tinker.regularizers._entropy import Entropy
-from tinker.regularizers._geometry import GradientPenalty, Orthogonality
-from tinker.regularizers._norms import L1, L2, ElasticNet, Target
 from tinker.regularizers._regularized import RegularizedLoss, regularized
 from tinker.regularizers._schedules import ConstantWeight, DecayWeight, LinearWeight, WarmUpWeight, WeightSchedule
 from tinker.regularizers._term import AsyncTermFn, Regularizer, TermFn, TermMode
+from tinker.regularizers._terms import JS, KL, L1, L2, Consistency, ElasticNet, Entropy, GradientPenalty, Orthogonality, Target
 
 __all__ = [
     "AsyncTermFn",

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.custom_loss import Tensor
-from tinker.types._arrays import is_torch
 from tinker.types.datum import Datum
-from tinker.types.tensor_data import TensorData, dimensions
+from tinker.types.tensor_data import TensorData, dimensions, is_torch
 
 if TYPE_CHECKING:
     import torch

@@ -31,8 +31,8 @@ from tinker._training import (
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients, Tensor
 from tinker.errors import LossTermError
 from tinker.regularizers._schedules import WeightSchedule, check_weight
-from tinker.types._arrays import is_torch
 from tinker.types.datum import Datum
+from tinker.types.tensor_data import is_torch
 
 if TYPE_CHECKING:
     import torch

@@ -126,7 +126,6 @@ if TYPE_CHECKING:
     from tinker_wire.models import UserSearchOwner as UserSearchOwner
     from tinker_wire.models import WeightsInfoResponse as WeightsInfoResponse
 
-    from tinker.types._arrays import TensorDtype as TensorDtype
     from tinker.types.datum import Datum as Datum
     from tinker.types.datum import LossFnInputs as LossFnInputs
     from tinker.types.datum import PromptProvenanceSpan as PromptProvenanceSpan
@@ -174,6 +173,7 @@ if TYPE_CHECKING:
     from tinker.types.results import TopkLogprobs as TopkLogprobs
     from tinker.types.sample_stream_chunk import SampleStreamChunk as SampleStreamChunk
     from tinker.types.tensor_data import TensorData as TensorData
+    from tinker.types.tensor_data import TensorDtype as TensorDtype
     from tinker.types.whoami import WhoamiResponse as WhoamiResponse
 
     TelemetryBatch = TelemetrySendRequest

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 import attrs
 from tinker_wire import limits
 
-from tinker.types._arrays import LONGEST_SHOWN, TensorDtype, cast_exactly, is_torch, pack, rectangular, wire_array
 from tinker.types._numpy import np
 from tinker.types._values import AttrsValue, Signposted, explain_changes
 from tinker.types.model_input import EncodedTextChunk, ModelInput, suggest_model_input
-from tinker.types.tensor_data import TensorData
+from tinker.types.tensor_data import (
+    LONGEST_SHOWN,
+    TensorData,
+    TensorDtype,
+    cast_exactly,
+    is_torch,
+    pack,
+    rectangular,
+    wire_array,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ import attrs
 from tinker_wire import models
 
 from tinker._chat import encode_prompt_text
-from tinker.types._arrays import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 from tinker.types._values import AttrsValue, FrozenValue, Signposted
+from tinker.types.tensor_data import LONGEST_SHOWN, Int32Array, show_tokens, token_array
 
 
 class EncodedTextChunk(FrozenValue):

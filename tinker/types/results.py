@@ -11,10 +11,9 @@ from tinker_wire import models
 from tinker_wire.models import StopReason
 
 from tinker.types import console
-from tinker.types._arrays import show_tokens
 from tinker.types._numpy import np
 from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes
-from tinker.types.tensor_data import TensorData
+from tinker.types.tensor_data import TensorData, show_tokens
 from tinker_records import FieldInfo
 
 if TYPE_CHECKING:
