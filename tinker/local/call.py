@@ -90,6 +90,10 @@ class APICall:
             raise query_problem(name, f"{text!r} is not one of {', '.join(known)}")
         return text
 
+    def check_scope(self) -> None:
+        """Raise APIProblem 422 for an unknown access_scope of the query. One user owns everything, so each means all."""
+        self.query_choice("access_scope", ("owned", "accessible"))
+
 
 def read_credential(headers: Mapping[str, str]) -> bytes:
     """Return the bytes of ``X-API-Key`` as they came; empty without one."""

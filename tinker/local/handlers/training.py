@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import numpy as np
 from tinker_wire import models
 
-from tinker._wire import proto
+from tinker._wire import json, proto
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, ExpectedLoss
-from tinker.local.errors import APIProblem, make_not_found
-from tinker.local.handlers.service import SCOPES
+from tinker.local.engines.inputs import LOSS_FORMS, resolve_loss
+from tinker.local.engines.protocol import Engine, EngineError, ExpectedLoss, LossResult, TrainingExample
+from tinker.local.errors import APIProblem, make_not_found, unprocessable
+from tinker.local.losses.graph import LossGraph, check_graph
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
 from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
-from tinker.local.operations.loss_requests import (
-    SMALL_NBYTES,
-    LossRequest,
-    check_custom_loss,
-    check_loss,
-    compute_loss,
-    decode_datum,
-    find_small_shape,
-    prepare_data,
-    to_examples,
-)
+from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.models import (
     NewModel,
     adapter_spec,
@@ -37,9 +29,20 @@ from tinker.local.operations.models import (
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
 from tinker.local.state import State
 from tinker.local.storage.futures import ServerFuture
-from tinker.local.storage.sessions import UNLOADED, SmallLoss
+from tinker.local.storage.recorded import attach_records
+from tinker.local.storage.sessions import UNLOADED, ModelRecord, SessionRecord, SmallLoss
 from tinker.types.datum import Datum
+from tinker.types.model_input import EncodedTextChunk
 from tinker.types.results import ForwardBackwardOutput
+from tinker.types.tensor_data import TensorData
+
+OUTPUT_TYPE = "ArrayRecord"
+CUSTOM = "custom"
+RECORDED_LOSS = "stable_reinforce"
+#: Every loss with its settings.
+LOSS_SETTINGS = {**{name: [*form.config] for name, form in LOSS_FORMS.items()}, CUSTOM: ["loss_id"]}
+SMALL_CELLS = 256  # a pass of more is not cheaper together with others
+SMALL_NBYTES = 1 << 16  # of a request that is looked at when it arrives
 
 
 async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -85,14 +88,16 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     )
 
 
-@attrs.frozen(kw_only=True)
-class LossCall:
+@attrs.define(eq=False, kw_only=True)
+class LossRequest:
     """A request for a loss, in whichever form it came; ``data`` decodes its data."""
 
     model_id: str
     seq_id: int | None
     fingerprint: bytes
-    loss: LossRequest
+    name: str
+    options: Mapping[str, float | str]
+    backward: bool
     data: Callable[[], list[Datum]]
 
 
@@ -108,7 +113,7 @@ async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
     return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardRequest))
 
 
-async def _read_protobuf(state: State, call: APICall) -> LossCall:
+async def _read_protobuf(state: State, call: APICall) -> LossRequest:
     def read() -> tuple[proto.ForwardBackwardCall, bytes]:
         request = proto.decode_forward_backward(call.content)
         return request, fingerprint_protobuf(request)
@@ -120,14 +125,21 @@ async def _read_protobuf(state: State, call: APICall) -> LossCall:
         request, same = await state.offload(len(call.content), read)
     except proto.ProtoError as error:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
-    loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
-    profile.check_loss(loss.name, loss.options, request.data)
-    return LossCall(model_id=request.model_id, seq_id=request.seq_id, fingerprint=same, loss=loss, data=lambda: request.data)
+    profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
+    return LossRequest(
+        model_id=request.model_id,
+        seq_id=request.seq_id,
+        fingerprint=same,
+        name=request.loss_fn,
+        options=request.loss_fn_config,
+        backward=not request.forward_only,
+        data=lambda: request.data,
+    )
 
 
 async def _read_json(
     state: State, call: APICall, kind: type[models.ForwardRequest] | type[models.ForwardBackwardRequest]
-) -> LossCall:
+) -> LossRequest:
     def read() -> tuple[models.ForwardRequest | models.ForwardBackwardRequest, bytes]:
         request = call.read(kind)
         return request, fingerprint(request)
@@ -135,30 +147,39 @@ async def _read_json(
     request, same = await state.offload(len(call.content), read)
     backward = isinstance(request, models.ForwardBackwardRequest)
     what = request.forward_backward_input if isinstance(request, models.ForwardBackwardRequest) else request.forward_input
-    loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
-    state.settings.profile.check_loss(loss.name, loss.options, what.data)
-    return LossCall(
+    options = what.loss_fn_config or {}
+    state.settings.profile.check_loss(what.loss_fn, options, what.data)
+    return LossRequest(
         model_id=request.model_id,
         seq_id=request.seq_id,
         fingerprint=same,
-        loss=loss,
-        data=lambda: [decode_datum(index, datum) for index, datum in enumerate(what.data)],
+        name=what.loss_fn,
+        options=options,
+        backward=backward,
+        data=lambda: [_decode_datum(index, datum) for index, datum in enumerate(what.data)],
     )
 
 
-def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.UntypedAPIFuture:
-    loss, data = request.loss, request.data
+def _decode_datum(index: int, datum: models.Datum) -> Datum:
+    try:
+        return json.public_datum(datum)
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"data[{index}]: {error}") from error
 
+
+def _enqueue_loss(state: State, call: APICall, loss: LossRequest) -> models.UntypedAPIFuture:
     def prepare() -> None:
-        nonlocal data
-        data = prepare_data(shared, model, loss, data)
-
-    def run(engine: Engine) -> ForwardBackwardOutput:
-        model.require_ready()
-        return compute_loss(state, engine, model, loss, data())
+        """Add the recorded log-probabilities if the loss needs them. APIProblem 422 for sequences that it cannot name."""
+        if loss.name == RECORDED_LOSS:
+            shared.recorded.announce()
+            try:
+                found = attach_records(loss.data(), lambda name: shared.recorded.find(name, model.session.session_id))
+            except EngineError as error:
+                raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
+            loss.data = lambda: found
 
     def expect(engine: Engine) -> ExpectedLoss:
-        examples = to_examples(engine, data())
+        examples = _to_examples(engine, loss.data())
         return ExpectedLoss(adapter_id=model.model_id, data=examples, loss_fn=loss.name, config=loss.options)
 
     def find_small() -> SmallLoss | None:
@@ -168,25 +189,92 @@ def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.Unty
         if state.journal.is_kept:  # a restarted server repeats each gradient alone
             return None
         try:
-            shape = find_small_shape(loss, data())
+            shape = _find_small_shape(loss)
         except EngineError:
             return None  # which its run reports
         return None if shape is None else SmallLoss(shape, expect)
 
     with state.lock() as shared:
-        model = shared.store.model(request.model_id)
+        model = shared.store.model(loss.model_id)
         return enqueue_idempotent(
             state,
             call,
             model,
-            model.queue.assign_number(request.seq_id),
-            request.fingerprint,
-            run,
+            model.queue.assign_number(loss.seq_id),
+            loss.fingerprint,
+            lambda engine: _compute_loss(state, engine, model, loss),
             operation=call.name if loss.backward else "forward",
             small=find_small,
-            check=lambda: check_loss(loss),
+            check=lambda: _check_loss(loss),
             prepare=prepare,
         )
+
+
+def _check_loss(loss: LossRequest) -> None:
+    """Raise APIProblem 422 for a loss or a setting that is unknown."""
+    try:
+        if loss.name != CUSTOM:
+            resolve_loss(loss.name, loss.options)
+    except EngineError as error:
+        raise unprocessable("loss_fn", str(error)) from error
+
+
+def _compute_loss(state: State, engine: Engine, model: ModelRecord, loss: LossRequest) -> ForwardBackwardOutput:
+    model.require_ready()
+    data = loss.data()
+    if not data:
+        raise EngineError("the request has no data")
+    examples = _to_examples(engine, data)
+    if loss.name == CUSTOM:
+        result = _find_custom_loss(model.session, loss.options).run(engine, model.model_id, examples, backward=loss.backward)
+    else:
+        result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
+    with state.lock() as shared:
+        if loss.backward:
+            weights = [np.asarray(example.loss_inputs.get("weights", 0), np.float32) for example in examples]
+            is_gradient = loss.name == "cross_entropy" and any(one.min(initial=0) < 0 for one in weights)
+            model.history.add_loss(result.metrics, is_sum=loss.name != "cross_entropy", is_gradient=is_gradient)
+        shared.usage.count("training", sum(len(one.tokens) for one in examples), model.session.usage_key(model.base_model))
+    return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
+
+
+def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]) -> LossGraph:
+    wanted = options.get("loss_id")
+    if set(options) != {"loss_id"} or not isinstance(wanted, str):
+        raise EngineError("the loss 'custom' takes the loss_fn_config {'loss_id': ...}, with an id of create_custom_loss")
+    if wanted not in session.losses:
+        raise EngineError(f"there is no custom loss {wanted!r} in the session of this model; make it with create_custom_loss")
+    return session.losses[wanted]
+
+
+def _find_small_shape(loss: LossRequest) -> tuple[int, int] | None:
+    """Return the number of data and the longest, for a gradient of a little text; None for another request."""
+    data = loss.data()
+    if not data or not loss.backward or loss.name == CUSTOM:
+        return None
+    if not all(isinstance(chunk, EncodedTextChunk) for datum in data for chunk in datum.model_input.chunks):
+        return None
+    shape = len(data), max(datum.model_input.length for datum in data)
+    return shape if shape[0] * shape[1] <= SMALL_CELLS else None
+
+
+def _to_examples(engine: Engine, data: Sequence[Datum]) -> list[TrainingExample]:
+    """Return the data as the engine takes them. Raises EngineError for what it cannot read."""
+    return [_to_example(engine, index, datum) for index, datum in enumerate(data)]
+
+
+def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:
+    tokens, images = read_input(engine, datum.model_input, f"data[{index}]")
+    return TrainingExample(
+        tokens=tokens,
+        images=images,
+        loss_inputs={name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()},
+    )
+
+
+def _to_output(result: LossResult) -> ForwardBackwardOutput:
+    outputs = [{name: TensorData.from_numpy(array) for name, array in fields.items()} for fields in result.outputs]
+    return ForwardBackwardOutput(OUTPUT_TYPE, outputs, dict(result.metrics))
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -202,7 +290,10 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})", code="limit_reached")
-            loss = check_custom_loss(request)
+            try:
+                loss = check_graph(request.name, request.inputs, request.graph)
+            except EngineError as error:
+                raise APIProblem(400, f"the custom loss {request.name!r}: {error}") from error
             span = session.new_span(call.name, session.session_id)
             future = state.futures.open(ServerFuture(key, request_fingerprint, span=span))
             write_down(state, call, key, lambda: state.futures.forget(future), request_id=key)
@@ -246,7 +337,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 async def list_training_runs(state: State, call: APICall) -> models.TrainingRunsResponse:
     """Return a page of all runs, the most recently used first; of one project where the query names it."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
-    call.query_choice("access_scope", SCOPES)
+    call.check_scope()
     runs = await state.offload_always(lambda: list_runs(state, call.query.get("project_id")))
     cursor = models.Cursor(offset=offset, limit=limit, total_count=len(runs))
     return models.TrainingRunsResponse(training_runs=runs[offset : offset + limit], cursor=cursor)
@@ -254,7 +345,7 @@ async def list_training_runs(state: State, call: APICall) -> models.TrainingRuns
 
 async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     """Return one run. Raises APIProblem 404 when it is unknown."""
-    call.query_choice("access_scope", SCOPES)
+    call.check_scope()
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
     with state.lock() as shared:
