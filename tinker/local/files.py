@@ -25,7 +25,7 @@ from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem, answer_errors
 from tinker.local.state import State
 from tinker.local.storage.access import FILES_PATH, InvalidToken
-from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
+from tinker.local.storage.checkpoints import CheckpointKind, CheckpointRecord
 from tinker.local.storage.trace import TRACE_MEDIA_TYPE
 from tinker.local.storage.uploads import AdapterUpload
 

@@ -13,7 +13,7 @@ from tinker.local.operations.descriptions import summarize_session, to_string_ma
 from tinker.local.operations.submission import write_down
 from tinker.local.state import State
 from tinker.local.storage.access import OWNER
-from tinker.local.storage.checkpoint_records import to_utc
+from tinker.local.storage.checkpoints import to_utc
 from tinker.local.storage.sessions import SessionEnd, SessionRecord
 
 

@@ -36,7 +36,7 @@ from tinker.local.operations.models import (
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
 from tinker.local.scheduling.steps import log
 from tinker.local.state import SharedData, State
-from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
+from tinker.local.storage.checkpoints import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
 from tinker.local.storage.uploads import AdapterUpload
 from tinker.types.paths import SCHEME

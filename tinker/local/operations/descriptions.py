@@ -13,7 +13,7 @@ from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem, make_not_found, unprocessable
 from tinker.local.state import State
 from tinker.local.storage.access import OWNER
-from tinker.local.storage.checkpoint_records import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path, to_utc
+from tinker.local.storage.checkpoints import CHECKPOINT_KINDS, CheckpointKind, CheckpointRecord, checkpoint_path, to_utc
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.types.paths import ParsedCheckpointTinkerPath
 

@@ -20,7 +20,7 @@ import msgspec
 
 from tinker.local.errors import APIProblem
 from tinker.local.settings import Settings
-from tinker.local.storage.checkpoint_records import CheckpointRecord, to_utc
+from tinker.local.storage.checkpoints import CheckpointRecord, to_utc
 
 _HEADER = {"alg": "HS256", "typ": "JWT"}
 

@@ -12,7 +12,6 @@ from tinker_wire import models
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError, ExpectedLoss, Sampler
 from tinker.local.errors import APIProblem
 from tinker.local.losses.graph import LossGraph
-from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.futures import CompletionLog, RequestOutcome, RequestResult, ServerFuture
 from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
@@ -196,9 +195,6 @@ class ServerEvents(Protocol):
 
     def handle_model_end(self, model: ModelRecord) -> None:
         """Handle the end of a model: requests submitted before still run."""
-
-    def handle_expiry(self, record: CheckpointRecord) -> None:
-        """Handle the removal of a checkpoint that has expired."""
 
     def find_last_save(self, run: str) -> str:
         """Return what to add to the refusal of a run that is unknown: where it was saved last; empty without a save."""

@@ -21,7 +21,7 @@ from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
 from tinker.local.state import SharedData, State
-from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.checkpoints import CheckpointRecord
 from tinker.local.storage.records import HistoryPoint, RunHistory
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.local.v1.routes import read_any_credential
