@@ -34,9 +34,8 @@ from tinker.local.storage.futures import FutureStore, RequestFailure, RequestOut
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.recorded import RecordedSequences
 from tinker.local.storage.records import RUN_TABLES, AuditLog, RunHistory, UsageMeter
-from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord, Store
 from tinker.local.storage.snapshots import KeptRuns, Snapshots
-from tinker.local.storage.store import Store
 from tinker.local.storage.trace import TraceExports
 from tinker.local.storage.uploads import Uploads
 
