@@ -26,18 +26,9 @@ from tinker.types.tensor_data import TensorData
 log: logging.Logger = logging.getLogger("tinker.local")
 
 
-@attrs.define(eq=False)
-class RecordedSequence:
-    """One sampled sequence. ``used_at`` is a time of day."""
+class RecordedSequence(msgspec.Struct, array_like=True, eq=False):
+    """One sampled sequence, its numbers as bytes. ``used_at`` is a time of day."""
 
-    session_id: str
-    prompt_length: int
-    tokens: Int32
-    logprobs: Float32
-    used_at: float
-
-
-class _SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     sequence_id: str
     session_id: str
     prompt_length: int
@@ -45,8 +36,13 @@ class _SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     logprobs: bytes
     used_at: float
 
+    @property
+    def token_ids(self) -> Int32:
+        """Return the sampled tokens."""
+        return np.frombuffer(self.tokens, np.int32)
 
-_SEQUENCES = Table("sequences", _SequenceRow, "sequence_id")
+
+_SEQUENCES = Table("sequences", RecordedSequence, "sequence_id")
 
 
 class RecordedSequences:
@@ -58,9 +54,8 @@ class RecordedSequences:
         self._tokens = 0
         self._is_announced = False
         journal.add_tables(_SEQUENCES)
-        for row in journal.read(_SEQUENCES, "order by used_at"):
-            tokens, logprobs = np.frombuffer(row.tokens, np.int32), np.frombuffer(row.logprobs, np.float32)
-            self._put(row.sequence_id, RecordedSequence(row.session_id, row.prompt_length, tokens, logprobs, row.used_at))
+        for one in journal.read(_SEQUENCES, "order by used_at"):
+            self._put(one)
 
     @property
     def tokens(self) -> int:
@@ -78,11 +73,10 @@ class RecordedSequences:
 
     def add(self, sequence_id: str, session_id: str, prompt_length: int, sampled: Continuation) -> None:
         """Record a sequence of a session. The least recently used sequences are dropped beyond the limit."""
-        tokens, logprobs = np.array(sampled.tokens, np.int32), np.array(sampled.logprobs, np.float32)
-        one = RecordedSequence(session_id, prompt_length, tokens, logprobs, self._now())
-        row = _SequenceRow(sequence_id, session_id, prompt_length, tokens.tobytes(), logprobs.tobytes(), one.used_at)
-        self._journal.note(_SEQUENCES.add(row))
-        self._put(sequence_id, one)
+        tokens, logprobs = np.array(sampled.tokens, np.int32).tobytes(), np.array(sampled.logprobs, np.float32).tobytes()
+        one = RecordedSequence(sequence_id, session_id, prompt_length, tokens, logprobs, self._now())
+        self._journal.note(_SEQUENCES.add(one))
+        self._put(one)
         while self._tokens > self._settings.max_recorded_tokens:
             self._remove(next(iter(self._sequences)))
 
@@ -109,13 +103,13 @@ class RecordedSequences:
         for name in [name for name, one in self._sequences.items() if one.session_id == session_id]:
             self._remove(name)
 
-    def _put(self, sequence_id: str, one: RecordedSequence) -> None:
-        before = self._sequences.pop(sequence_id, None)
-        self._sequences[sequence_id] = one
-        self._tokens += len(one.tokens) - (0 if before is None else len(before.tokens))
+    def _put(self, one: RecordedSequence) -> None:
+        before = self._sequences.pop(one.sequence_id, None)
+        self._sequences[one.sequence_id] = one
+        self._tokens += len(one.token_ids) - (0 if before is None else len(before.token_ids))
 
     def _remove(self, sequence_id: str) -> None:
-        self._tokens -= len(self._sequences.pop(sequence_id).tokens)
+        self._tokens -= len(self._sequences.pop(sequence_id).token_ids)
         self._journal.note(_SEQUENCES.delete("sequence_id = ?", sequence_id))
 
 
@@ -166,7 +160,7 @@ def _attach(where: str, datum: Datum, find: FindRecord) -> Datum:
     _check_overlaps(where, sampled)
     logprobs, mask = np.zeros(len(targets), np.float32), np.zeros(len(targets), np.float32)
     for one in sampled:
-        logprobs[one.there], mask[one.there] = one.record.logprobs[one.recorded], 1.0
+        logprobs[one.there], mask[one.there] = np.frombuffer(one.record.logprobs, np.float32)[one.recorded], 1.0
     _check_advantages(where, datum, mask)
     if "mask" in datum.loss_fn_inputs and np.shape(given := datum.loss_fn_inputs["mask"].to_numpy()) == mask.shape:
         mask = mask * given.astype(np.float32)
@@ -192,12 +186,12 @@ def _place(what: str, spans: Sequence[ProvenanceSpan], tokens: NDArray[np.generi
     placed = list(_find_records(what, spans, find))
     for one in placed:
         record = one.record
-        known = len(record.tokens) if one.is_sampled else record.prompt_length
+        known = len(record.token_ids) if one.is_sampled else record.prompt_length
         if one.recorded.stop > known:
             kind = "sampled tokens" if one.is_sampled else "tokens of the prompt"
             name = one.span.sequence_id
             raise EngineError(f"{what}: {one.recorded.start} to {one.recorded.stop} are not in the {known} {kind} of {name!r}")
-        if one.is_sampled and (wrong := np.flatnonzero(tokens[one.there] != record.tokens[one.recorded])).size:
+        if one.is_sampled and (wrong := np.flatnonzero(tokens[one.there] != record.token_ids[one.recorded])).size:
             at = one.start + int(wrong[0])
             raise EngineError(f"{what}: the token at position {at} is not the one that was sampled in {one.span.sequence_id!r}")
     return placed
