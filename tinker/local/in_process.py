@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tinker.local.app import create_app
 from tinker.local.engines.opening import PACKAGED_MODEL, TOY_MODEL, EngineName, check_source, choose_engine, open_engine
 from tinker.local.engines.protocol import Engine
-from tinker.local.scheduling.steps import OpenEngine
+from tinker.local.scheduling.queues import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder

@@ -33,7 +33,7 @@ from tinker.local.engines.opening import (
 )
 from tinker.local.engines.protocol import Engine
 from tinker.local.guard import guard_app, hostname
-from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
+from tinker.local.scheduling.queues import ModelNotLoaded, OpenEngine
 from tinker.local.settings import VLLM, Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder

@@ -22,9 +22,7 @@ from tinker_wire.api import training, weights
 
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.errors import APIProblem, unavailable
-from tinker.local.scheduling.models import ModelQueue
-from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import EngineStep, OpenEngine, OpenSampler, to_failure
+from tinker.local.scheduling.queues import EngineStep, ModelQueue, OpenEngine, OpenSampler, SampleQueue, to_failure
 from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer

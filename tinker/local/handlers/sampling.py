@@ -42,7 +42,7 @@ from tinker.local.operations.streams import (
     needs_engine,
 )
 from tinker.local.operations.submission import fingerprint, write_down
-from tinker.local.scheduling.samples import SampleTask
+from tinker.local.scheduling.queues import SampleTask
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import STREAM_KEY, RequestFailure, ServerFuture, request_key
 from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord, SessionRecord

@@ -34,7 +34,7 @@ from tinker.local.operations.models import (
     optimizer_family,
 )
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
-from tinker.local.scheduling.steps import log
+from tinker.local.scheduling.queues import log
 from tinker.local.state import SharedData, State
 from tinker.local.storage.checkpoints import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
 from tinker.local.storage.sessions import LoadWeights, ModelRecord

@@ -17,8 +17,7 @@ from tinker._wire import proto
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling.models import ModelQueue
-from tinker.local.scheduling.steps import log
+from tinker.local.scheduling.queues import ModelQueue, log
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestResult, ServerFuture, do_nothing, request_key
 from tinker.local.storage.journal import FILE, FOLDER, JournalRequest

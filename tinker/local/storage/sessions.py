@@ -18,7 +18,7 @@ from tinker.local.storage.records import RunHistory, UsageKey
 from tinker.local.storage.trace import Span
 
 if TYPE_CHECKING:
-    from tinker.local.scheduling.models import ModelQueue
+    from tinker.local.scheduling.queues import ModelQueue
 
 LoadWeights: TypeAlias = Callable[[Sampler], object | None]
 MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
