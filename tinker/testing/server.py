@@ -436,10 +436,14 @@ class FaultyServer:
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """Skip the sequence number of a refused request, so that its run does not wait for it."""
-        if self.state is not None and answer is not None and answer.status in statuses.REJECTED_STATUSES:
-            from tinker.local.operations.submission import skip_rejected
-
-            skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
+        if self.state is None or answer is None or answer.status not in statuses.REJECTED_STATUSES:
+            return
+        request = faults.read_number(exchange.headers.get("content-type", ""), exchange.body)
+        with self.state.lock() as shared:
+            model = None if request is None else shared.store.find_model(request.model_id)
+            if request is not None and request.seq_id is not None and model is not None:
+                model.queue.skip(request.seq_id, self.state.clock())
+                self.state.notify()
 
 
 async def call_app(app: ASGIApp, request: httpx.Request) -> ServerResponse:
