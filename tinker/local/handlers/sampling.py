@@ -127,8 +127,8 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
         sampler = _find_existing(state, session, request, source.base_model)
         if sampler is None:
             number, name = request.sampling_session_seq_id, source.engine.base_model
-            sampler = shared.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
-            sampler.requested_name = request.base_model
+            sampler = shared.store.new_sampler(session, number, source.base_model, name)
+            sampler.requested_name, sampler.model_path, sampler.weights = request.base_model, request.model_path, source.weights
             shared.store.add_sampler(number, sampler)
             write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)

@@ -180,7 +180,7 @@ def _save_as_session(
     state: State, shared: SharedData, call: APICall, request: models.SaveWeightsForSamplerRequest, sampler_number: int
 ) -> models.UntypedAPIFuture:
     model = shared.store.model(request.model_id)
-    sampler = shared.store.new_sampler(model.session, sampler_number, model.base_model, model.engine_model, None, None)
+    sampler = shared.store.new_sampler(model.session, sampler_number, model.base_model, model.engine_model)
     sampler.requested_name = model.requested_name
     number = model.queue.assign_number(request.seq_id)
 
@@ -471,9 +471,7 @@ async def external_weights_upload_start(state: State, call: APICall) -> models.E
         if not shared.uploads.has_room(state.settings.max_uploads):
             limit = f"max_uploads={state.settings.max_uploads}"
             raise APIProblem(429, f"too many uploads are under way ({limit})", {"retry-after": "10"})
-        upload = shared.uploads.open(
-            base_model, engine.base_model, spec, request.destination_project_id, engine.adapter_files, seconds
-        )
+        upload = shared.uploads.open(base_model, engine, spec, request.destination_project_id, seconds)
     urls = {name: state.links.upload_url(call.base_url, upload.upload_id, name) for name in sorted(upload.names)}
     return models.ExternalWeightsUploadStartResult(upload_id=upload.upload_id, urls=urls, expires=state.links.expires_at())
 

@@ -375,23 +375,13 @@ class Store:
 
     # Samplers
 
-    def new_sampler(
-        self,
-        session: SessionRecord,
-        number: int,
-        base_model: str,
-        engine_model: str,
-        model_path: str | None,
-        weights: LoadWeights | None,
-    ) -> SamplerRecord:
+    def new_sampler(self, session: SessionRecord, number: int, base_model: str, engine_model: str) -> SamplerRecord:
         """Make a sampling session for :meth:`add_sampler`."""
         return SamplerRecord(
             sampler_id=self._ids.sampler(session.session_id, number),
             session=session,
             base_model=base_model,
             engine_model=engine_model,
-            model_path=model_path,
-            weights=weights,
             first_completion=self._first_completion,
         )
 
