@@ -81,9 +81,12 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     settings = Settings(data_dir=data_dir, **options)
     key = (url, settings.data_dir)
     if key not in _running:
-        _check_model(name)
-        if data_dir is not None:
-            _make_folder(settings.data_dir)
+        check_source(*_choose_model(name), {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
+        if data_dir is not None:  # the default one is made on the first save, as few need it
+            try:
+                make_data_folder(settings.data_dir)
+            except OSError as error:
+                raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
     with _lock:
         if key not in _running:
             loading = Loading()
@@ -118,19 +121,6 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
 
 def _choose_model(name: str) -> tuple[EngineName | None, str | None]:
     return ("toy", None) if name == TOY else (None, name or None)
-
-
-def _check_model(name: str) -> None:
-    """Raise OSError for a model that cannot be loaded, FileNotFoundError where it is a path."""
-    check_source(*_choose_model(name), {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder that the user has named; the default one is made on the first save, as few need it."""
-    try:
-        make_data_folder(folder)
-    except OSError as error:
-        raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
 
 
 def _engine_opener(name: str, settings: Settings, loading: Loading) -> OpenEngine:

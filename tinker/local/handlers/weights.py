@@ -10,20 +10,13 @@ from typing import TypeAlias
 
 import msgspec
 from starlette.responses import Response
-from tinker_wire import models
+from tinker_wire import limits, models
 
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
-from tinker.local.errors import APIProblem, conflict, make_not_found
+from tinker.local.errors import APIProblem, conflict, make_not_found, unprocessable
 from tinker.local.naming import choose_engine_for
-from tinker.local.operations.descriptions import (
-    check_ttl,
-    find_addressed,
-    find_checkpoint,
-    public_checkpoint,
-    require_checkpoint,
-    search_records,
-)
+from tinker.local.operations.descriptions import public_checkpoint, to_string_map
 from tinker.local.operations.models import (
     NewModel,
     adapter_spec,
@@ -36,11 +29,22 @@ from tinker.local.operations.models import (
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
 from tinker.local.scheduling.queues import log
 from tinker.local.state import SharedData, State
-from tinker.local.storage.checkpoints import CheckpointKind, CheckpointRecord, check_name, checkpoint_path, name_conflict
+from tinker.local.storage.access import OWNER
+from tinker.local.storage.checkpoints import (
+    CHECKPOINT_KINDS,
+    CheckpointKind,
+    CheckpointRecord,
+    check_name,
+    checkpoint_path,
+    name_conflict,
+    to_utc,
+)
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
 from tinker.local.storage.uploads import AdapterUpload
-from tinker.types.paths import SCHEME
+from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
+SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years
+MIN_RESULTS, MAX_RESULTS = limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MINIMUM, limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MAXIMUM
 SaveRequest: TypeAlias = models.SaveWeightsRequest | models.SaveWeightsForSamplerRequest | models.SaveWeightsExternalRequest
 
 
@@ -77,7 +81,7 @@ class Save:
         """Raise APIProblem 400 for what this server does not do, or a limit of the request that is out of range."""
         if isinstance(self._request, models.SaveWeightsExternalRequest) and self._request.age_encryption_recipients:
             raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
-        check_ttl(self._request.ttl_seconds)
+        _check_ttl(self._request.ttl_seconds)
         if self._keep_last is not None and self._keep_last < 1:
             raise APIProblem(400, f"keep_last is {self._keep_last}; it must be at least 1")
 
@@ -124,7 +128,7 @@ class Save:
             shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
             for one in same[max(0, (keep or 1) - 1) :]:
                 try:
-                    drop_checkpoint(self._state, shared, one)
+                    _drop_checkpoint(self._state, shared, one)
                 except OSError as error:  # what was to be saved is saved
                     log.error("cannot delete %s, which keep_last leaves out: %s", one.path, error)
 
@@ -329,14 +333,44 @@ async def list_user_checkpoints(state: State, call: APICall) -> models.Checkpoin
 
 
 async def search_checkpoints(state: State, call: APICall) -> models.CheckpointSearchResponse:
-    """Return a page of the checkpoints that meet every condition, the newest first."""
+    """Return a page of the checkpoints that meet every condition, the newest first. Raises APIProblem 422 for the limit."""
     request = call.read(models.CheckpointSearchRequest)
-    return search_records(request, await state.offload_always(state.checkpoints.list))
+    if not MIN_RESULTS <= request.limit <= MAX_RESULTS:
+        raise unprocessable("limit", f"{request.limit} must be {MIN_RESULTS} to {MAX_RESULTS}")
+    records = await state.offload_always(state.checkpoints.list)
+    found = sorted((record for record in records if _matches(record, request)), key=_sort_key, reverse=True)
+    if request.cursor is not None:
+        last = request.cursor.last_created_at.timestamp(), request.cursor.last_checkpoint_uuid
+        found = [record for record in found if _sort_key(record) < last]
+    page, rest = found[: request.limit], found[request.limit :]
+    return models.CheckpointSearchResponse(
+        checkpoints=[public_checkpoint(record) for record in page], next_cursor=_to_cursor(page[-1]) if rest else None
+    )
+
+
+def _matches(record: CheckpointRecord, request: models.CheckpointSearchRequest) -> bool:
+    metadata = to_string_map(record.user_metadata) or {}
+    return (
+        (request.project_ids is None or record.project_id in request.project_ids)
+        and request.user_metadata.items() <= metadata.items()
+        and request.checkpoint_type in (None, public_checkpoint(record).checkpoint_type)
+        and (not isinstance(request.owner, models.UserSearchOwner) or OWNER in request.owner.owner_urns)
+        and (request.base_models is None or record.base_model in request.base_models)
+    )
+
+
+def _sort_key(record: CheckpointRecord) -> tuple[float, str]:
+    """Order by creation, as a cursor can express it."""
+    return to_utc(record.created_at).timestamp(), str(uuid.uuid5(uuid.NAMESPACE_URL, record.path))
+
+
+def _to_cursor(record: CheckpointRecord) -> models.CheckpointSearchCursor:
+    return models.CheckpointSearchCursor(last_created_at=to_utc(record.created_at), last_checkpoint_uuid=_sort_key(record)[1])
 
 
 async def weights_info(state: State, call: APICall) -> models.WeightsInfoResponse:
     """Describe a checkpoint. Raises APIProblem 400 for a text that is not a path, 404 for an unknown checkpoint."""
-    record = find_checkpoint(state, call.read(models.WeightsInfoRequest).tinker_path)
+    record = _find_checkpoint(state, call.read(models.WeightsInfoRequest).tinker_path)
     config = record.lora_config
     return models.WeightsInfoResponse(
         base_model=record.base_model,
@@ -352,7 +386,7 @@ async def weights_info(state: State, call: APICall) -> models.WeightsInfoRespons
 async def delete_checkpoint(state: State, call: APICall) -> None:
     """Delete a checkpoint."""
     with state.lock() as shared:
-        drop_checkpoint(state, shared, find_addressed(state, call))
+        _drop_checkpoint(state, shared, _find_addressed(state, call))
 
 
 async def publish_checkpoint(state: State, call: APICall) -> None:
@@ -367,7 +401,7 @@ async def unpublish_checkpoint(state: State, call: APICall) -> None:
 
 def _set_public(state: State, call: APICall, public: bool) -> None:
     with state.lock() as shared:
-        record = find_addressed(state, call)
+        record = _find_addressed(state, call)
         if record.public == public:
             raise conflict(f"the checkpoint {record.path} is {'public' if public else 'private'} already")
         state.checkpoints.update(record, public=public)
@@ -377,9 +411,9 @@ def _set_public(state: State, call: APICall, public: bool) -> None:
 async def set_checkpoint_ttl(state: State, call: APICall) -> None:
     """Set the time to live, counted from now; null keeps the checkpoint forever."""
     seconds = call.read(models.SetCheckpointTtlRequest).ttl_seconds
-    check_ttl(seconds)
+    _check_ttl(seconds)
     with state.lock() as shared:
-        record = find_addressed(state, call)
+        record = _find_addressed(state, call)
         state.checkpoints.update(record, expires_at=None if seconds is None else state.now() + seconds)
         shared.audit.record_checkpoint("checkpoint_ttl_set", record, ttl_seconds=seconds)
 
@@ -387,8 +421,8 @@ async def set_checkpoint_ttl(state: State, call: APICall) -> None:
 async def copy_weights(state: State, call: APICall) -> models.CopyWeightsResponse:
     """Copy a checkpoint, with its kind and name, to a new run, which cannot be trained on. Files are shared on disk."""
     request = call.read(models.CopyWeightsRequest)
-    check_ttl(request.ttl_seconds)
-    source = find_checkpoint(state, request.source_path)
+    _check_ttl(request.ttl_seconds)
+    source = _find_checkpoint(state, request.source_path)
     with state.lock() as shared:
         run = _new_run(state, shared, request)
     record = msgspec.structs.replace(
@@ -423,7 +457,7 @@ def _new_run(state: State, shared: SharedData, request: models.CopyWeightsReques
 
 async def get_external_weights_urls(state: State, call: APICall) -> models.ExternalWeightsUrlsResponse:
     """Return a link to each file; they end after ``link_seconds``."""
-    record = find_addressed(state, call, "external_weights")
+    record = _find_addressed(state, call, "external_weights")
     urls = {name: state.links.file_url(call.base_url, record, name) for name in state.checkpoints.files(record)}
     _record_download(state, record)
     return models.ExternalWeightsUrlsResponse(urls=urls, expires=state.links.expires_at())
@@ -432,9 +466,9 @@ async def get_external_weights_urls(state: State, call: APICall) -> models.Exter
 async def get_checkpoint_archive(state: State, call: APICall) -> Response:
     """Redirect to a tar.gz of all files. A bare name means weights to sample from."""
     if "/" in call.path["checkpoint_id"]:
-        record = find_addressed(state, call, "weights", "sampler_weights")
+        record = _find_addressed(state, call, "weights", "sampler_weights")
     else:
-        record = require_checkpoint(state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"])
+        record = _require_checkpoint(state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"])
     location = state.links.archive_url(call.base_url, record)
     _record_download(state, record)
     return Response(None, 302, {"location": location, "expires": format_datetime(state.links.expires_at(), usegmt=True)})
@@ -445,11 +479,57 @@ def _record_download(state: State, record: CheckpointRecord) -> None:
         shared.audit.record_checkpoint("checkpoint_read", record, "download")
 
 
-def drop_checkpoint(state: State, shared: SharedData, record: CheckpointRecord) -> None:
+def _drop_checkpoint(state: State, shared: SharedData, record: CheckpointRecord) -> None:
     """Delete a checkpoint. Samplers that have its weights in memory keep working."""
     state.checkpoints.delete(record)
     shared.usage.record_deletion(record)
     shared.audit.record_checkpoint("checkpoint_deleted", record)
+
+
+def _check_ttl(seconds: int | None) -> None:
+    """Raise APIProblem 400 for a time to live that is out of range; None is forever."""
+    if seconds is not None and not SHORTEST_TTL <= seconds <= LONGEST_TTL:
+        raise APIProblem(400, f"ttl_seconds is {seconds}; it must be {SHORTEST_TTL} to {LONGEST_TTL}")
+
+
+def _find_checkpoint(state: State, path: str) -> CheckpointRecord:
+    """Find the checkpoint of a tinker path of any kind. Raises APIProblem 400 for another text, 404 when unknown."""
+    try:
+        ParsedCheckpointTinkerPath.from_tinker_path(path)
+    except ValueError as error:
+        raise APIProblem(400, str(error)) from error
+    try:
+        return state.checkpoints.find(path, *CHECKPOINT_KINDS)[0]
+    except EngineError as error:
+        raise APIProblem(404, str(error), code="checkpoint_not_found") from error
+
+
+def _find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> CheckpointRecord:
+    """Find the checkpoint in the URL. Raises APIProblem 400 for a wrong name, 404 when unknown, 425 while it is written."""
+    run, wanted = call.path["training_run_id"], call.path["checkpoint_id"]
+    kind, _, name = wanted.rpartition("/")
+    if kind not in (kinds or CHECKPOINT_KINDS):
+        expected = " or ".join(f"'{kind}/<name>'" for kind in kinds or CHECKPOINT_KINDS)
+        raise APIProblem(
+            400, f"Invalid checkpoint identifier {wanted!r}. Expected {expected}, where <name> is one path segment."
+        )
+    return _require_checkpoint(state, run, kind, name)
+
+
+def _require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) -> CheckpointRecord:
+    """Return the checkpoint. Raises APIProblem 404 when it is unknown, 425 while it is written."""
+    path = checkpoint_path(run, kind, name)
+    try:
+        record = state.checkpoints.get(run, kind, name)
+    except EngineError as error:
+        raise APIProblem(404, str(error), code="checkpoint_not_found") from error
+    if record is not None:
+        return record
+    with state.lock() as shared:
+        model = shared.store.find_model(run)
+        if model is not None and path in model.reserved_paths:
+            raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
+    raise make_not_found("checkpoint_not_found", path)
 
 
 UPLOADED = "uploaded"  # the name of the checkpoint that an upload becomes
